@@ -1,6 +1,6 @@
 """Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
 
-    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile] [--seconds 240]
+    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--seconds 240]
 
 The first table is of one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
 gradients in parts, as neurons write them, with the parts of the weight. "Narrowed" has the pass over memory, too, that
@@ -335,6 +335,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_products.md")
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
     parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
+    parser.add_argument("--networks", action="store_true", help="leave out the table of one product")
     parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
@@ -351,11 +352,12 @@ def main() -> None:
         "two / TF32",
         "error: float32", "TF32", "three parts", "two parts",
     )  # fmt: skip
-    rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]
-    for rate in (0.0, 0.5, 1.0):
-        rows += product_rows((25088, 2048, 512), rate)
-    lines += ["One product:", "", *table(header, rows), ""]
-    publish(lines, arguments.output)
+    if not arguments.networks:
+        rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]
+        for rate in (0.0, 0.5, 1.0):
+            rows += product_rows((25088, 2048, 512), rate)
+        lines += ["One product:", "", *table(header, rows), ""]
+        publish(lines, arguments.output)
     header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "of ReLU in float32",
               "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
     rows = [row for name in NETWORKS for row in network_rows(linear_case(name))]

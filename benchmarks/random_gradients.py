@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import multiprocessing
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -34,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from gradient_cores import Outcome, compare, random_core  # noqa: E402
+from journal import outcomes, publish_counts  # noqa: E402
 from measure import where  # noqa: E402
 
 from flexsn_runtime import TargetName  # noqa: E402
@@ -49,26 +46,6 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)
     except Exception as error:
         return seed, Outcome(broken=[f"{type(error).__name__}: {error}"])
-
-
-def outcomes(
-    seeds: Sequence[int], device: str, on_cpu: TargetName, processes: int, journal: Path | None
-) -> Iterator[tuple[int, Outcome]]:
-    """Of all seeds; first of those in the journal."""
-    known: dict[int, Outcome] = {}
-    if journal is not None and journal.exists():
-        for line in journal.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            seed = entry.pop("seed")
-            known[seed] = Outcome(**entry)
-    yield from ((seed, known[seed]) for seed in seeds if seed in known)
-    run = functools.partial(outcome_of, device=device, on_cpu=on_cpu)
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
-        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
-            if journal is not None:
-                with journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")
-            yield seed, outcome
 
 
 def kind(refusal: str) -> str:
@@ -95,7 +72,8 @@ def main() -> int:
     earlier = 0
     if options.journal is not None and options.journal.exists():
         earlier = len(options.journal.read_text(encoding="utf-8").splitlines())
-    for seed, outcome in outcomes(seeds, options.device, options.on_cpu, options.n, options.journal):
+    run = functools.partial(outcome_of, device=options.device, on_cpu=options.on_cpu)
+    for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=50):
         counts["equal to the loop"] += outcome.same
         counts["the loop itself fails"] += outcome.no_core
         counts["different"] += len(outcome.different)
@@ -127,11 +105,8 @@ def main() -> int:
         "| refused because | number |",
         "|---|---:|",
         *(f"| {text.replace('|', '/')} | {number} |" for text, number in refusals.most_common()),
-        *(["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []),
     ]
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{dict(counts)} -> {options.output}")
-    return 1 if wrong else 0
+    return publish_counts(lines, counts, wrong, options.output)
 
 
 if __name__ == "__main__":

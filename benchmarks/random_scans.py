@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+from journal import outcomes, publish_counts  # noqa: E402
 from measure import where  # noqa: E402
 from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
 
@@ -32,26 +30,6 @@ from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # n
 def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
     return seed, compare(random_program(seed), lowerings)
-
-
-def outcomes(
-    seeds: Sequence[int], lowerings: Sequence[str], processes: int, journal: Path | None
-) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes of all seeds, first of those in the journal."""
-    known: dict[int, Outcome] = {}
-    if journal is not None and journal.exists():
-        for line in journal.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            seed = entry.pop("seed")
-            known[seed] = Outcome(**entry)
-    yield from ((seed, known[seed]) for seed in seeds if seed in known)
-    run = functools.partial(outcome_of, lowerings=lowerings)
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
-        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
-            if journal is not None:
-                with journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")
-            yield seed, outcome
 
 
 def main() -> int:
@@ -67,7 +45,8 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     without_loop = 0
     wrong: list[str] = []
-    for seed, outcome in outcomes(seeds, lowerings, options.n, options.journal):
+    run = functools.partial(outcome_of, lowerings=lowerings)
+    for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=20):
         without_loop += bool(outcome.no_loop)
         counts.update((lowering, "equal") for lowering in outcome.equal)
         for kind, texts in (("different", outcome.different), ("failed", outcome.failed)):
@@ -91,11 +70,8 @@ def main() -> int:
         f"| lowering | {' | '.join(kinds)} |",
         "|---|---:|---:|---:|",
         *(f"| {name} | {' | '.join(str(counts[name, kind]) for kind in kinds)} |" for name in lowerings),
-        *(["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []),
     ]
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{dict(counts)} -> {options.output}")
-    return 1 if wrong else 0
+    return publish_counts(lines, counts, wrong, options.output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from measure import graphed, in_processes, publish, table, where
 from recurrence import Layer, Run, inference, seconds_of, training
 from torch import Tensor, nn
 
-from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime.recurrent import _one_launch, _tiles
 
 SHAPES = ("250x256x128", "250x128x256", "250x2048x128", "250x256x64", "250x32x128")

@@ -28,7 +28,7 @@ from torch._inductor.utils import run_and_get_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import flexsn_runtime.launches._launch
+import flexsn_codegen.targets.triton._launcher
 from flexsn_codegen import ForwardSpec, InputLayout
 from flexsn_codegen.targets.triton._standalone import standalone
 from flexsn_hop import flex_sn_scan_final_state, register_scan_lowering
@@ -204,7 +204,7 @@ def main() -> None:
     register_scan_lowering(Here(on_cpu="triton"), before=KernelLowering.name)
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
-        mock.patch.object(flexsn_runtime.launches._launch, "_single_device", return_value=True),
+        mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
         # torch 2.15 asks Triton which options it knows for the tensors' device: the CPU, which it has no backend for.
         mock.patch.object(CpuInterface, "raise_if_triton_unavailable", return_value=None),
         mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),

@@ -11,8 +11,9 @@ from recurrent_cores import CELLS, GRU, LSTM, RLIF, Adaptive, Cell, Dense, Gated
 from test_one_launch import check
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 
-from flexsn_codegen.recurrent import Call, Loop, NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
 from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
+from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 from flexsn_runtime.recurrent import _clusters, _one_launch
@@ -52,7 +53,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def kernel(
         self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> Any:
-        cores = [step.core_in_cuda(part.stage) if isinstance(part, Call) else None for part in loop.parts]
+        cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
         for cluster in CLUSTERS:
             try:
                 written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)

@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 
 import flexsn_hop.operator._operator as operator
 from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state, register_scan_lowering
-from flexsn_hop.operator._loop import backward_loop
+from flexsn_hop.loop._loop import backward_loop
 from flexsn_nn import LIF, Recurrent
 from flexsn_runtime import KernelLowering, ScanProgram, TargetName, prepare, scan
 

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from flexsn_codegen.targets.cpp import why_no_compiler
-from flexsn_hop import _formats as hop_formats
 from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn import FlexSN, FlexSNKernel
-from flexsn_runtime.operands import _order as runtime_order
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BACKENDS = {
@@ -279,21 +277,3 @@ def test_export() -> None:
     x = LAYOUTS["channels_last_frames"](4)
     exported = torch.export.export(neuron, (x,))
     assert exported.module()(x).stride() == x.stride()
-
-
-def test_both_packages_have_one_rule() -> None:
-    draw = random.Random(3)
-    for _ in range(500):
-        dims = draw.randint(0, 6)
-        shape = [draw.choice((0, 1, 2, 3, 5) if draw.random() < 0.1 else (1, 2, 3, 5)) for _ in range(dims)]
-        operands = []
-        for _ in range(draw.randint(1, 3)):
-            sizes = [1 if draw.random() < 0.2 else size for size in shape]
-            order = draw.sample(range(dims), dims)
-            strides = hop_formats.dense_strides(sizes, tuple(order))
-            strides = tuple(0 if draw.random() < 0.1 else s * draw.choice((1, 1, 2)) for s in strides)
-            operands.append((sizes, strides))
-        arguments = (shape, operands[:2], operands[2:])
-        found = hop_formats.memory_order(*arguments)
-        assert found == runtime_order.memory_order(*arguments)
-        assert hop_formats.dense_strides(shape, found) == runtime_order.dense_strides(shape, found)

@@ -24,7 +24,8 @@ from recurrent_cores import (
 from test_recurrent import BOTH, DEVICE, differentiated, made, run, sequences
 from torch import Tensor
 
-from flexsn_codegen.recurrent import Loop, NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles

@@ -15,10 +15,10 @@ from torch import Tensor
 from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.kernels import _backward, _forward
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, launch_plan
 from flexsn_runtime.step._pointwise_step import Specialization
-from flexsn_runtime.step._specialization import CompiledKernel
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 # Every core by the launch plan of large steps; that of small ones unrolls as much in more stages, and takes several

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from flexsn_codegen import ArgumentError, UnsupportedOpError, pointwise
-from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.targets.cpp import CPP, why_no_compiler
 from flexsn_graph import trace_cells
 
@@ -264,8 +264,8 @@ def test_errors_speak_of_the_callers_shapes() -> None:
 @pytest.mark.skipif(why_no_compiler() is not None or DEVICE != "cpu", reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["lstm", "interleaved"])
 def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flexsn_codegen.functions._cut.target_on", lambda device, name: CPP)
-    monkeypatch.setattr("flexsn_codegen.functions._run.target_on", lambda device, name: CPP)
+    monkeypatch.setattr("flexsn_codegen.functions._kernel.target_on", lambda device, name: CPP)
+    monkeypatch.setattr("flexsn_codegen.functions._kernels.target_on", lambda device, name: CPP)
     function, shapes = CASES[name]
     tensors = [tensor(*s, seed=i, dtype=torch.float32) for i, s in enumerate(shapes)]
     for actual, expected in zip(as_tuple(pointwise(function)(*tensors)), as_tuple(function(*tensors)), strict=True):
@@ -283,13 +283,13 @@ def gradients(result: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[str] = []
-    once = CutFunction._traced
+    once = Kernel._traced
 
-    def counted(cut: CutFunction, *given: Any) -> Any:
-        traced.append(cut.name)
-        return once(cut, *given)
+    def counted(kernel: Kernel, *given: Any) -> Any:
+        traced.append(kernel.name)
+        return once(kernel, *given)
 
-    monkeypatch.setattr(CutFunction, "_traced", counted)
+    monkeypatch.setattr(Kernel, "_traced", counted)
     fused = pointwise(limited, autograd=True)
     x = tensor(5, 14).requires_grad_()
     for limit in (3.0, 0.5, 0.25, 1.5):

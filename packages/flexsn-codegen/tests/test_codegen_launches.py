@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import pointwise
-from flexsn_codegen.targets.triton import launcher
+from flexsn_codegen.targets.triton import _launcher, launcher
 
 
 class Compiled:
@@ -30,6 +31,7 @@ class Compiled:
 
 
 def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launcher, "_single_device", lambda: True)
     driver = pytest.importorskip("triton.runtime.driver").driver
     knobs = pytest.importorskip("triton").knobs.runtime
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: f"stream of {index}"))
@@ -45,6 +47,29 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
         launch("y")  # type: ignore[arg-type]
         chain.remove(hook)
         assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 5, 6)
+
+
+@pytest.mark.parametrize("current", [0, 3])
+def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
+    current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = pytest.importorskip("triton.runtime.driver").driver
+    devices = [current]
+
+    @contextmanager
+    def device_of(device: torch.device) -> Iterator[None]:
+        devices.append(device.index)
+        yield
+        devices.pop()
+
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: devices[-1]))
+    monkeypatch.setattr(_launcher, "_single_device", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
+    monkeypatch.setattr(torch.cuda, "device", device_of)
+    compiled = Compiled()
+    launcher(compiled, (7, 1, 1), (5,), torch.device("cuda", 3))("x")  # type: ignore[arg-type]
+    assert compiled.launches == [(7, 1, 1, 3, "function", "metadata", None, None, None, "x", 5)]
+    assert devices == [current]
 
 
 @pytest.mark.gpu

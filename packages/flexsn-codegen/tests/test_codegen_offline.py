@@ -191,7 +191,7 @@ def test_prune_says_what_it_deleted(
         (["show", "codegen_shown:sorted_"], 1, "aten.sort"),
         (["show", "codegen_shown:broken"], 1, "codegen_shown.py:14: return x.nothing"),
         (["show", "codegen_misspelt:f"], 2, "codegen_misspelt.py:1: "),
-        (["show", "codegen_shown:gated", "--target", "h100"], 1, "'h100' is no target"),
+        (["show", "codegen_shown:gated", "--target", "h100"], 2, "there is no target 'h100'. Targets are cpp"),
     ],
 )
 def test_mistakes_get_one_readable_line(

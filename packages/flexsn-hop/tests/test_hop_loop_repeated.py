@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flexsn_hop import scan
-from flexsn_hop._text import read_graph, write_graph
+from flexsn_hop.text import read_graph, write_graph
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),

@@ -24,7 +24,7 @@ from flexsn_hop import (
     register_scan_lowering,
     scan_lowerings,
 )
-from flexsn_hop.operator._loop import backward_loop, forward_loop
+from flexsn_hop.loop._loop import backward_loop, forward_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

@@ -35,7 +35,7 @@ from flexsn_nn.functional import get_states, neurons, reset_net, set_backend
 from flexsn_nn.graphs import CapturedStep, _capture
 from flexsn_nn.graphs._lines import line_of_error, names_of
 from flexsn_nn.graphs._obstacles import why_update_eager
-from flexsn_nn.graphs._watch import Watch
+from flexsn_nn.graphs._watch import StepWatch
 from flexsn_nn.layer import Delay, SharedDropout
 from flexsn_nn.monitor import RateMonitor
 
@@ -573,7 +573,7 @@ def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: No
     net: Any = nn.Sequential(nn.Linear(6, 16), NEURONS[name](), nn.Linear(16, 3))
     step = graphs.capture(net, loss_of, sgd(net), states="carry").step
     step.run(batch(0)[0], (batch(0)[1],))
-    watch = Watch({"net": net, "loss": loss_of}, torch.device("cpu"))
+    watch = StepWatch({"net": net, "loss": loss_of}, torch.device("cpu"))
     for i in range(3):
         step.run(batch(i)[0], (batch(i)[1],))
     assert watch.changes() == []
@@ -599,7 +599,7 @@ def captured_often(captured: CapturedStep) -> None:
 
 
 def test_what_classes_have_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch({"net": nn.Sequential(Scaled())}, torch.device("cpu"))
+    watch = StepWatch({"net": nn.Sequential(Scaled())}, torch.device("cpu"))
     assert watch.holds()
     monkeypatch.setitem(globals(), "SCALE", 5.0)
     assert watch.changes() == ["SCALE"]
@@ -631,7 +631,7 @@ def test_what_functions_reach_is_watched() -> None:
     def inner() -> float:
         return factor[0] * float(options.scale) * SCALE
 
-    watch = Watch({"loss": lambda x: x * inner()}, torch.device("cpu"))
+    watch = StepWatch({"loss": lambda x: x * inner()}, torch.device("cpu"))
     assert watch.holds()
     options.scale = 1.0 + 0.0  # an equal number
     assert watch.holds()
@@ -646,7 +646,7 @@ def test_what_functions_reach_is_watched() -> None:
 
 def test_long_containers_are_compared_by_their_length() -> None:
     words = list(range(20_000))
-    watch = Watch({"net": argparse.Namespace(words=words)}, torch.device("cpu"))
+    watch = StepWatch({"net": argparse.Namespace(words=words)}, torch.device("cpu"))
     words[3] = 5
     assert watch.holds()
     words.append(1)

@@ -24,7 +24,7 @@ from flexsn_runtime import (
     retain_flexsn_kernel_handle,
     retain_owner_flexsn_kernel_handle,
 )
-from flexsn_runtime.contract._handles import _handles
+from flexsn_runtime.compat._handles import _handles
 
 
 class Kernel:

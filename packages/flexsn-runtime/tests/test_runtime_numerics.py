@@ -13,12 +13,13 @@ from runtime_cores import DEVICE, STEP, compiled, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_codegen import TRITON, KernelSource, PrecisionError, compile_options, compile_triton_code_str
+from flexsn_codegen.targets.triton import _launcher
 from flexsn_runtime import LaunchConfig, ScanProgram
 from flexsn_runtime.kernels import _backward, _forward
 from flexsn_runtime.launches import _launch
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import Launch
 from flexsn_runtime.launches._launches import launch
-from flexsn_runtime.step._specialization import CompiledKernel
 
 
 def divided(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ def test_a_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPa
             return lambda *arguments, **options: given.append(options)
 
     monkeypatch.setattr(_launch, "triton_interpreted", lambda: False)
-    monkeypatch.setattr(_launch, "_single_device", lambda: True)
+    monkeypatch.setattr(_launcher, "_single_device", lambda: True)
     options = compile_options("cuda", fast_math=True)
     config = LaunchConfig(chunk=1, block=32, num_warps=1)
     Launch(CompiledKernel(Function(), (), ("T", "NCL"), options), {"T": 1, "NCL": 5}, config, DEVICE)([])

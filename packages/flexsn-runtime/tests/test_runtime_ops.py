@@ -28,7 +28,7 @@ from flexsn_runtime import (
     register_flexsn_kernel_handle,
     release_flexsn_kernel_handle,
 )
-from flexsn_runtime.contract._handles import _handles
+from flexsn_runtime.compat._handles import _handles
 
 Op = Callable[[int, list[Tensor]], list[Tensor]]
 INFERENCE: tuple[Op, ...] = (flexsn_inductor_inference, flexsn_inductor_inference_final_state)

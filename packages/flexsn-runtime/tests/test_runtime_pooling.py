@@ -218,8 +218,8 @@ def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
         if window in UNDILATED:
             where = WINDOWS[window]
             for pads, divisor in ((True, None), (False, None), (True, 7)):
-                # Of contiguous memory: torch's gradient of a padded channels-last input is wrong up to torch 2.13 or so,
-                # https://github.com/pytorch/pytorch/issues/188344.
+                # Contiguous, since torch's gradient of a padded channels-last input is wrong in some versions:
+                # https://github.com/pytorch/pytorch/issues/188344
                 ours, exact = x.clone().requires_grad_(), x.double().contiguous().requires_grad_()
                 y = average_pool(ours, where, divisor, pads=pads)
                 want = F.avg_pool2d(exact, where.size, where.stride, where.padding, where.ceil, pads, divisor)

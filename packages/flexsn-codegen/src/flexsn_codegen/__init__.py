@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from flexsn_codegen.compat._kernels import (
+    get_flexsn_backward_kernel,
+    get_flexsn_forward_kernel,
+    get_flexsn_inference_final_state_kernel,
+    get_flexsn_inference_kernel,
+)
+from flexsn_codegen.core._core import emit_core, generate_triton_code_str
 from flexsn_codegen.errors import (
     ArgumentError,
     AutogradError,
@@ -20,18 +27,8 @@ from flexsn_codegen.errors import (
 )
 from flexsn_codegen.functions._pointwise import Gradient, Pointwise, pointwise
 from flexsn_codegen.functions._prepared import Launches
-from flexsn_codegen.scan import (
-    BackwardSpec,
-    ForwardSpec,
-    backward_source,
-    forward_source,
-    get_flexsn_backward_kernel,
-    get_flexsn_forward_kernel,
-    get_flexsn_inference_final_state_kernel,
-    get_flexsn_inference_kernel,
-)
+from flexsn_codegen.scan import BackwardSpec, ForwardSpec, backward_source, forward_source
 from flexsn_codegen.source._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
-from flexsn_codegen.source._core import emit_core, generate_triton_code_str
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import Number
 from flexsn_codegen.source._numerics import Numerics, Precision, compile_options

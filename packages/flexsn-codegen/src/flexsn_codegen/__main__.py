@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from flexsn_codegen._shown import ShownKernel, UsageError, kernels
+from flexsn_codegen._alone import standalone
+from flexsn_codegen._shown import ShownKernel, UsageError, kernels, load
 from flexsn_codegen.errors import PrecisionError
 from flexsn_codegen.functions._launch import CPP_BLOCK
 from flexsn_codegen.source._cache import cache_folder, prune_cache
@@ -22,6 +25,7 @@ from flexsn_codegen.targets.triton import TRITON, OfflineJob, compile_offline
 from flexsn_graph import OpFacts, facts_of, known_ops
 
 _OURS = os.path.dirname(__file__)
+_GPU = re.compile(r"sm_\d+a?|gfx\w+")
 _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
@@ -33,10 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"deleted {prune_cache(given.days)} files from {cache_folder()}")
         elif given.command == "ops":
             print("\n".join(_ops(given.text)))
-        elif given.command == "compile":
-            _compile(given)
         else:
-            _show(given)
+            _check_targets(given.target)
+            (_compile if given.command == "compile" else _show)(given)
     except (UsageError, PrecisionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -68,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, …, or cpp (default: sm_90)"
         )
+    show.add_argument(
+        "--standalone",
+        action="store_true",
+        help="prints one file with kernels, launches and the gradient, which needs no package of ours: Triton, or with "
+        "--target cpp C++",
+    )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
     ops = commands.add_parser("ops", help="lists the ops, what is known of each, and which targets have a rule")
     ops.add_argument("text", nargs="?", default="", help="only those whose names contain it")
@@ -91,7 +100,30 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
     return [OfflineJob(kernel.source, target, kernel.dtypes, fast_math=fast_math) for target in targets]
 
 
+def _standalone(given: argparse.Namespace) -> str:
+    """One file; Triton's, unless the CPU is the only target."""
+    language = "cpp" if given.target == ["cpp"] else "triton"
+    numerics = Numerics(given.precision, given.fast_math)
+    loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
+    command = ["python", "-m", "flexsn_codegen", "show", "--standalone", given.function]
+    command += ["--arguments", *given.arguments] if given.arguments is not None else []
+    command += ["--gradient"] if given.gradient else []
+    command += ["--precision", given.precision] if given.precision != "eager" else []
+    command += ["--fast-math"] if given.fast_math else []
+    command += ["--target", "cpp"] if language == "cpp" else []
+    return standalone(loaded, language, shlex.join(command), _version())
+
+
+def _version() -> str:
+    from flexsn_codegen import __version__
+
+    return __version__
+
+
 def _show(given: argparse.Namespace) -> None:
+    if given.standalone:
+        print(_standalone(given), end="")
+        return
     gpus = [target for target in given.target if target != "cpp"]
     languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
     for language in languages:
@@ -111,25 +143,37 @@ def _compile(given: argparse.Namespace) -> None:
     """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
     if not given.target:
         raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
-    given.output.mkdir(parents=True, exist_ok=True)
+    # All is compiled before anything is written: what fails leaves no file.
+    files: dict[str, bytes] = {}
+    uses = []
     gpus = [target for target in given.target if target != "cpp"]
     for kernel in itertools.chain(*_made(given, TRITON)) if gpus else ():
-        _write(given.output / f"{kernel.source.name}.py", kernel.source.source.encode())
+        files[f"{kernel.source.name}.py"] = kernel.source.source.encode()
         for use in compile_offline(_jobs(kernel, gpus, fast_math=given.fast_math)):
             amd = use.target.startswith("gfx")
             stem = f"{kernel.source.name}.{use.target}"
-            _write(given.output / f"{stem}.{'amdgcn' if amd else 'ptx'}", use.assembly.encode())
-            _write(given.output / f"{stem}.{'hsaco' if amd else 'cubin'}", use.binary)
-            print(f"# {use}")
+            files[f"{stem}.{'amdgcn' if amd else 'ptx'}"] = use.assembly.encode()
+            files[f"{stem}.{'hsaco' if amd else 'cubin'}"] = use.binary
+            uses.append(use)
     for kernel in itertools.chain(*_made(given, CPP)) if "cpp" in given.target else ():
         text = CppKernel(kernel.source).text(kernel.dtypes, CPP_BLOCK)
-        _write(given.output / f"{kernel.source.name}.cpp", text.encode())
-        _write(given.output / f"{kernel.source.name}.so", library_of(text))
+        files[f"{kernel.source.name}.cpp"] = text.encode()
+        files[f"{kernel.source.name}.so"] = library_of(text)
+    given.output.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (given.output / name).write_bytes(content)
+        print(given.output / name)
+    print("".join(f"# {use}\n" for use in uses), end="")
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    print(path)
+def _check_targets(targets: Sequence[str]) -> None:
+    """Raises `UsageError` for a target that does not exist."""
+    for target in targets:
+        if target != "cpp" and not _GPU.fullmatch(target):
+            raise UsageError(
+                f"there is no target {target!r}. Targets are cpp, of the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
+                "sm_120 and the like, of NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and the like, of AMD's."
+            )
 
 
 def _ops(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import math
@@ -14,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.functions._captured import Captured
-from flexsn_codegen.functions._cut import CutFunction
-from flexsn_codegen.functions._pointwise import Gradient, Pointwise
+from flexsn_codegen.functions._calls import Parts, Structure, take_apart
+from flexsn_codegen.functions._cutting import cut_of
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._plan import Trace
+from flexsn_codegen.functions._pointwise import Pointwise
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets import Target
-from flexsn_graph import CellGraph, NothingCutError, Role
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import NothingCutError, TorchError
 
 
 class UsageError(Exception):
@@ -44,69 +48,90 @@ def kernels(
     Raises:
         UsageError: there is no such function, or no gradient.
     """
-    fn = function(path)
-    inputs = examples(fn, arguments)
+    shown = load(path, arguments, numerics, target, gradient=gradient)
+    return _shown(shown.trace, shown.tensors), _shown(shown.backward, shown.given) if shown.backward else []
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFunction:
+    """A function that the command line names, with its traces.
+
+    Attributes:
+        structure: of the call that it is traced for.
+        tensors: of that call, the captured ones last.
+        numbers: of that call.
+        wanted: which of the tensors have gradients.
+        given: the tensors of the gradient's call.
+    """
+
+    fn: Callable[..., Any]
+    kernel: Kernel
+    structure: Structure
+    tensors: list[Tensor]
+    numbers: list[int | float]
+    wanted: list[bool]
+    trace: Trace
+    backward: Trace | None
+    given: list[Tensor]
+
+
+def load(
+    path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool
+) -> ShownFunction:
+    """The function ``"module:function"`` with its traces.
+
+    Raises:
+        UsageError: there is no such function, or no gradient.
+    """
+    fn: Any = function(path)
     name = path.rpartition(":")[2]
-    whole: Pointwise[..., object] = Pointwise(fn, autograd=gradient, name=name, numerics=numerics)
-    try:
-        shown = [_of_whole(whole, inputs, target)]
-    except Exception as error:
-        cut = CutFunction(lambda notes: fn, name, numerics, Captured(fn, name))
-        return _of_pieces(cut, inputs, target, error, gradient=gradient)
+    if isinstance(fn, Pointwise):
+        fn, numerics, name = fn._fn, fn._numerics, fn.__name__
+    values = examples(fn, arguments)
+    structure, parts = take_apart(name, values, {})
+    numbers = parts.numbers
+    kernel = _kernel(fn, name, structure, parts, numerics, gradient=gradient)
+    tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
+    flags = [*(t.requires_grad for t in parts.tensors), *(t.requires_grad for t in kernel.captured.tensors)]
+    wanted = [gradient and flag for flag in flags]
+    trace = kernel.variant(tensors, numbers, wanted, target)
     if not gradient:
-        return shown, []
-    built = whole.traced(*inputs)
-    if not any(built.differentiable):
+        return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
+    flows = trace.graph.differentiable
+    if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
-    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
-    given = [t.detach() for t in inputs]
-    pairs = zip(built.dtypes, built.differentiable, strict=True)
-    given += [torch.empty(shape, device="meta", dtype=dtype) for dtype, there in pairs if there]
-    flags = tuple(t.requires_grad for t in inputs)
-    return shown, [_of_whole(whole.gradient(inputs, flags), given, target)]
+    results = trace.plan(tensors).results(tensors[0])
+    given = [*(t.detach() for t in tensors), *(r for r, there in zip(results, flows, strict=False) if there)]
+    backward = kernel.gradient(wanted, flows).variant(given, numbers, [False] * len(given), target)
+    return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
 
 
-def _of_whole(kernel: Pointwise[..., object] | Gradient, inputs: Sequence[Tensor], target: Target) -> ShownKernel:
-    traced, source = kernel.traced(*inputs), kernel.source(*inputs, target=target)
-    of_result = iter(traced.dtypes)
-    dtypes = [inputs[p.index].dtype if p.role is Role.INPUT else next(of_result) for p in source.params]
-    return ShownKernel(str(traced.step.graph), source, tuple(dtypes))
+def _kernel(
+    fn: Callable[..., Any], name: str, structure: Structure, parts: Parts, numerics: Numerics, *, gradient: bool
+) -> Kernel:
+    def traced(kernel: Kernel) -> Kernel:
+        tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
+        wanted = [gradient and t.requires_grad for t in tensors]
+        kernel.variant(tensors, parts.numbers, wanted, TRITON)
+        return kernel
 
-
-def _of_pieces(
-    cut: CutFunction, inputs: Sequence[Tensor], target: Target, error: Exception, *, gradient: bool
-) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    wanted = tuple(gradient and t.requires_grad for t in inputs)
     try:
-        trace = cut.trace(inputs, (), wanted, target)
-    except NothingCutError:
-        raise error from None
-    graph = trace.graph
-    shown = _pieces(graph, cut.sources(*inputs, target=target), inputs)
-    if not gradient:
-        return shown, []
-    if not any(graph.differentiable):
-        raise UsageError("no result is differentiable.")
-    results = []
-    for result, dtype, there in zip(graph.results, graph.dtypes, graph.differentiable, strict=True):
-        if there:
-            shape = result.shape(graph.steps[result.step].shape(inputs))
-            results.append(torch.empty(shape, dtype=dtype, device="meta"))
-    given = [*(t.detach() for t in inputs), *results]
-    backward = cut.gradient(wanted, graph.differentiable)
-    traced = backward.trace(given, (), (False,) * len(given), target)
-    return shown, _pieces(traced.graph, backward.sources(*given, target=target), given)
+        return traced(Kernel.of(fn, name, numerics, structure, parts.tensors, parts.numbers))
+    except Exception as error:
+        try:
+            must_cut = not isinstance(error, TorchError)
+            return traced(cut_of(fn, name, numerics, structure, parts.tensors, parts.numbers, must_cut=must_cut))
+        except NothingCutError:
+            raise error from None
 
 
-def _pieces(graph: CellGraph, sources: Sequence[KernelSource], inputs: Sequence[Tensor]) -> list[ShownKernel]:
-    found = []
-    for step, source in zip(graph.steps, sources, strict=True):
-        dtypes = [
-            inputs[step.inputs[p.index].tensor].dtype if p.role is Role.INPUT else step.dtypes[p.index]
-            for p in source.params
-        ]
-        found.append(ShownKernel(str(step.step.graph), source, tuple(dtypes)))
-    return found
+def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
+    plan = trace.plan(inputs)
+    dtypes = [*(t.dtype for t in inputs), *(memory.dtype for memory in plan.new)]
+    return [
+        ShownKernel(str(graph.graph), launch.built.source, tuple(dtypes[operand.tensor] for operand in launch.operands))
+        for graph, launch in zip(trace.graphs, plan.launches, strict=True)
+    ]
 
 
 def function(path: str) -> Callable[..., Any]:
@@ -135,15 +160,15 @@ def function(path: str) -> Callable[..., Any]:
     return made
 
 
-def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor]:
-    """Tensors without data, by their descriptions; by default, one of float32 for each argument.
+def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
+    """Tensors without data and numbers, by their descriptions; by default, a tensor of float32 for each argument.
 
     Raises:
         UsageError: their number is not known, or one is described otherwise than as ``float32:3x8``.
     """
     if given is None:
         try:
-            parameters = inspect.signature(fn).parameters.values()
+            parameters = inspect.signature(getattr(fn, "forward", fn)).parameters.values()
         except (TypeError, ValueError):
             raise UsageError("the number of arguments is not known: give --arguments") from None
         needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
@@ -153,12 +178,17 @@ def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor
     return [_example(text) for text in given]
 
 
-def _example(text: str) -> Tensor:
+def _example(text: str) -> Tensor | int | float | bool:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
     name, colon, dimensions = text.partition(":")
     dtype = getattr(torch, name, None)
     sizes = dimensions.split("x") if colon else ["8"]
     if not isinstance(dtype, torch.dtype) or not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"{text!r} is no argument: float32, bfloat16, int64, float32:0, float32:3x8 are")
+        raise UsageError(f"{text!r} is no argument: float32, int64, float32:0, float32:3x8, 0.5, 3, True are")
     shape = tuple(map(int, sizes))
     shape = () if math.prod(shape) == 0 else shape
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)

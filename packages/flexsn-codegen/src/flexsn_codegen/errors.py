@@ -62,7 +62,7 @@ class SignatureError(ArgumentError):
 
 
 class DeviceError(RuntimeError):
-    """Tensors on several devices, or on one that Triton cannot use here."""
+    """Tensors are on several devices, or on one without compiled kernels."""
 
 
 class AutogradError(RuntimeError):
@@ -73,8 +73,8 @@ class KernelGoneError(RuntimeError):
     """A graph launches a pointwise kernel that this process does not have."""
 
 
-class TransformError(RuntimeError):
-    """A transform of `torch.func` that pointwise kernels do not have."""
+class TransformError(NotImplementedError):
+    """A kernel inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
 
 
 class WriteError(RuntimeError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from flexsn_graph._location import SourceLocation, location_of
+from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.cells import Axis, CellResult, Cells, Part
+from flexsn_graph.compat._generate import generate_forward_and_backward_graph, generate_inference_graph
+from flexsn_graph.compat._info import FlexSNInfo, extract_info
 from flexsn_graph.errors import (
     CaptureError,
     ComplexDtypeError,
@@ -25,7 +28,6 @@ from flexsn_graph.errors import (
     UnsupportedCoreError,
     UnsupportedOpError,
 )
-from flexsn_graph.ir._info import FlexSNInfo, extract_info
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ops import OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph.ir._ports import Port, Role, ports
@@ -36,7 +38,6 @@ from flexsn_graph.passes._zero_one import not_zero_one
 from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, Term, View
 from flexsn_graph.traces._cell_trace import CellGraph, CellStep, cells_effects, cells_gradient_of, trace_cells
-from flexsn_graph.traces._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph.traces._pointwise import (
     MAX_DIMENSIONS,
     ArgumentType,
@@ -49,7 +50,6 @@ from flexsn_graph.traces._recurrent import RecurrentTrace, trace_core
 from flexsn_graph.traces._residuals import Residuals, keep_residuals, without_cotangents
 from flexsn_graph.traces._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph.tracing._substitute import Converted, Effects, Substituted
-from flexsn_graph.tracing._trace_lock import TRACE_LOCK
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
-from flexsn_graph.tracing._trace_lock import TRACE_LOCK
+from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,7 +28,9 @@ _HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 # What functions that make tensors read, by name.
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
-    "torch.get_default_device()": ((lambda: _device.CURRENT_DEVICE) if _HAS_CURRENT else torch.get_default_device),
+    "torch.get_default_device()": (
+        partial(getattr, _device, "CURRENT_DEVICE") if _HAS_CURRENT else torch.get_default_device
+    ),
 }
 
 

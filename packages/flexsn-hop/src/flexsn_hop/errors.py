@@ -92,5 +92,5 @@ class LoweringGradientError(RuntimeError):
     """A gradient is wanted through an operator that is known to get it wrong."""
 
 
-class DoubleBackwardError(RuntimeError):
-    """The gradient of a gradient is wanted, which the operator does not have."""
+class DoubleBackwardError(NotImplementedError):
+    """The gradient of a gradient is wanted, which scans in kernels and in graphs do not have."""

@@ -1,8 +1,8 @@
 """What a version of torch or Triton lacks, said at import and by name.
 
 Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe from here.
-flexsn-graph, flexsn-codegen and flexsn-hop each have this file, because none of them needs another; a test keeps
-the three equal.
+flexsn-graph and flexsn-hop each have this file, because neither needs the other; a test keeps the two equal. What
+stands on them has none.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from flexsn_nn import (
 )
 from flexsn_nn._affine import Affine
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._portability import set_portability
+from flexsn_nn.compat._kernel import FlexSNKernel
 from flexsn_nn.errors import (
     CaptureWarning,
     ConversionError,

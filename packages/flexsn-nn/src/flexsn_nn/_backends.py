@@ -10,7 +10,8 @@ import torch
 from flexsn_hop import why_dynamo_hop_unavailable
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import ExportError, StepModeError
-from flexsn_runtime import BackendUnavailableError, TargetName, triton_interpreted, why_unavailable
+from flexsn_runtime import BackendUnavailableError, TargetName, why_unavailable
+from flexsn_runtime.backend import BACKENDS as KERNELS
 
 Backend = Literal["auto", "triton", "inductor", "cpp", "hop", "torch"]
 StepMode = Literal["s", "m"]
@@ -107,11 +108,7 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     """Kernels: in the graph where a compiler can have them there, else between its graphs."""
     if not compiling:
         return Choice(target, reason, {})
-    why_no_operator = (
-        "Triton's interpreter is on, and a compiler cannot call it"
-        if target == "triton" and triton_interpreted()
-        else why_dynamo_hop_unavailable()
-    )
+    why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
     how = "as the operator, of which Inductor makes kernels, or with a warning a loop where they refuse the core"

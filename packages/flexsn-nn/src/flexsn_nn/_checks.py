@@ -101,12 +101,17 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
 
 def check_device(name: str, own: Tensor, x: Tensor) -> None:
-    """Raises `DeviceError` if a tensor of a module is on another device than an input. (One number may be.)"""
-    if own.dim() and own.device != x.device:
+    """Raises `DeviceError` if a tensor of a module is on another device than an input."""
+    if are_apart(own, x.device):
         raise DeviceError(
             f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
             "the input."
         )
+
+
+def are_apart(tensor: Tensor, device: torch.device) -> bool:
+    """True for a tensor that is not on `device`, nor one number on the CPU, which goes with every device."""
+    return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 
 def check_count(name: str, value: int, *, at_least: int = 1) -> None:

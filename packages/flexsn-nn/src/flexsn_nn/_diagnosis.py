@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from flexsn_hop.errors import StateChangedError
+from flexsn_nn._checks import are_apart
 from flexsn_nn._unregistered import captured_by
 from flexsn_nn.errors import StateError
 from flexsn_runtime import DeviceError
@@ -25,8 +26,7 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
         return
     device = inputs[0].device
     for name, tensor in _tensors(inputs, module, core):
-        # One number on the CPU goes with every device.
-        if tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu"):
+        if are_apart(tensor, device):
             raise DeviceError(
                 f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, as "
                 f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r}) do."

@@ -23,7 +23,7 @@ from flexsn_nn._programs import Programs
 from flexsn_nn._refusals import Refusals, kinds_of
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._stateful import check_first_run
-from flexsn_nn._torch_private import is_exporting, is_jit_tracing, recomputation
+from flexsn_nn._torch_private import backward_pass, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered
 from flexsn_nn.errors import ExportError
 from flexsn_nn.flexsn._options import CallOptions
@@ -39,7 +39,7 @@ from flexsn_nn.transforms._resets import Resets
 from flexsn_nn.transforms._transform import Transform
 
 
-class Exchange(Protocol):
+class SequenceRunner(Protocol):
     """What runs calls of a neuron between layers with exact products: see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -210,14 +210,15 @@ class FlexSN(Runs):
         if counts is not None:
             changes = (*changes, counts)
         if not compiling:
-            check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
-            if any(state.is_inference() for state in self.states):
+            if backward_pass() != -1:
+                check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
+            if any(map(Tensor.is_inference, self.states)):
                 self.__dict__["states"] = for_autograd(self.states)
             if self._bits.asked > 0:
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())
-            exchange: Exchange | None = self.__dict__.get("_exchange")
+            exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
                 output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
                 if output is not None:

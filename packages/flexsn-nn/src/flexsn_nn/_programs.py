@@ -27,7 +27,7 @@ class Changes(NamedTuple):
 UNCHANGED = Changes()
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
     """A scan program of a core with transforms.
 
     Attributes:
@@ -69,7 +69,7 @@ class Programs:
     def __init__(self, counts: Counts, residuals: str) -> None:
         self._counts = counts
         self._residuals = residuals
-        self._made: dict[Hashable, Program] = {}  # by the key of the transforms
+        self._made: dict[Hashable, StepProgram] = {}  # by the key of the transforms
 
     def __reduce__(self) -> tuple[type[Programs], tuple[Counts, str]]:
         return Programs, (self._counts, self._residuals)
@@ -84,7 +84,7 @@ class Programs:
         requires_grad: Sequence[bool] | None,
         on_cpu: TargetName,
         transforms: Sequence[Transform] = (),
-    ) -> Program:
+    ) -> StepProgram:
         """The program of a core; another one if this is no longer the core of the present one.
 
         Args:
@@ -111,7 +111,7 @@ class Programs:
         on_cpu: TargetName,
         transforms: Sequence[Transform],
         key: Hashable,
-    ) -> Program:
+    ) -> StepProgram:
         like = [tensor for transform in transforms for tensor in transform.tensors]
         learned = [flows for transform in transforms for flows in transform.learned]
         stand_ins = StandIns(like, learned) if like else None
@@ -138,4 +138,4 @@ class Programs:
             on_cpu=on_cpu,
             bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
         )
-        return Program(core, requires_grad, scan, key, stand_ins)
+        return StepProgram(core, requires_grad, scan, key, stand_ins)

@@ -13,7 +13,7 @@ from flexsn_hop.versions import lacking, private
 
 _UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
 
-_backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
+backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
 _tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
 _disable_dynamo = private(
     "torch._compile", "_disable_dynamo", "importing neurons takes longer", default=torch.compiler.disable
@@ -135,11 +135,11 @@ def recomputation() -> tuple[int, int] | None:
 
     `None`: in none.
     """
-    backward_pass: int = _backward_pass()
-    if backward_pass == -1:
+    number: int = backward_pass()
+    if number == -1:
         return None
     node = _current_node()
-    return backward_pass, -1 if node is None else node._sequence_nr()
+    return number, -1 if node is None else node._sequence_nr()
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

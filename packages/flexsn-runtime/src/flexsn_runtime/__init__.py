@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError
-from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
-from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
-from flexsn_runtime.contract._handles import (
+from flexsn_runtime.backend import TargetName, why_unavailable
+from flexsn_runtime.compat._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,
     flexsn_kernel_registry_info,
@@ -18,20 +18,20 @@ from flexsn_runtime.contract._handles import (
     retain_flexsn_kernel_handle,
     retain_owner_flexsn_kernel_handle,
 )
-from flexsn_runtime.contract._kernels import (
+from flexsn_runtime.compat._kernels import (
     ScanKernel,
     build_inference_final_state_kernel,
     build_inference_kernel,
     build_training_kernels,
 )
-from flexsn_runtime.contract._ops import (
+from flexsn_runtime.compat._ops import (
     flexsn_inductor_backward,
     flexsn_inductor_inference,
     flexsn_inductor_inference_final_state,
     flexsn_inductor_training,
     flexsn_inductor_training_final_state,
 )
-from flexsn_runtime.contract._wrappers import (
+from flexsn_runtime.compat._wrappers import (
     flexsn_backward,
     flexsn_forward,
     flexsn_inference,
@@ -78,7 +78,14 @@ from flexsn_runtime.program._completed_scan import completed_scan
 from flexsn_runtime.program._completion import Completion, GradientFormula
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
-from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step, scan_again
+from flexsn_runtime.program._repeated import (
+    remember,
+    repeated_call,
+    repeated_scan,
+    repeated_step,
+    run_program,
+    scan_again,
+)
 from flexsn_runtime.program._single_step import single_step
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import scan
@@ -157,10 +164,12 @@ __all__ = [
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
     "remember",
+    "repeated_call",
     "repeated_scan",
     "repeated_step",
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
+    "run_program",
     "scan",
     "scan_again",
     "single_step",

@@ -1,11 +1,8 @@
-"""Whether compiled kernels can run on a device, and if not, why and what to do."""
+"""Triton on this machine: whether it is there, interprets, and can run on a device."""
 
 from __future__ import annotations
 
 import torch
-
-from flexsn_codegen.targets.cpp import why_no_compiler
-from flexsn_runtime._targets import TargetName
 
 try:
     # Decided when triton is imported, and read on every call: a constant, which costs nothing, in eager mode
@@ -27,16 +24,8 @@ def kernel_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
 
 
-def why_unavailable(device: torch.device, target: TargetName = "triton") -> str | None:
-    """Why compiled kernels cannot run on `device` and what to do about it; `None` when they can.
-
-    Args:
-        target: what they are written in.
-    """
-    if target == "cpp":
-        if device.type != "cpu":
-            return f"kernels in C++ run on the CPU, and the tensors are on {device.type!r}. Use backend='auto'."
-        return why_no_compiler()
+def why_no_triton(device: torch.device) -> str | None:
+    """The reason why kernels in Triton cannot run on `device` and what to do about it; `None` when they can."""
     if not _INSTALLED:
         return "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
     if device.type == "cpu" and not triton_interpreted():

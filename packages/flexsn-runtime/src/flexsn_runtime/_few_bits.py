@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import Launches, Pointwise, pointwise
-from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.backend import why_unavailable
 
 _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
 _launches: Recent[Launches] = Recent()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
-from flexsn_graph.versions import expect, needed, private
+from flexsn_hop.versions import expect, needed, private
 
 if TYPE_CHECKING:
     import sympy
@@ -33,14 +34,16 @@ _excluded_keys = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_TRAC
 _force_keys = private("torch._C", "_ForceDispatchKeyGuard", _NO_TRACE)
 _set_hooks_tracing = private("torch._C", "_autograd._saved_tensors_hooks_set_tracing", _NO_TRACE)
 _disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
-_are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
-_tracing_state = private("torch._C", "_get_tracing_state", _BLIND)
+are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
+tracing_state = private("torch._C", "_get_tracing_state", _BLIND)
 _is_batched = private("torch._C", "_functorch.is_batchedtensor", _BLIND)
 _is_legacy_batched = private("torch._C", "_functorch.is_legacy_batchedtensor", _BLIND, default=lambda tensor: False)
 _saved_tensors_hooks = private(
     "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
 )
-_number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
+number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
+# Not below 0: inside of a level of it, or there is no telling.
+forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
@@ -88,15 +91,15 @@ def transform_at_work() -> str | None:
 
     `torch.func`, forward mode, and what traces or stands in for operators.
     """
-    if _are_transforms_active():
+    if are_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
     if not _sees_forward_mode:
         needed("torch.autograd.forward_ad", "_current_level", _BLIND)
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
-    if _tracing_state() is not None:
+    if tracing_state() is not None:
         return "torch.jit.trace (torch.export records programs that it can be part of)"
-    if _number_of_modes():
+    if number_of_modes():
         return next((name for key, name in _MODES.items() if _mode_of(key) is not None), None)
     return None
 

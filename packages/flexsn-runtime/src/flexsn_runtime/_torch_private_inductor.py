@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexsn_codegen.targets.cpp import inlined
-from flexsn_graph.versions import expect, needed
+from flexsn_hop.versions import expect, needed
 
 _NO_CPP = "AOTInductor cannot compile networks with neurons for the CPU"
 
@@ -53,7 +53,7 @@ def _launch_node() -> Any:
     ir = needed("torch._inductor", "ir", _NO_CPP)
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
 
-    class CppLaunch(ir.ExternKernel):  # type: ignore[misc, name-defined]
+    class LaunchNode(ir.ExternKernel):  # type: ignore[misc, name-defined]
         """A launch in Inductor's graph."""
 
         def __init__(self, read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
@@ -81,4 +81,4 @@ def _launch_node() -> Any:
             arguments = ", ".join([*addresses, *sizes, "0"])  # in as many threads as OpenMP has
             wrapper.writeline(f"{{ const int64_t arguments[] = {{{arguments}}}; {kernel.name}(arguments); }}")
 
-    return CppLaunch
+    return LaunchNode

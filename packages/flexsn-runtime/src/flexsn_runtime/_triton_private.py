@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from flexsn_graph.versions import expect
+from flexsn_hop.versions import expect
 
 _MOST_SPILLS = 256  # numbers of 4 bytes
 

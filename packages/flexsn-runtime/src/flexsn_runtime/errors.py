@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from flexsn_codegen.errors import DeviceError as DeviceError
+from flexsn_codegen.errors import TransformError as TransformError
+from flexsn_hop.errors import DoubleBackwardError as DoubleBackwardError
+
 
 class BackendUnavailableError(RuntimeError):
     """Compiled kernels cannot run here."""
@@ -9,10 +13,6 @@ class BackendUnavailableError(RuntimeError):
 
 class LauncherError(ValueError):
     """`FLEXSN_LAUNCHER` says something that it may not say."""
-
-
-class DeviceError(RuntimeError):
-    """Tensors are on several devices, or on one without compiled kernels."""
 
 
 class TensorCountError(ValueError):
@@ -29,10 +29,6 @@ class DtypeError(TypeError):
 
 class LayoutError(TypeError):
     """A tensor that is no dense array of numbers in memory: a sparse, nested, quantized or fake one."""
-
-
-class TransformError(NotImplementedError):
-    """A compiled scan inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
 
 
 class ResidualsError(ValueError):
@@ -70,10 +66,6 @@ class FreedGraphError(RuntimeError):
 
 class StepGoneError(RuntimeError):
     """A backward needs its step, which has been dropped with its neuron, or for many others."""
-
-
-class DoubleBackwardError(NotImplementedError):
-    """A gradient of a gradient was asked for."""
 
 
 class GaveUpError(RuntimeError):

@@ -1,85 +1,158 @@
-"""Derivatives of pointwise kernels by the shortest road; `_pointwise_op` is the same for compilers and transforms."""
+"""Derivatives of kernels: of calls in eager mode, and of operators under transforms and in graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
+from flexsn_codegen.functions._by_values import like
 from flexsn_codegen.functions._checks import is_followed
-from flexsn_codegen.functions._cut import CutFunction
 from flexsn_codegen.functions._forward_mode import tangents_of
 from flexsn_codegen.functions._kernel import Kernel
-from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._pointwise_op import pointwise_op
+from flexsn_codegen.functions._launch import target_of
+
+Apply = Callable[[Kernel, Sequence[Tensor], Sequence[bool]], Sequence[Tensor]]
+Operator = Callable[[list[Tensor], Sequence[Any], Sequence[bool], str], Sequence[Tensor]]
+_operators: list[Operator] = []
 
 
-class WithGradients(torch.autograd.Function):
-    """A launch that autograd follows, in reverse or forward."""
+def by_operator_with(operator: Operator) -> None:
+    """Registers the operator that launches a kernel where a compiler, a transform or a mode is active."""
+    _operators[:] = [operator]
+
+
+class Differentiated(torch.autograd.Function):
+    """A call that is differentiated, in reverse or forward, or inside of a transform of `torch.func`."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel | CutFunction, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
-        wanted = list(ctx.needs_input_grad[2:])
-        if is_forward_mode():  # of which tensors, is not told beforehand
-            wanted = [need or t.is_floating_point() for t, need in zip(tensors, wanted, strict=True)]
-        results, variant = kernel.run(tensors, numbers, wanted)
-        ctx.kernel, ctx.numbers, ctx.wanted = kernel, numbers, wanted
-        ctx.differentiable = variant.traced.differentiable
-        ctx.results = [(r.shape, r.dtype) for r in results]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+    def forward(
+        kernel: Kernel, numbers: Sequence[Any], scalars: Sequence[bool], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        if not is_plain(list(tensors)):
+            return tuple(_operators[0](list(tensors), list(numbers), list(scalars), kernel.key))
+        # The trace that the gradient needs serves the call, too.
+        return tuple(kernel.run(tensors, numbers, _wanted(tensors, [t.requires_grad for t in tensors]), (), scalars)[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        kernel, numbers, scalars, *tensors = inputs
+        setup(ctx, kernel, numbers, scalars, tensors, output, _wanted(tensors, ctx.needs_input_grad[3:]))
+        ctx.results = [(r.shape, r.dtype) for r in output]
         ctx.set_materialize_grads(False)
-        fixed = (result for result, flows in zip(results, ctx.differentiable, strict=True) if not flows)
-        ctx.mark_non_differentiable(*fixed)
-        return tuple(results)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        tensors = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[2:])
-        differentiable = ctx.differentiable
-        if wanted != ctx.wanted:
-            target = target_on(tensors[0].device, ctx.kernel.name)
-            differentiable = ctx.kernel.variant(tensors, ctx.numbers, wanted, target).traced.differentiable
-        there = [flows and c is not None for c, flows in zip(cotangents, differentiable, strict=True)]
-        given = [c for c, flows in zip(cotangents, there, strict=True) if c is not None and flows]
-        if not given:
-            return (None,) * (2 + len(tensors))
-        gradient = ctx.kernel.gradient(wanted, there)
-        every = [*tensors, *given]
-        found = iter(_applied(gradient, every, ctx.numbers))
-        return (
-            None,
-            None,
-            *(
-                next(found).sum_to_size(t.shape).to(t.dtype) if want else None
-                for t, want in zip(tensors, wanted, strict=True)
-            ),
-        )
+        def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+            return call(kernel, tensors, ctx.numbers, scalars)
+
+        return (None, None, None, *gradients(ctx, cotangents, ctx.needs_input_grad[3:], apply))
 
     @staticmethod
-    def jvp(ctx: Any, _kernel: None, _numbers: None, *tangents: Tensor | None) -> Any:
-        def apply(kernel: Any, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
-            return _applied(kernel, list(tensors), ctx.numbers)
+    def jvp(ctx: Any, _kernel: None, _numbers: None, _scalars: None, *tangents: Tensor | None) -> Any:
+        def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+            return call(kernel, tensors, ctx.numbers, scalars)
 
-        tensors = ctx.saved_tensors
-        scalars = [t.dim() == 0 for t in tensors]
-        flows = ctx.differentiable
-        return tuple(tangents_of(ctx.kernel, tensors, ctx.numbers, scalars, tangents, ctx.results, flows, apply))
+        tensors, flows = ctx.saved_tensors, ctx.differentiable
+        return tuple(tangents_of(ctx.kernel, tensors, ctx.numbers, ctx.scalars, tangents, ctx.results, flows, apply))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], kernel: Kernel, numbers: Any, scalars: Any, *tensors: Tensor
+    ) -> tuple[Any, Any]:
+        if kernel.cuts:
+            kernel, batch = kernel.batched(), _all_batched(info.batch_size, tensors, in_dims[3:])
+        else:
+            batch = batch_first(tensors, in_dims[3:])
+        results = Differentiated.apply(kernel, numbers, scalars, *batch)
+        return results, (0,) * len(results)
 
 
-def _applied(kernel: Kernel | CutFunction, tensors: list[Tensor], numbers: Sequence[Any]) -> Sequence[Tensor]:
-    results: Sequence[Tensor]
+def call(
+    kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool] | None = None
+) -> Sequence[Tensor]:
+    """The results of a kernel that writes new memory alone, with derivatives where some are wanted.
+
+    Args:
+        scalars: as for `Kernel.variant`.
+    """
     # Zeros that autograd makes may have no memory.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
-    if not is_plain(tensors):
-        results = pointwise_op(tensors, numbers, [t.dim() == 0 for t in tensors], kernel.key)
-    elif is_followed(tensors):
-        # Recorded, if gradients of gradients are wanted: it is such a kernel itself.
-        results = WithGradients.apply(kernel, numbers, *tensors)
-    else:
-        results = kernel.run(tensors, numbers, [False] * len(tensors))[0]
-    return results
+    flags = tuple(t.dim() == 0 for t in tensors) if scalars is None else tuple(scalars)
+    if not is_plain(tensors) or is_followed(tensors):
+        results: Sequence[Tensor] = Differentiated.apply(kernel, tuple(numbers), flags, *tensors)
+        return results
+    return kernel.run(tensors, numbers, [False] * len(tensors), (), flags)[0]
+
+
+def setup(
+    ctx: Any,
+    kernel: Kernel,
+    numbers: Sequence[Any],
+    scalars: Sequence[bool],
+    tensors: Sequence[Tensor],
+    results: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> None:
+    """Saves what the gradient needs, and marks results that have none."""
+    traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
+    ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
+    ctx.differentiable = traced.differentiable
+    ctx.mark_non_differentiable(*(r for r, flows in zip(results, traced.differentiable, strict=True) if not flows))
+    ctx.save_for_backward(*tensors)
+
+
+def gradients(
+    ctx: Any, cotangents: Sequence[Tensor | None], wanted: Sequence[bool], apply: Apply
+) -> Sequence[Tensor | None]:
+    """The gradients of a call's tensors.
+
+    Args:
+        ctx: from `setup`.
+        apply: calls the kernel of the gradient.
+    """
+    tensors, differentiable = ctx.saved_tensors, ctx.differentiable
+    if any(wanted) and list(wanted) != ctx.wanted:
+        target = target_of(tensors[0].device)
+        traced = ctx.kernel.variant(tensors, like(ctx.numbers), wanted, target, ctx.scalars).graph
+        differentiable = traced.differentiable
+    present = [flows and c is not None for c, flows in zip(cotangents, differentiable, strict=True)]
+    given = [c for c, flows in zip(cotangents, present, strict=True) if c is not None and flows]
+    if not given or not any(wanted):
+        return [None] * len(tensors)
+    gradient = ctx.kernel.gradient(tuple(wanted), present)
+    found = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
+    return [
+        next(found).sum_to_size(t.shape).to(t.dtype) if want else None for t, want in zip(tensors, wanted, strict=True)
+    ]
+
+
+def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
+    """The tensors that are differentiated by; forward, all that can be, since torch does not say of which."""
+    if is_forward_mode() or not any(needed):
+        return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]
+    return list(needed)
+
+
+def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """Views `[batch, ...]` of all."""
+    pairs = zip(tensors, dims, strict=True)
+    return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
+
+
+def batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """Views that broadcast to `[batch, *shape]`."""
+    ranks = [t.dim() - (dim is not None) for t, dim in zip(tensors, dims, strict=True)]
+    most = max(ranks)
+    moved = []
+    for tensor, dim, rank in zip(tensors, dims, ranks, strict=True):
+        if dim is None:
+            moved.append(tensor)
+            continue
+        first = tensor.movedim(dim, 0)
+        moved.append(first.reshape(first.shape[0], *(1,) * (most - rank), *first.shape[1:]) if most > rank else first)
+    return moved

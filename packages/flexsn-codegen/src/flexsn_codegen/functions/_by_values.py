@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import hint_of
 from flexsn_codegen.errors import TraceError
-from flexsn_codegen.functions._cut import CutFunction
 from flexsn_codegen.functions._kernel import Kernel, kernel_of
 from flexsn_codegen.functions._launch import target_on
 from flexsn_codegen.targets import Target
@@ -63,7 +62,7 @@ def pointwise_by_values_op(
     numbers = together_by_type(floats, ints, is_float)
     wanted = [False] * len(tensors)
     target = target_on(tensors[0].device, found.name)
-    dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).traced.dtypes[: len(outs)])
+    dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).dtypes)
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
             f"{found.name} returns {dtypes} for {numbers}, and {[out.dtype for out in outs]} for the numbers that the "
@@ -81,7 +80,7 @@ pointwise_by_values_op.register_fake(returns_nothing)
 
 
 def by_values(
-    kernel: Kernel | CutFunction,
+    kernel: Kernel,
     tensors: Sequence[Tensor],
     numbers: Sequence[Any],
     scalars: Sequence[bool] | None,

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
 from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._layout import plan_layout
 from flexsn_codegen.functions._writes import check_apart, check_outs, check_written, overlap_in_graph, shared_memory
 from flexsn_codegen.targets.triton import TRITON
 
@@ -75,7 +76,7 @@ def check_into(
     """Raises `ArgumentError` or `WriteError` where the kernel's results cannot be written to `outs`."""
     if kernel.written:
         raise into_what_writes(kernel.name)
-    check_outs(kernel.name, outs, dtypes, kernel.plan(tensors).shape, tensors[0].device)
+    check_outs(kernel.name, outs, dtypes, plan_layout(tensors)[0], tensors[0].device)
     for i, out in enumerate(outs):
         what = f"tensor {i} of out="
         check_written(kernel.name, what, out)
@@ -141,8 +142,8 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient; make it with pointwise(..., autograd=True), or call it "
-            "under torch.no_grad()."
+            f"a tensor that {name} reads requires a gradient, and it was made with autograd=False. Make it with "
+            "pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
 

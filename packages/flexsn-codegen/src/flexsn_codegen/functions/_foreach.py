@@ -25,9 +25,10 @@ from flexsn_codegen.functions._checks import (
     tell_written,
     wants_gradients,
 )
-from flexsn_codegen.functions._kernel import Kernel, Planned, Variant
+from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
-from flexsn_codegen.functions._launch import addresses_of, launch, target_on
+from flexsn_codegen.functions._launch import addresses_of, target_on
+from flexsn_codegen.functions._plan import Plan, Trace
 from flexsn_codegen.functions._run import run
 from flexsn_codegen.functions._together import Group, Member, TableKernels
 from flexsn_graph import TorchError
@@ -46,8 +47,8 @@ class Call:
     """
 
     kernel: Kernel
-    variant: Variant
-    planned: Planned
+    variant: Trace
+    plan: Plan
     positions: list[int]
     results: int
 
@@ -56,8 +57,8 @@ class Call:
         """For each of the kernel's tensors, where it is among all tensors and then the results."""
         count = len(self.positions)
         return [
-            self.positions[operand] if operand < count else self.results + operand - count
-            for operand in self.planned.operands
+            self.positions[operand.tensor] if operand.tensor < count else self.results + operand.tensor - count
+            for operand in self.plan.launches[0].operands
         ]
 
 
@@ -81,10 +82,10 @@ class Step:
     kinds: list[Any]
     fetches: list[Callable[[], tuple[Tensor, ...] | None]]
     calls: list[Call]
-    variants: list[Variant]
+    variants: list[Trace]
     returns: bool
     groups: list[Group]
-    singles: list[tuple[Call, list[int]]]
+    singles: list[Call]
     written: list[int]
     ends: Tensor
     is_written: Tensor
@@ -131,23 +132,19 @@ class Step:
             group.launch(_words(words, group.variant, numbers))
         if self.singles:
             operands = [*tensors, *results]
-            for call, cells in self.singles:
-                built, numel = call.planned.built, call.planned.plan.numel
-                integers = [*call.planned.integers, *_words(words, call.variant, numbers)]
-                chosen = [operands[cell] for cell in cells]
-                fast_math = call.kernel.numerics.fast_math
-                launch(built.source.target, built.compiled(), chosen, integers, numel, fast_math=fast_math)
+            for call in self.singles:
+                cells = (*call.positions, *range(call.results, call.results + len(call.plan.new)))
+                call.plan.launches[0].run([operands[i] for i in cells], _words(words, call.variant, numbers))
         if self.written:
             tell_written([tensors[i] for i in self.written])
         return self._returned(tensors, results)
 
     def _new_results(self, device: torch.device) -> list[Tensor]:
-        found = []
-        for call in self.calls:
-            plan = call.planned.plan
-            for dtype in call.planned.dtypes:
-                found.append(torch.empty_strided(plan.shape, plan.strides, dtype=dtype, device=device))
-        return found
+        return [
+            torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype, device=device)
+            for call in self.calls
+            for memory in call.plan.new
+        ]
 
     def _place(self, addresses: Tensor, device: torch.device) -> None:
         if not self.groups:
@@ -162,7 +159,7 @@ class Step:
             return [None] * len(self.calls)
         found, start = [], 0
         for call in self.calls:
-            count = len(call.planned.dtypes)
+            count = len(call.plan.new)
             own = [tensors[i] for i in call.positions]
             found.append(results_together(call.kernel.result, results[start : start + count], own))
             start += count
@@ -262,9 +259,9 @@ class OverLists:
             self._check_gradients(own)
             check_writes(kernel, own)
             variant = kernel.variant(own, numbers, [False] * len(own), target)
-            planned = kernel.planned(own, variant)
-            calls.append(Call(kernel, variant, planned, positions, start))
-            start += len(planned.dtypes)
+            plan = variant.plan(own)
+            calls.append(Call(kernel, variant, plan, positions, start))
+            start += len(plan.new)
         step = self._step(key, tensors, fetches, calls)
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
@@ -281,20 +278,19 @@ class OverLists:
         fetches: list[Callable[[], tuple[Tensor, ...] | None]],
         calls: list[Call],
     ) -> Step:
-        addresses = [*map(Tensor.data_ptr, tensors), *[0] * sum(len(call.planned.dtypes) for call in calls)]
-        dtypes = [*(t.dtype for t in tensors), *(dtype for call in calls for dtype in call.planned.dtypes)]
+        addresses = [*map(Tensor.data_ptr, tensors), *[0] * sum(len(call.plan.new) for call in calls)]
+        dtypes = [*(t.dtype for t in tensors), *(memory.dtype for call in calls for memory in call.plan.new)]
         alike: dict[tuple[Any, ...], list[Member]] = {}
         singles = []
         for call in calls:
-            if call.planned.plan.numel == 0:
+            launch, cells = call.plan.launches[0], call.cells
+            if launch.numel == 0:
                 continue
-            cells = call.cells
-            kinds = tuple(dtypes[cell] for cell in cells)
-            member = Member(call.variant, call.planned, cells, kinds, call.kernel.numerics.fast_math)
+            member = Member(call.variant, launch, cells, tuple(dtypes[cell] for cell in cells))
             if member.can_join:
                 alike.setdefault(member.key(addresses), []).append(member)
             else:
-                singles.append((call, cells))
+                singles.append(call)
         groups = [
             self._tables.group(members, aligned=alignment, device=tensors[0].device)
             for (_, _, alignment, _), members in alike.items()
@@ -346,10 +342,11 @@ def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
     return all(many[:count] == few for many, few in zip(every, kinds, strict=True))
 
 
-def _words(known: dict[int, list[int]], variant: Variant, numbers: Sequence[Any]) -> list[int]:
+def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) -> list[int]:
     found = known.get(id(variant))
     if found is None:
-        found = known[id(variant)] = variant.integers(numbers)
+        (found,) = variant.words(numbers)
+        known[id(variant)] = found
     return found
 
 

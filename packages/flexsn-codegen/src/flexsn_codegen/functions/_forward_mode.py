@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from flexsn_codegen.functions._by_values import like
-from flexsn_codegen.functions._cut import CutFunction
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_of
 
@@ -20,7 +19,7 @@ Apply = Callable[[Any, Sequence[Tensor], Sequence[bool]], Sequence[Tensor]]
 
 
 def tangents_of(
-    kernel: Kernel | CutFunction,
+    kernel: Kernel,
     tensors: Sequence[Tensor],
     numbers: Sequence[Any],
     scalars: Sequence[bool],
@@ -43,7 +42,7 @@ def tangents_of(
         For each result, its tangent; `None`: it is not differentiable.
     """
     wanted, values = [tangent is not None for tangent in tangents], like(numbers)
-    flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).traced.differentiable
+    flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).graph.differentiable
     zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
     roots = [zero for zero, there in zip(zeros, flows, strict=True) if there]
     found = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
@@ -52,7 +51,7 @@ def tangents_of(
 
 
 def _flowing(
-    kernel: Kernel | CutFunction,
+    kernel: Kernel,
     tensors: Sequence[Tensor],
     numbers: Sequence[Any],
     scalars: Sequence[bool],
@@ -71,10 +70,10 @@ def _flowing(
     gradient = kernel.gradient([tangent is not None for tangent in tangents], flows)
     every, kinds = [*tensors, *roots], [*scalars, *[False] * len(roots)]
     by_roots = [False] * len(tensors) + [True] * len(roots)
-    linear = gradient.variant(every, numbers, by_roots, target, kinds).traced
+    linear = gradient.variant(every, numbers, by_roots, target, kinds).graph
     given = [
         # A kernel on whole tensors gives terms of all gradients, in one shape.
-        (tangent if isinstance(kernel, CutFunction) else tangent.expand(roots[0].shape)).to(dtype)
+        (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
         for tangent, dtype, there in zip(
             [t for t in tangents if t is not None], linear.dtypes, linear.differentiable, strict=True
         )

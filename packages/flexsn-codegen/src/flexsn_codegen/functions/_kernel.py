@@ -7,126 +7,74 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flexsn_codegen._torch_private_modes import hint_of
+from flexsn_codegen.core._core import emit_core
 from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError
-from flexsn_codegen.functions._calls import Structure, put_together, results_apart
+from flexsn_codegen.functions._calls import Structure, put_together, results_apart, results_together
 from flexsn_codegen.functions._captured import Captured
-from flexsn_codegen.functions._follow import Conditions, follow, hold, integers
-from flexsn_codegen.functions._host_numbers import Expression, Notes, noting
-from flexsn_codegen.functions._launch import launch, target_on
-from flexsn_codegen.functions._layout import Plan, plan_layout
-from flexsn_codegen.source._core import emit_core
+from flexsn_codegen.functions._follow import follow
+from flexsn_codegen.functions._host_numbers import Notes, noting
+from flexsn_codegen.functions._launch import target_on
+from flexsn_codegen.functions._plan import Trace, TracedStep
+from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
-from flexsn_codegen.source._source import CoreSource, KernelSource, StepLayout
+from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_codegen.targets import Target
-from flexsn_codegen.targets.cpp import CPP
 from flexsn_graph import (
     MAX_DIMENSIONS,
     TRACE_LOCK,
     ArgumentType,
+    CellGraph,
     Effects,
     MutationError,
+    NothingCutError,
     PointwiseGraph,
-    Role,
+    StepGraph,
     Substituted,
     TorchError,
+    cells_gradient_of,
     gradient_of,
     pointwise_effects,
+    trace_cells,
     trace_pointwise,
 )
 from flexsn_graph.callers import warn
 
-_MAX_PLANS = 1024
-# As many kernels are kept that were made for some values of the numbers alone.
+# As many traces are kept that were made for some values of the numbers, or for some sizes, alone.
 _MAX_VARIANTS = 32
+_MAX_CUT = 64
 PREFIX = "host"
 
-Bound = Callable[..., tuple[Tensor, ...]]
+Bound = Callable[..., Any]
 """From all tensors, the captured ones last, to the results and the written arguments."""
-
-
-@dataclass(slots=True)
-class Variant:
-    """A trace that serves all numbers that meet its conditions.
-
-    Attributes:
-        conditions: what was decided by the numbers, with its outcome.
-        slots: for each number that the kernel takes, what it is computed by.
-    """
-
-    traced: PointwiseGraph
-    source: CoreSource
-    conditions: Conditions
-    slots: Sequence[Expression]
-    built: dict[tuple[Any, ...], Built] = field(default_factory=dict)
-
-    def fits(self, numbers: Sequence[Any]) -> bool:
-        """Whether a call with these numbers would be traced alike."""
-        return hold(self.conditions, numbers)
-
-    def integers(self, numbers: Sequence[Any]) -> list[int]:
-        """What the kernel takes for the numbers, in order."""
-        return integers(self.source, self.slots, numbers)
-
-
-@dataclass(slots=True)
-class Built:
-    """A kernel for one layout of the arguments; compiled at the first launch."""
-
-    source: KernelSource
-    kernel: Any = None
-
-    def compiled(self) -> Any:
-        if self.kernel is None:
-            self.kernel = self.source.target.compile(self.source)
-        return self.kernel
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """All of a launch but where its tensors are, and the numbers of the call.
-
-    Attributes:
-        plan: how it walks its tensors.
-        dtypes: of the results that are new memory.
-        operands: for each of the kernel's tensors, where it is among those of the call and then the results.
-        integers: the kernel's, without those of the numbers, which come last.
-    """
-
-    built: Built
-    plan: Plan
-    dtypes: Sequence[torch.dtype]
-    operands: Sequence[int]
-    integers: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """All of one launch: a kernel, its tensors in the order of its parameters, and its integers."""
-
-    built: Built
-    tensors: Sequence[Tensor]
-    numbers: Sequence[int]
-    numel: int
 
 
 class Kernel:
     """A function of tensors and numbers, in one structure of arguments and for one kind of tensors.
 
+    A function that cuts dimensions into pieces and joins them is traced for arguments of their own shapes; one trace
+    serves all sizes of the dimensions that it does not cut. Another one is traced for tensors of one shape, and its
+    trace serves all shapes that broadcast.
+
     Args:
         bind: for one trace's numbers, the function of the tensors alone.
         captured: what the function reads besides its arguments.
+        cuts: whether it cuts.
         written: positions of the tensors that the function changes.
         result: the structure of what it returns.
         gradient: whether it is that of another function.
+        must_cut: as for `flexsn_graph.trace_cells`.
+        otherwise: raised where it turns out to cut nothing; by default the tracer's own error.
+        batched: gives the function over a batch; by default `torch.func.vmap` makes it.
 
     Attributes:
         key: names it in graphs.
+        single: whether it returned a tensor when it was traced last, not a tuple of tensors.
     """
 
     def __init__(
@@ -135,21 +83,26 @@ class Kernel:
         numerics: Numerics,
         bind: Callable[[Notes], Bound],
         *,
-        autograd: bool,
         captured: Captured,
+        cuts: bool = False,
         written: tuple[int, ...] = (),
         result: Structure = ("other", ""),
         gradient: bool = False,
+        must_cut: bool = True,
+        otherwise: Exception | None = None,
+        batched: Callable[[], Kernel] | None = None,
     ) -> None:
-        self.name, self.numerics, self.autograd = name, numerics, autograd
+        self.name, self.numerics, self.captured, self.cuts = name, numerics, captured, cuts
         self.written, self.result = written, result
-        self.captured = captured
+        self.must_cut, self.single = must_cut, True
         self.key = named(name, self)
         self._bind = bind
         self._gradient = gradient
-        self._variants: dict[tuple[Any, ...], list[Variant]] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._otherwise = otherwise
+        self._variants: dict[tuple[Any, ...], list[Trace]] = {}
         self._gradients: dict[tuple[Any, ...], Kernel] = {}
+        self._batched: Kernel | None = None
+        self._batched_by = batched or self._over_a_batch
 
     @staticmethod
     def of(
@@ -159,10 +112,8 @@ class Kernel:
         structure: Structure,
         examples: Sequence[Tensor],
         numbers: Sequence[Any],
-        *,
-        autograd: bool,
     ) -> Kernel:
-        """A kernel of a user's function.
+        """A kernel of a user's function, which cuts nothing.
 
         Args:
             examples: the tensors of a call, of which shape, dtype and device are looked at.
@@ -182,7 +133,7 @@ class Kernel:
         captured = Captured(fn, name)
         met: dict[int, Tensor] = {}
         try:
-            with captured.reads.restored():
+            with in_words_of(name), captured.reads.restored():
                 effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
                 with captured.reads.preserved():
                     pointwise_effects(unbound, types, dimensions, device, name)
@@ -190,7 +141,7 @@ class Kernel:
         except TorchError:
             if not met:
                 # It may know better what is wrong, but for writes, which are fine here.
-                with contextlib.suppress(MutationError), captured.reads.preserved():
+                with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
@@ -216,8 +167,7 @@ class Kernel:
 
             return function
 
-        written = effects.written
-        return Kernel(name, numerics, bind, autograd=autograd, captured=captured, written=written, result=result)
+        return Kernel(name, numerics, bind, captured=captured, written=effects.written, result=result)
 
     # -- traces --------------------------------------------------------------------------------------------
 
@@ -228,44 +178,48 @@ class Kernel:
         wanted: Sequence[bool],
         target: Target,
         scalars: Sequence[bool] | None = None,
-    ) -> Variant:
+    ) -> Trace:
         """The trace for such tensors and numbers.
 
         Args:
-            tensors: all of them, the captured ones last.
+            tensors: all of them, the captured ones last; their sizes may be symbols.
             wanted: for each, whether autograd follows what is computed from it.
             scalars: for each, whether it promotes as a tensor without dimensions; by default, if it has none.
+
+        Raises:
+            UnsupportedOpError, TraceError: no kernel computes it.
         """
         dimensions = _dimensions(tensors)
-        if dimensions > MAX_DIMENSIONS:
+        if dimensions > MAX_DIMENSIONS and not self.cuts:
             raise ArgumentError(f"{self.name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
-        flags = [t.dim() == 0 for t in tensors] if scalars is None else scalars
+        flags = [t.dim() == 0 for t in tensors] if scalars is None or self.cuts else scalars
         types = tuple(
             ArgumentType(t.dtype, scalar and dimensions > 0, want)
             for t, scalar, want in zip(tensors, flags, wanted, strict=True)
         )
-        device = tensors[0].device
-        variants = self._variants.setdefault((target.name, dimensions, device.type, types), [])
-        for variant in variants:
-            if variant.fits(numbers):
-                return variant
-        with TRACE_LOCK:
-            # Another thread may have made it meanwhile.
-            for variant in variants:
-                if variant.fits(numbers):
-                    return variant
-            return self._new_variant(variants, types, dimensions, device, numbers, target)
+        kinds = tuple(t.dim() for t in tensors) if self.cuts else dimensions
+        variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types), [])
+        found = _serving(variants, tensors, numbers)
+        if found is None:
+            with TRACE_LOCK:
+                # Another thread may have made it meanwhile.
+                found = _serving(variants, tensors, numbers)
+                if found is None:
+                    found = self._new_variant(variants, types, tensors, list(numbers), target)
+        self.single = found.graph.single
+        return found
 
     def _new_variant(
         self,
-        variants: list[Variant],
+        variants: list[Trace],
         types: Sequence[ArgumentType],
-        dimensions: int,
-        device: torch.device,
-        numbers: Sequence[Any],
+        tensors: Sequence[Tensor],
+        numbers: list[Any],
         target: Target,
-    ) -> Variant:
-        if len(variants) >= _MAX_VARIANTS:
+    ) -> Trace:
+        if self.cuts:
+            del variants[_MAX_CUT - 1 :]
+        elif len(variants) >= _MAX_VARIANTS:
             warn(
                 f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
                 "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
@@ -274,113 +228,72 @@ class Kernel:
                 otherwise=self.captured.where,
             )
             variants.clear()
-        variant = self._traced(types, dimensions, device, list(numbers), target)
-        variants.insert(0, variant)
-        return variant
+        trace = self._traced(types, tensors, numbers, target)
+        variants.insert(0, trace)
+        return trace
 
     def _traced(
-        self, types: Sequence[ArgumentType], dimensions: int, device: torch.device, numbers: list[Any], target: Target
-    ) -> Variant:
-        def trace(notes: Notes) -> tuple[PointwiseGraph, list[CoreSource], object]:
-            bound = self._bind(notes)
-            traced = trace_pointwise(
-                bound, types, dimensions, device, self.name, gradient=self._gradient, reads=self.captured.reads
-            )
-            source = emit_core(
-                traced.step,
-                self.name,
-                prune=True,
-                precision=self.numerics.precision,
-                fast_math=self.numerics.fast_math,
-                target=target,
-                numbers=PREFIX if notes.numbers else None,
-            )
-            return traced, [source], None
+        self, types: Sequence[ArgumentType], tensors: Sequence[Tensor], numbers: list[Any], target: Target
+    ) -> Trace:
+        shapes = tuple(tuple(_size(size) for size in t.shape) for t in tensors) if self.cuts else None
 
-        with self.captured.traced():
-            traced, sources, conditions, slots = follow(trace, numbers)
-        return Variant(traced, sources[0], conditions, slots[0])
+        def trace(notes: Notes) -> tuple[PointwiseGraph | CellGraph, list[CoreSource], object]:
+            graph, steps, structure = self._graph(self._bind(notes), types, tensors, shapes)
+            sources = [
+                emit_core(
+                    step,
+                    self.name,
+                    prune=True,
+                    precision=self.numerics.precision,
+                    fast_math=self.numerics.fast_math,
+                    target=target,
+                    numbers=PREFIX if notes.numbers else None,
+                )
+                for step in steps
+            ]
+            return graph, sources, structure
+
+        try:
+            # A whole number may decide what is cut, and two of them may cut these sizes alike, and not others.
+            whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
+            with in_words_of(self.name), self.captured.traced():
+                graph, sources, conditions, slots = follow(trace, numbers, whole)
+        except NothingCutError:
+            if self._otherwise is None:
+                raise
+            raise self._otherwise from None
+        cells = graph.steps if isinstance(graph, CellGraph) else (None,)
+        steps = [TracedStep(*step) for step in zip(sources, slots, cells, strict=True)]
+        return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes)
+
+    def _graph(
+        self,
+        bound: Bound,
+        types: Sequence[ArgumentType],
+        tensors: Sequence[Tensor],
+        shapes: tuple[tuple[int, ...], ...] | None,
+    ) -> tuple[PointwiseGraph | CellGraph, list[StepGraph], object]:
+        """The graph, that of each step, and what has to be the same for other numbers."""
+        gradient, reads = self._gradient, self.captured.reads
+        if shapes is None:
+            dimensions, device = _dimensions(tensors), tensors[0].device
+            whole = trace_pointwise(bound, types, dimensions, device, self.name, gradient=gradient, reads=reads)
+            return whole, [whole.step], None
+        if any(type(size) is not int for t in tensors for size in t.shape):
+            pairs = zip(shapes, tensors, strict=True)
+            tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
+        wanted = [argument.requires_grad for argument in types]
+        graph = trace_cells(bound, tensors, wanted, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads)
+        steps = [(s.inputs, s.outputs, s.dtypes, s.sizes, s.where) for s in graph.steps]
+        structure = (steps, graph.results, graph.dtypes, graph.differentiable, graph.single, graph.free)
+        return graph, [step.step for step in graph.steps], structure
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
         """Its tensors, from those that it reads alone and those that it writes, each in order."""
         of_read, of_written = iter(read), iter(written)
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
-    # -- launches ------------------------------------------------------------------------------------------
-
-    def plan(self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
-        """How a kernel walks these tensors, and those of `outs`, which have the shape that they broadcast to."""
-        every = (*tensors, *outs)
-        if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return plan_layout(every)  # symbols
-        key = tuple([(t.shape, t.stride()) for t in every])
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = plan_layout(every)
-        return plan
-
-    def built(self, variant: Variant, plan: Plan, num_inputs: int, num_outs: int = 0) -> Built:
-        """The kernel for a layout."""
-        key = (plan.layouts, num_outs)
-        built = variant.built.get(key)
-        if built is None:
-            source = _source(self.name, variant, plan.layouts, num_inputs, self.written, num_outs)
-            built = variant.built[key] = Built(source)
-        return built
-
-    def planned(self, tensors: Sequence[Tensor], variant: Variant, outs: Sequence[Tensor] = ()) -> Planned:
-        """All of a launch but where its tensors are, and the numbers of the call.
-
-        Args:
-            outs: as for `prepare`.
-        """
-        plan = self.plan(tensors, outs)
-        self._check_written(tensors, plan)
-        num_results = len(variant.traced.dtypes) - len(self.written)
-        built = self.built(variant, plan, len(tensors), len(outs))
-        operands, integers = [], [plan.numel]
-        for param in built.source.params:
-            operand = param.index
-            where: int | None = param.index
-            if param.role is Role.OUTPUT:
-                where = _place_of_output(param.index, num_results, len(tensors), self.written, len(outs))
-                written = param.index >= num_results
-                operand = self.written[param.index - num_results] if written else len(tensors) + param.index
-            operands.append(operand)
-            if where is not None:
-                integers += plan.numbers[where]
-        return Planned(built, plan, variant.traced.dtypes[:num_results], operands, integers)
-
-    def prepare(
-        self,
-        tensors: Sequence[Tensor],
-        numbers: Sequence[Any],
-        variant: Variant,
-        outs: Sequence[Tensor] = (),
-    ) -> tuple[list[Tensor], Launch]:
-        """The results, not yet computed, and the launch that computes them.
-
-        Args:
-            outs: where the results are to be written; none: to new memory.
-        """
-        planned = self.planned(tensors, variant, outs)
-        plan, first = planned.plan, tensors[0]
-        results = list(outs) or [
-            first.new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in planned.dtypes
-        ]
-        every = [*tensors, *results]
-        integers = [*planned.integers, *variant.integers(numbers)]
-        return results, Launch(planned.built, [every[i] for i in planned.operands], integers, plan.numel)
-
-    def _check_written(self, tensors: Sequence[Tensor], plan: Plan) -> None:
-        for i in self.written:
-            if tuple(tensors[i].shape) != plan.shape:
-                raise ArgumentError(
-                    f"{self.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, and its arguments "
-                    f"broadcast to {list(plan.shape)}: what is written in place has the shape of all."
-                )
+    # -- calls ---------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -389,63 +302,93 @@ class Kernel:
         wanted: Sequence[bool],
         outs: Sequence[Tensor] = (),
         scalars: Sequence[bool] | None = None,
-    ) -> tuple[list[Tensor], Variant]:
+    ) -> tuple[list[Tensor], Trace]:
         """Launches; the results, without the written arguments."""
-        target = target_on(tensors[0].device, self.name)
-        variant = self.variant(tensors, numbers, wanted, target, scalars)
+        trace = self.variant(tensors, numbers, wanted, target_on(tensors[0].device, self.name), scalars)
         given = [t.detach().resolve_neg() for t in tensors]
         for i in self.written:
             given[i] = tensors[i].detach()
-        results, todo = self.prepare(given, numbers, variant, outs)
-        if todo.numel:
-            launch(
-                target,
-                todo.built.compiled(),
-                todo.tensors,
-                todo.numbers,
-                todo.numel,
-                fast_math=self.numerics.fast_math,
-            )
-        return results, variant
+        if not self.cuts:
+            return trace.plan(given, outs).run(given, trace.words(numbers), outs), trace
+        results = trace.plan(given).run(given, trace.words(numbers))
+        for out, result in zip(outs, results, strict=bool(outs)):
+            if out.shape != result.shape:
+                raise TraceError(
+                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
+                    "numbers that the graph was compiled for. What decides shapes has to be a constant of the graph."
+                )
+            out.copy_(result)
+        return list(outs) or results, trace
 
-    def source(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> KernelSource:
-        """The kernel for such arguments."""
-        variant = self.variant(tensors, numbers, [False] * len(tensors), target)
-        return self.built(variant, self.plan(tensors), len(tensors)).source
+    def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+        """What the function returns, of its results and its tensors."""
+        if self.cuts:
+            return results[0] if self.single else tuple(results)
+        return results_together(self.result, results, tensors)
+
+    def sources(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> list[KernelSource]:
+        """The kernels for such arguments, mostly one. Meta tensors will do."""
+        trace = self.variant(tensors, numbers, [False] * len(tensors), target)
+        return [launch.built.source for launch in trace.plan(tensors).launches]
 
     def empty_results(
         self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target, scalars: Sequence[bool] | None
     ) -> list[Tensor]:
         """Memory for the results, without the written arguments."""
-        variant = self.variant(tensors, numbers, [False] * len(tensors), target, scalars)
-        plan = self.plan(tensors)
-        dtypes = variant.traced.dtypes[: len(variant.traced.dtypes) - len(self.written)]
-        return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
+        trace = self.variant(tensors, numbers, [False] * len(tensors), target, scalars)
+        return trace.plan(tensors).results(tensors[0])
 
-    # -- gradients -----------------------------------------------------------------------------------------
+    # -- gradients and batches -----------------------------------------------------------------------------
 
     def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*wanted gradients)`.
 
-        Each gradient has the shape that all arguments broadcast to; that of an argument without dimensions may be
-        of a wider dtype, to be summed in it.
+        Where nothing is cut, each gradient has the shape that all arguments broadcast to; that of an argument without
+        dimensions may be of a wider dtype, to be summed in it.
         """
         key = (tuple(wanted), tuple(differentiable))
         found = self._gradients.get(key)
         if found is None:
+            gradient_by = cells_gradient_of if self.cuts else gradient_of
 
             def bind(notes: Notes) -> Bound:
-                return gradient_of(self._bind(notes), len(wanted), differentiable, wanted)
+                return gradient_by(self._bind(notes), len(wanted), differentiable, wanted)
 
             found = self._gradients[key] = Kernel(
                 f"{self.name}_backward",
                 self.numerics,
                 bind,
-                autograd=self.autograd,
                 captured=self.captured,
+                cuts=self.cuts,
                 gradient=True,
+                batched=lambda: self.batched().gradient(wanted, differentiable),
             )
         return found
+
+    def batched(self) -> Kernel:
+        """A function that cuts, over a batch, which all of its arguments and results have as their first dimension."""
+        if self._batched is None:
+            self._batched = self._batched_by()
+        return self._batched
+
+    def _over_a_batch(self) -> Kernel:
+        def bind(notes: Notes) -> Bound:
+            return torch.func.vmap(self._bind(notes))
+
+        name = f"{self.name}_batched"
+        return Kernel(name, self.numerics, bind, captured=self.captured, cuts=True, must_cut=False)
+
+
+def _serving(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Trace | None:
+    for trace in traces:
+        if trace.fits(numbers) and trace.serves(tensors):
+            return trace
+    return None
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """A size, which may be a symbol, in the call that a graph is made for."""
+    return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
 _kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -459,7 +402,7 @@ def named(name: str, kernel: object) -> str:
 
 
 def kernel_of(key: str) -> Any:
-    """The kernel that a graph names: a `Kernel`, or a `CutFunction`.
+    """The kernel that a graph names: a `Kernel`, or a call over lists.
 
     Raises:
         KernelGoneError: it is not in this process, or no longer.
@@ -505,38 +448,3 @@ def _kinds(result: Structure) -> list[Structure]:
     if result[0] == "dict":
         return [kind for _, part in result[1] for kind in _kinds(part)]
     return [result]
-
-
-def _place_of_output(
-    index: int, num_results: int, num_inputs: int, written: Sequence[int], num_outs: int
-) -> int | None:
-    """Where an output's layout is among a plan's; `None`: it is new memory, dense in the kernel's order."""
-    if index >= num_results:
-        return written[index - num_results]
-    return num_inputs + index if num_outs else None
-
-
-def _source(
-    name: str, variant: Variant, layouts: Sequence[StepLayout], num_inputs: int, written: Sequence[int], num_outs: int
-) -> KernelSource:
-    """The kernel `(*inputs that are used, *results, *written, N, *numbers of the strided tensors, *numbers)`."""
-    core = variant.source
-    w = core.target.writer(sizes=["N"])
-    w.begin()
-    inputs = [w.add(port.role, port.index, layouts[port.index]) for port in core.arguments]
-    count = len(variant.traced.dtypes)
-    results = []
-    for i in range(count):
-        place = _place_of_output(i, count - len(written), num_inputs, written, num_outs)
-        results.append(w.add(Role.OUTPUT, i) if place is None else w.add(Role.OUTPUT, i, layouts[place]))
-    numbers = w.add_numbers(core)
-    for port in inputs:
-        w.load(port.name, port)
-    w.call([port.name for port in results], core, [*(port.name for port in inputs), *numbers])
-    for port in results:
-        w.store(port, port.name)
-    source = w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")
-    if core.target is CPP and (written or num_outs):
-        # What is written may be what is read: the compiler is not to be told otherwise.
-        source = replace(source, source=source.source.replace("* __restrict ", "* "))
-    return source

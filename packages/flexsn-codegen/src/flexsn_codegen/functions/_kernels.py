@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.errors import ArgumentError, TraceError
 from flexsn_codegen.functions._calls import Structure, check_signature
-from flexsn_codegen.functions._checks import without_tensors
-from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._checks import check_tensors, without_tensors
+from flexsn_codegen.functions._cutting import cut_for_graphs, cut_of
 from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._launch import target_on
 from flexsn_codegen.functions._layout import plan_layout
 from flexsn_codegen.source._numerics import Numerics
-from flexsn_graph import TRACE_LOCK, TorchError
+from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
+# Kernels that cut are kept for as many kinds of calls.
+_MAX_CUTS = 256
 _handles = itertools.count(1)
 _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDictionary()
 
@@ -27,27 +31,27 @@ class Kernels:
 
     Attributes:
         handle: finds it again: see `kernels_of`.
-        cuts: the function as one that cuts, for the structures and kinds of arguments in which graphs have it so.
+        cuts: kernels that cut, for the structures and kinds of arguments in which graphs have them.
         captured: by a kernel's key, the tensors that it captures, for graphs, which read them here at each call.
         list_calls: calls over lists that graphs name.
-        known_cuts: the function as one that cuts, by the structures of calls in eager mode.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, numerics: Numerics, *, autograd: bool) -> None:
         self.fn, self.name, self.numerics, self.autograd = fn, name, numerics, autograd
         self.captured: dict[str, tuple[Tensor, ...]] = {}
-        self.cuts: dict[tuple[Any, ...], CutFunction] = {}
+        self.cuts: dict[tuple[Any, ...], Kernel] = {}
         self.list_calls: dict[tuple[Any, ...], Any] = {}
-        self.known_cuts: dict[Structure, CutFunction] = {}
         self.handle = str(next(_handles))  # compilers may make symbols of whole numbers
         self._known: dict[tuple[Any, ...], Kernel] = {}
+        self._cut: dict[tuple[Any, ...], Kernel] = {}
+        self._last_cut: dict[Structure, Kernel] = {}
         _functions[self.handle] = self
 
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel for such a call, and the captured tensors as they are now."""
-        key = (structure, *[(t.dtype, t.dim(), t.device.type) for t in tensors])
+        """The kernel for such a call on whole tensors, and the captured ones as they are now."""
+        key = _key(structure, tensors)
         found = self._fetched(key)
         if found is None:
             with TRACE_LOCK:
@@ -66,7 +70,7 @@ class Kernels:
         check_signature(self.fn, self.name, structure)
         plan_layout(tensors)  # they broadcast, or it says so
         try:
-            kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers, autograd=self.autograd)
+            kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers)
         except (TypeError, TorchError):
             if tensors or isinstance(self.fn, torch.nn.Module):
                 raise
@@ -74,9 +78,69 @@ class Kernels:
         self._known[key] = kernel
         return kernel, tuple(kernel.captured.tensors)
 
+    def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+        """The kernel for such a call, if it is known to cut there, and the captured tensors as they are now."""
+        found = self._cut.get(_key(structure, tensors)) if self._cut else None
+        captured = None if found is None else found.captured.fetch()
+        return None if found is None or captured is None else (found, captured)
+
+    def cut_after(
+        self, error: Exception, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
+    ) -> tuple[Kernel, tuple[Tensor, ...]]:
+        """The kernel that cuts for such a call, and the captured tensors.
+
+        Args:
+            error: the reason why there is no kernel on whole tensors.
+
+        Raises:
+            The reason why it is a kernel of neither kind.
+        """
+        grad = torch.is_grad_enabled()
+        try:
+            # What torch refuses for the tracer's shapes may be fine for the arguments' own.
+            must_cut = not isinstance(error, TorchError)
+            cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
+            captured = tuple(cut.captured.tensors)
+            every = [*tensors, *captured]
+            check_tensors(self.name, every)
+            wanted = [grad and t.requires_grad for t in every]
+            cut.variant(every, numbers, wanted, target_on(every[0].device, self.name))
+        except NothingCutError:
+            raise error from None
+        except (TorchError, MutationError) as second:
+            if isinstance(error, ArgumentError) or isinstance(second, MutationError):
+                raise error from second
+            raise second from None  # it speaks of the arguments' own shapes
+        except TraceError:
+            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
+                raise error from None
+            raise
+        if len(self._cut) >= _MAX_CUTS:
+            self._cut.clear()
+        self._cut[_key(structure, tensors)] = cut
+        self._last_cut[structure] = cut
+        return cut, captured
+
+    def cut_for_graphs(
+        self,
+        structure: Structure,
+        kinds: tuple[tuple[torch.dtype, int], ...],
+        numbers: Sequence[Any],
+        otherwise: Exception,
+    ) -> Kernel:
+        """The kernel that cuts, for a graph, whose sizes are not known; see `_cutting.cut_for_graphs`."""
+        known = self._last_cut.get(structure)
+        made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
+        self.cuts[structure, kinds] = made
+        return made
+
     def all(self) -> list[Kernel]:
-        """Those that there are."""
+        """Existing kernels on whole tensors."""
         return list(self._known.values())
+
+
+def _key(structure: Structure, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return (structure, *[(t.dtype, t.dim(), t.device.type) for t in tensors])
 
 
 def kernels_of(handle: str) -> Kernels:

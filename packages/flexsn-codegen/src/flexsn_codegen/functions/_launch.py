@@ -1,4 +1,4 @@
-"""Launches pointwise kernels: in Triton on a GPU, in C++ or in Triton's interpreter on the CPU."""
+"""Launches of pointwise kernels: in Triton on a GPU, in C++ or in Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
@@ -80,56 +80,20 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
     return addresses
 
 
-def launch(
-    target: Target,
-    kernel: Any,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[int],
-    numel: int,
-    *,
-    fast_math: bool,
-) -> Any:
-    """Runs a kernel over `numel` elements.
+class Launcher:
+    """Launches of one kernel over as many elements of tensors of the same dtypes, on one device.
 
-    Args:
-        kernel: from `target.compile`.
-        tensors: in the order of the kernel's parameters.
-        numbers: its integer arguments, the first of them `numel`.
-
-    Returns:
-        What Triton has compiled for a GPU; on the CPU `None`.
-
-    Raises:
-        As `addresses_of`.
-    """
-    addresses = addresses_of(tensors)
-    if isinstance(kernel, CppKernel):
-        run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=fast_math)
-        run([*addresses, *numbers, torch.get_num_threads()])
-        return None
-    if interpreted():
-        block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
-        with interpreting():
-            kernel[(-(-numel // block),)](*tensors, *numbers, BLOCK=block)
-        return None
-    options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
-    with torch.cuda.device(tensors[0].device):
-        return kernel[_grid(numel)](*tensors, *numbers, BLOCK=BLOCK, **options)
-
-
-class RepeatedLaunch:
-    """`launch` of one kernel over as many elements of tensors of the same dtypes, as often as it is called.
-
-    What such launches have in common is asked once: in C++ the compiled function, on a GPU Triton's binary for these
+    What such launches have in common is found once: in C++ the compiled function, on a GPU Triton's binary for these
     numbers and alignments.
 
     Args:
-        target, kernel, numel, fast_math: as for `launch`.
-        like: tensors as in each call.
+        kernel: from `Target.compile`.
+        like: tensors as in each call, in the order of the kernel's parameters.
+        numel: the number of elements.
     """
 
-    def __init__(self, target: Target, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool) -> None:
-        self._target, self._kernel, self._numel, self._fast_math = target, kernel, numel, fast_math
+    def __init__(self, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool) -> None:
+        self._kernel, self._numel, self._fast_math = kernel, numel, fast_math
         self._device = like[0].device
         self._in_cpp: Callable[[Sequence[int]], None] | None = None
         if isinstance(kernel, CppKernel):
@@ -137,34 +101,48 @@ class RepeatedLaunch:
         # By numbers and alignments, which decide what Triton compiles.
         self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
 
+    def serves(self, device: torch.device) -> bool:
+        """True if it launches on this device."""
+        return device == self._device
+
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """Launches.
+
+        Args:
+            numbers: the kernel's integer arguments, the first of them the number of elements.
+
+        Raises:
+            As `addresses_of`.
+        """
         places = addresses_of(tensors)
         if self._in_cpp is not None:
             self._in_cpp([*places, *numbers, torch.get_num_threads()])
-            return
-        kind = (*numbers, *[place % 16 for place in places])
+        elif interpreted():
+            block = min(1 << (self._numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
+            with interpreting():
+                self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
+        else:
+            self._on_gpu(tensors, numbers, (*numbers, *[place % 16 for place in places]))
+
+    def _on_gpu(self, tensors: Sequence[Tensor], numbers: Sequence[int], kind: tuple[int, ...]) -> None:
         again = self._again.get(kind)
-        if again is not None:
-            if _single_device():
+        if again is not None and _single_device():
+            again(tensors)
+            return
+        with torch.cuda.device(self._device):
+            if again is not None:
                 again(tensors)
-            else:
-                with torch.cuda.device(self._device):
-                    again(tensors)
-            return
-        compiled = launch(self._target, self._kernel, tensors, numbers, self._numel, fast_math=self._fast_math)
-        if compiled is None:
-            return
+                return
+            options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
+            grid = (-(-self._numel // BLOCK),)
+            compiled = self._kernel[grid](*tensors, *numbers, BLOCK=BLOCK, **options)
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
-        self._again[kind] = launcher(compiled, (*_grid(self._numel), 1, 1), (*numbers, BLOCK), self._device)
+        self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, BLOCK), self._device)
 
 
 # Of one repeated call: its numbers may be others every time.
 _MAX_BINARIES = 16
-
-
-def _grid(numel: int) -> tuple[int]:
-    return (-(-numel // BLOCK),)
 
 
 @functools.cache

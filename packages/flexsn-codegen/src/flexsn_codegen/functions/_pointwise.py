@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
-from flexsn_codegen.errors import OF_A_CALL, AutogradError, TransformError
+from flexsn_codegen.errors import AutogradError, SignatureError, TransformError
 from flexsn_codegen.functions._calls import take_apart, take_lists_apart
 from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
 from flexsn_codegen.functions._foreach import OverLists
@@ -19,7 +19,7 @@ from flexsn_codegen.functions._foreach_op import lists_by_operator
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
 from flexsn_codegen.functions._launch import addresses_of
-from flexsn_codegen.functions._pieces import Pieces
+from flexsn_codegen.functions._plan import Trace
 from flexsn_codegen.functions._prepared import NOT_PREPARED, Launches, PreparedCalls
 from flexsn_codegen.functions._recorded import by_operator
 from flexsn_codegen.functions._run import run
@@ -27,7 +27,7 @@ from flexsn_codegen.source._numerics import Numerics, Precision
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import NothingCutError, PointwiseGraph
+from flexsn_graph import PointwiseGraph
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ R = TypeVar("R")
 def pointwise(
     fn: fx.Graph,
     *,
-    autograd: bool = False,
+    autograd: bool = True,
     name: str | None = None,
     precision: Precision = "eager",
     fast_math: bool = False,
@@ -48,17 +48,28 @@ def pointwise(
 def pointwise(
     fn: Callable[P, R],
     *,
-    autograd: bool = False,
+    autograd: bool = True,
     name: str | None = None,
     precision: Precision = "eager",
     fast_math: bool = False,
 ) -> Pointwise[P, R]: ...
 
 
+@overload
 def pointwise(
-    fn: Callable[..., object] | fx.Graph,
+    fn: None = None,
     *,
-    autograd: bool = False,
+    autograd: bool = True,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> Callable[[Callable[P, R]], Pointwise[P, R]]: ...
+
+
+def pointwise(
+    fn: Callable[..., object] | fx.Graph | None = None,
+    *,
+    autograd: bool = True,
     name: str | None = None,
     precision: Precision = "eager",
     fast_math: bool = False,
@@ -66,13 +77,15 @@ def pointwise(
     """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: a function, a module or an `fx.Graph`, written for tensors of one common shape. It may use any torch op that
-            works element by element, and returns a tensor, or tuples, lists and dicts of tensors. Tensors of no
-            dimension promote as in eager mode. What it writes in place to an argument is written to the caller's
-            tensor, by the same kernel; it may then return nothing. Tensors that it captures (a module's parameters, a
-            closure's) are read as they are at each call, with gradients.
-        autograd: whether gradients can flow through, and gradients of gradients; each backward is one kernel
-            more, which computes what it needs again from the arguments.
+        fn: a function, a method, a module or an `fx.Graph`; without it, `pointwise` is a decorator. It is written for
+            tensors of one common shape, may use any torch op that works element by element, and returns a tensor, or
+            tuples, lists and dicts of tensors. Tensors of no dimension promote as in eager mode. What it writes in
+            place to an argument is written to the caller's tensor, by the same kernel; it may then return nothing.
+            Tensors that it captures (a module's parameters, a closure's) are read as they are at each call, with
+            gradients.
+        autograd: gradients flow through where an argument requires one, and gradients of gradients; each backward is
+            one kernel more, which computes what it needs again from the arguments. If false, a call with such an
+            argument is an error, outside of `torch.no_grad()`.
         name: for the kernel; by default the function's.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` computes them in float32 and rounds results and gradients alone.
@@ -93,15 +106,27 @@ def pointwise(
     Example:
         >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
         >>> y = swiglu(torch.randn(8, 64), torch.randn(64), 6.0)
+        >>> @pointwise(fast_math=True)
+        ... def softplus(x, beta=1.0):
+        ...     return torch.log1p(torch.exp(beta * x)) / beta
     """
     numerics = Numerics(precision, fast_math)
-    made = Pointwise(cast(Any, fn), autograd=autograd, name=name, numerics=numerics)
-    return made
+    if fn is None:
+        return functools.partial(Pointwise, autograd=autograd, name=name, numerics=numerics)
+    return Pointwise(cast(Any, fn), autograd=autograd, name=name, numerics=numerics)
 
 
 class Pointwise(Generic[P, R]):
-    """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes and
-    numbers."""
+    """A function as one kernel. One trace serves a kind of arguments (dtypes, number of dimensions), whatever the sizes
+    and numbers.
+
+    It has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class it is a
+    method: each instance has a function of its own, which reads the instance as a module reads itself.
+    """
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[P, R]
 
     def __init__(self, fn: Callable[P, R] | fx.Graph, *, autograd: bool, name: str | None, numerics: Numerics) -> None:
         self._fn: Callable[..., Any] = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
@@ -110,9 +135,10 @@ class Pointwise(Generic[P, R]):
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
         self._kernels = Kernels(self._fn, self._name, numerics, autograd=autograd)
         self._over_lists = OverLists(self._kernels)
-        self._pieces = Pieces(self._kernels)
         self._prepared = PreparedCalls()
-        functools.update_wrapper(self, self._fn, assigned=("__doc__",), updated=())
+        functools.update_wrapper(self, self._fn, updated=())
+        self.__name__ = self._name
+        self._instance: tuple[Any, str] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel; returns what the function returns."""
@@ -121,9 +147,42 @@ class Pointwise(Generic[P, R]):
         structure, parts = take_apart(self._name, args, kwargs)
         return cast(R, by_operator(self._kernels, structure, parts))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies, and what is loaded from a file, compile by themselves."""
-        return _remade, (self._fn, self._autograd, self._name, self._numerics)
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickles by name what a module has by the name of its function, and methods with their instances. Other copies
+        compile by themselves."""
+        if self._instance is not None:
+            return getattr, self._instance
+        qualname = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in qualname.split("."):
+            found = getattr(found, part, None)
+        return qualname if found is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> Pointwise[..., R]: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Pointwise[..., R]:
+        """Binds a method: the function of one instance, which the instance keeps."""
+        if instance is None or not hasattr(self, "_attribute") or not hasattr(self._fn, "__get__"):
+            return self
+        kept = getattr(instance, "__dict__", None)
+        if kept is None:
+            raise SignatureError(
+                f"{owner.__qualname__} has __slots__ and no __dict__, in which {self._name} could keep the kernels of "
+                "an instance. Give it a slot '__dict__', or make a function of it that takes the tensors."
+            )
+        bound = Pointwise(
+            self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
+        )
+        bound._instance = (instance, self._attribute)
+        kept[self._attribute] = bound  # found before this is asked again
+        return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel, and writes its results to tensors that are there, as ``out=`` of torch's functions does.
@@ -203,13 +262,13 @@ class Pointwise(Generic[P, R]):
             target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
         """
         kernel, tensors, numbers = self._known(args, kwargs)
-        return kernel.source(tensors, numbers, target)
+        return kernel.sources(tensors, numbers, target)[0]
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for such arguments."""
         kernel, tensors, numbers = self._known(args, kwargs)
         wanted = [self._autograd and t.requires_grad for t in tensors]
-        return kernel.variant(tensors, numbers, wanted, TRITON).traced
+        return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
@@ -220,7 +279,7 @@ class Pointwise(Generic[P, R]):
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
-        traced = kernel.variant(tensors, numbers, flags, TRITON).traced
+        traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
             raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
         return Gradient(kernel.gradient(flags, traced.differentiable))
@@ -246,22 +305,7 @@ class Pointwise(Generic[P, R]):
                 )
             return by_operator(self._kernels, structure, parts)
         addresses_of([*parts.tensors, *(outs or ())])  # before they are looked at otherwise
-        cut = self._pieces.known(structure, parts)
-        if cut is not None and outs is None:
-            # For other numbers, it may cut nothing.
-            with contextlib.suppress(NothingCutError):
-                return self._pieces.run(*cut, parts)
-            cut = None
-        if cut is None:
-            try:
-                return run(self._kernels, structure, parts, outs, self._prepared)
-            except OF_A_CALL:
-                raise
-            except Exception as error:
-                if not parts.tensors or outs is not None:
-                    raise
-                cut = self._pieces.made(structure, parts, error)
-        return self._pieces.run(*cut, parts)
+        return run(self._kernels, structure, parts, outs, self._prepared)
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
         structure, parts = take_apart(self._name, args, kwargs)
@@ -276,6 +320,11 @@ def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numeric
     return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
 
 
+def _whole(trace: Trace) -> PointwiseGraph:
+    assert isinstance(trace.graph, PointwiseGraph)
+    return trace.graph
+
+
 class Gradient:
     """The kernel of a gradient, to be looked at: what it computes, and its source."""
 
@@ -284,8 +333,8 @@ class Gradient:
 
     def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
         """The kernel for such arguments and gradients of results."""
-        return self._kernel.source(inputs, [], target)
+        return self._kernel.sources(inputs, [], target)[0]
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for such arguments and gradients of results."""
-        return self._kernel.variant(inputs, [], [False] * len(inputs), TRITON).traced
+        return _whole(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))

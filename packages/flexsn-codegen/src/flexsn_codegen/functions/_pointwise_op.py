@@ -16,12 +16,12 @@ from torch.library import wrap_triton
 
 from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, is_exporting
 from flexsn_codegen.errors import ArgumentError
+from flexsn_codegen.functions._autograd import Differentiated, batch_first, by_operator_with, gradients, setup
 from flexsn_codegen.functions._by_values import by_values, has_symbols, like
 from flexsn_codegen.functions._checks import check_writes_in_graph
-from flexsn_codegen.functions._cut import CutFunction
-from flexsn_codegen.functions._forward_mode import tangents_of
-from flexsn_codegen.functions._kernel import Kernel, Launch, kernel_of
+from flexsn_codegen.functions._kernel import Kernel, kernel_of
 from flexsn_codegen.functions._launch import BLOCK, CPP_BLOCK, addresses_of, interpreted, target_of, target_on
+from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
 # Graphs hold the source alone: their libraries stay open as long as they are among the last ones used.
@@ -118,102 +118,25 @@ def _plain(numbers: Sequence[Any]) -> list[int | float]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, numbers, scalars, key = inputs
-    kernel = kernel_of(key)
-    wanted = [t.requires_grad for t in tensors]
-    variant = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars)
-    ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, list(scalars)
-    ctx.differentiable = variant.traced.differentiable
-    ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
-    ctx.save_for_backward(*tensors)
+    setup(ctx, kernel_of(key), numbers, scalars, tensors, output, [t.requires_grad for t in tensors])
 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    tensors = list(ctx.saved_tensors)
-    wanted = list(ctx.needs_input_grad[0])
-    pairs = zip(grads, ctx.differentiable, strict=True)
-    there = [flows and g is not None for g, flows in pairs]
-    given = [g for g, flows in zip(grads, there, strict=True) if g is not None and flows]
+    def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
+        return found
+
     # What is given back has the structure of the arguments, in which an empty list is one of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
-    if not given or not any(wanted):
-        return [None] * len(tensors), *rest
-    gradient = ctx.kernel.gradient(wanted, there)
-    scalars = [*ctx.scalars, *[False] * len(given)]
-    found = iter(pointwise_op([*tensors, *given], ctx.numbers, scalars, gradient.key))
-    return [_like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)], *rest
-
-
-def _like(gradient: Tensor, tensor: Tensor) -> Tensor:
-    return gradient.sum_to_size(tensor.shape).to(tensor.dtype)
+    return list(gradients(ctx, grads, ctx.needs_input_grad[0], apply)), *rest
 
 
 pointwise_op.register_autograd(_backward, setup_context=_setup)
-
-
-class Transformed(torch.autograd.Function):
-    """The operator under transforms of `torch.func`, which do not take the gradient of an operator's own."""
-
-    @staticmethod
-    def forward(
-        kernel: Kernel | CutFunction, numbers: Sequence[Any], scalars: Sequence[bool], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        return tuple(pointwise_op(list(tensors), list(numbers), list(scalars), kernel.key))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        kernel, numbers, scalars, *tensors = inputs
-        wanted = ctx.needs_input_grad[3:]
-        if not any(wanted):  # derivatives are taken forward, of which nothing is told beforehand
-            wanted = [t.is_floating_point() for t in tensors]
-        variant = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars)
-        ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, scalars
-        ctx.differentiable = variant.traced.differentiable
-        ctx.results = [(r.shape, r.dtype) for r in output]
-        ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        there = [flows and g is not None for g, flows in zip(grads, ctx.differentiable, strict=True)]
-        given = [g for g, flows in zip(grads, there, strict=True) if flows]
-        if not given or not any(wanted):
-            return (None,) * (3 + len(tensors))
-        gradient = ctx.kernel.gradient(wanted, there)
-        scalars = (*ctx.scalars, *(False for _ in given))
-        found = iter(Transformed.apply(gradient, ctx.numbers, scalars, *tensors, *given))
-        return (
-            None,
-            None,
-            None,
-            *(_like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)),
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, _kernel: None, _numbers: None, _scalars: None, *tangents: Tensor | None) -> Any:
-        def apply(kernel: Any, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
-            found: tuple[Tensor, ...] = Transformed.apply(kernel, ctx.numbers, tuple(scalars), *tensors)
-            return found
-
-        tensors, flows = ctx.saved_tensors, ctx.differentiable
-        return tuple(tangents_of(ctx.kernel, tensors, ctx.numbers, ctx.scalars, tangents, ctx.results, flows, apply))
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], kernel: Kernel | CutFunction, numbers: Any, scalars: Any, *tensors: Tensor
-    ) -> tuple[Any, Any]:
-        if isinstance(kernel, CutFunction):
-            batch = _all_batched(info.batch_size, tensors, in_dims[3:])
-            results = Transformed.apply(kernel.batched(), numbers, scalars, *batch)
-        else:
-            results = Transformed.apply(kernel, numbers, scalars, *_batch_first(tensors, in_dims[3:]))
-        return results, (0,) * len(results)
+by_operator_with(pointwise_op)
 
 
 def _transformed(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], key: str) -> list[Tensor]:
-    results: tuple[Tensor, ...] = Transformed.apply(kernel_of(key), tuple(numbers), tuple(scalars), *tensors)
+    results: tuple[Tensor, ...] = Differentiated.apply(kernel_of(key), tuple(numbers), tuple(scalars), *tensors)
     return list(results)
 
 
@@ -233,29 +156,9 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
             f"{kernel_of(kernel).name} writes to a tensor that vmap does not go over, once for each element that it "
             "goes over. Give that tensor a dimension for them."
         )
-    first = _batch_first([*read, *written], [*of_read, *of_written])
+    first = batch_first([*read, *written], [*of_read, *of_written])
     results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)
     return results, [0] * len(results)
-
-
-def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """Views `[batch, ...]` of all."""
-    pairs = zip(tensors, dims, strict=True)
-    return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
-
-
-def _batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """Views that broadcast to `[batch, *shape]`."""
-    ranks = [t.dim() - (dim is not None) for t, dim in zip(tensors, dims, strict=True)]
-    most = max(ranks)
-    moved = []
-    for tensor, dim, rank in zip(tensors, dims, ranks, strict=True):
-        if dim is None:
-            moved.append(tensor)
-            continue
-        first = tensor.movedim(dim, 0)
-        moved.append(first.reshape(first.shape[0], *(1,) * (most - rank), *first.shape[1:]) if most > rank else first)
-    return moved
 
 
 # -- launches in a compiler's graph --------------------------------------------------------------------------
@@ -271,23 +174,25 @@ def _is_direct(device: torch.device) -> bool:
 def _lowered(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Any) -> list[Tensor]:
     target = target_on(tensors[0].device, kernel.name)
     constants = _plain(numbers)
-    variant = kernel.variant(tensors, constants, [False] * len(tensors), target, scalars)
-    results, todo = kernel.prepare(tensors, constants, variant)
-    _record(todo, fast_math=kernel.numerics.fast_math)
-    return results
+    trace = kernel.variant(tensors, constants, [False] * len(tensors), target, scalars)
+    plan, words = trace.plan(tensors), trace.words(constants)
+    new = plan.allocated(tensors[0])
+    for launch in plan.launches:
+        _record(launch, [*tensors, *new], words[launch.step])
+    return new
 
 
-def _record(todo: Launch, *, fast_math: bool) -> None:
-    kernel = todo.built.compiled()
+def _record(launch: PlannedLaunch, every: Sequence[Tensor], words: Sequence[int]) -> None:
+    kernel, tensors, numbers = launch.built.compiled(), launch.tensors(every), [*launch.integers, *words]
     if isinstance(kernel, CppKernel):
-        text = kernel.text(tuple(t.dtype for t in todo.tensors), CPP_BLOCK, fast_math=fast_math)
+        text = kernel.text(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=launch.fast_math)
         first = kernel.first_written
-        launch_cpp(list(todo.tensors[:first]), list(todo.tensors[first:]), list(todo.numbers), text)
+        launch_cpp(tensors[:first], tensors[first:], numbers, text)
         return
     from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
 
-    grid = ((todo.numel + BLOCK - 1) // BLOCK,)
-    wrap_triton(standalone(kernel))[grid](*todo.tensors, *todo.numbers, BLOCK=BLOCK)
+    grid = ((launch.numel + BLOCK - 1) // BLOCK,)
+    wrap_triton(standalone(kernel))[grid](*tensors, *numbers, BLOCK=BLOCK)
 
 
 @pointwise_op.register_torch_dispatch(FunctionalTensorMode)
@@ -297,7 +202,7 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if has_symbols(numbers) and not is_exporting():
         with mode:
             return by_values(kernel, tensors, numbers, scalars, target_of(tensors[0].device))
-    if isinstance(kernel, CutFunction) or not _is_direct(tensors[0].device):
+    if kernel.cuts or not _is_direct(tensors[0].device):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode:
         return _lowered(kernel, tensors, numbers, scalars)

@@ -1,8 +1,8 @@
 """Calls like an earlier one, by the shortest road: without gradients, or anything else to be found out again.
 
 What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
-shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of results that
-are written to memory that is there, also what they have in common with the other tensors.
+shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of memory that is
+written, also what it has in common with the other tensors.
 """
 
 from __future__ import annotations
@@ -17,39 +17,34 @@ from torch import Tensor
 from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.functions._calls import Parts, Structure, results_together
 from flexsn_codegen.functions._checks import tell_written, wants_gradients
-from flexsn_codegen.functions._kernel import Kernel, Planned, Variant
-from flexsn_codegen.functions._launch import RepeatedLaunch, interpreted
-from flexsn_codegen.targets import Target
-from flexsn_graph.reads import Reads
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._launch import interpreted
+from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 
 # Of results, and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
-_MAX_CALLS = 1024
 # Instead of a result.
 NOT_PREPARED = object()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A call that can be made again.
 
     Attributes:
         captured: the kinds of the captured tensors.
-        outputs: shape, strides, dtype and device of each result; empty where they are written to what is there.
-        sharing: which of the tensors share memory, if results are written to what is there.
-        launch: of its kernel.
+        sharing: which of the tensors share memory, if there is some that is written.
+        single: as of the kernel, at this call.
         interpreted: whether it was prepared for Triton's interpreter.
     """
 
     kernel: Kernel
-    reads: Reads
     captured: list[Any]
-    variant: Variant
-    planned: Planned
-    launch: RepeatedLaunch
-    outputs: list[tuple[Any, ...]]
+    trace: Trace
+    plan: Plan
     sharing: list[tuple[int, int]]
+    single: bool
     interpreted: bool
 
 
@@ -69,41 +64,37 @@ class PreparedCalls:
         found = self._known.get(_key(structure, tensors, outs)) if self._known else None
         if found is None or is_forward_mode() or found.interpreted != interpreted():
             return NOT_PREPARED
-        captured = found.reads.fetch()
+        kernel, trace = found.kernel, found.trace
+        captured = kernel.captured.reads.fetch()
         if captured is None:
             return NOT_PREPARED
         if captured:
             if _kinds(captured) != found.captured:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
-        numbers = parts.numbers
-        if wants_gradients([*tensors, *(outs or ())]) or not found.variant.fits(numbers):
+        given = outs or []
+        if wants_gradients([*tensors, *given] if given else tensors) or not trace.fits(parts.numbers):
             return NOT_PREPARED
-        if outs is None:
-            results = [
-                torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                for shape, strides, dtype, device in found.outputs
-            ]
-        elif _sharing([*tensors, *outs]) == found.sharing:
-            results = outs
-        else:
+        if (kernel.written or given) and _sharing([*tensors, *given]) != found.sharing:
             return NOT_PREPARED
-        planned, every = found.planned, [*tensors, *results]
-        found.launch([every[i] for i in planned.operands], [*planned.integers, *found.variant.integers(numbers)])
-        if outs is not None:
-            tell_written(outs)
-        return results_together(found.kernel.result, results, ())
+        results = found.plan.run(tensors, trace.words(parts.numbers), given)
+        if given:
+            tell_written(given)
+        elif kernel.written:
+            tell_written([tensors[i] for i in kernel.written])
+        elif kernel.cuts:
+            return results[0] if found.single else tuple(results)
+        return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
         """What launches a call that has been made; `None`: it is not known, or has more to look at than tensors."""
         found = self._known.get(_key(structure, tensors, outs))
-        if found is None or found.captured or found.variant.integers([]):
+        if found is None or found.captured or any(found.trace.words([])):
             return None
-        launch, operands, numbers = found.launch, found.planned.operands, list(found.planned.integers)
+        plan, words = found.plan, found.trace.words([])
 
         def again(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-            every = [*tensors, *outs]
-            launch([every[i] for i in operands], numbers)
+            plan.run(tensors, words, outs)
             tell_written(outs)
 
         return again
@@ -113,36 +104,21 @@ class PreparedCalls:
         structure: Structure,
         tensors: Sequence[Tensor],
         captured: Sequence[Tensor],
-        numbers: Sequence[Any],
         kernel: Kernel,
-        reads: Reads,
-        target: Target,
+        trace: Trace,
         outs: list[Tensor] | None,
     ) -> None:
         """Prepares a call that has been made, if there are more to come that could be made so."""
         every = [*tensors, *captured]
-        if kernel.written or any(t.is_neg() for t in every):
+        if any(t.is_neg() for t in every):
             return
-        variant = kernel.variant(every, numbers, [False] * len(every), target)
-        planned = kernel.planned(every, variant, outs or ())
-        plan, device = planned.plan, every[0].device
-        if plan.numel == 0:
-            return
-        new = planned.dtypes if outs is None else []
-        outputs = [(plan.shape, plan.strides, dtype, device) for dtype in new]
-        like = [*every, *(outs or [torch.empty(0, dtype=dtype, device=device) for dtype in planned.dtypes])]
-        again = RepeatedLaunch(
-            target,
-            planned.built.compiled(),
-            [like[i] for i in planned.operands],
-            plan.numel,
-            fast_math=kernel.numerics.fast_math,
-        )
-        if len(self._known) >= _MAX_CALLS:
+        if len(self._known) >= MAX_PLANS:
             self._known.clear()
-        sharing = [] if outs is None else _sharing([*every, *outs])
+        given = outs or []
+        sharing = _sharing([*every, *given]) if given or kernel.written else []
+        plan = trace.plan(every, given)
         self._known[_key(structure, tensors, outs)] = _Call(
-            kernel, reads, _kinds(captured), variant, planned, again, outputs, sharing, interpreted()
+            kernel, _kinds(captured), trace, plan, sharing, trace.graph.single, interpreted()
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
 from flexsn_codegen._torch_private_modes import constant, is_forward_mode
 from flexsn_codegen.errors import OF_A_CALL, ArgumentError
+from flexsn_codegen.functions._autograd import Differentiated
 from flexsn_codegen.functions._calls import Parts, Structure, results_together
 from flexsn_codegen.functions._checks import (
     check_gradients,
@@ -19,12 +20,10 @@ from flexsn_codegen.functions._checks import (
     without_tensors,
     written_forward,
 )
-from flexsn_codegen.functions._cut import CutFunction
 from flexsn_codegen.functions._kernel import Kernel, kernel_of
 from flexsn_codegen.functions._kernels import Kernels, kernels_of
 from flexsn_codegen.functions._launch import target_of
-from flexsn_codegen.functions._pieces import cut_for_graphs
-from flexsn_codegen.functions._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
+from flexsn_codegen.functions._pointwise_op import pointwise_in_place_op, pointwise_op
 from flexsn_codegen.functions._writes import check_outs
 
 
@@ -52,7 +51,7 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
     if not written:
         scalars = [t.dim() == 0 for t in tensors]
         if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
-            results = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
+            results = Differentiated.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
         else:
             results = pointwise_op(tensors, parts.numbers, scalars, key)
         if outs is not None:
@@ -103,14 +102,14 @@ def _prepared(
         except Exception as error:
             if not kinds:
                 raise
-            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, numbers, error)
+            cut = kernels.cut_for_graphs(structure, kinds, numbers, error)
         else:
             num_captured = follow_reads(kernels, kernel)
             return kernel.key, num_captured, kernel.written, kernel.result, False
     return cut.key, follow_reads(kernels, cut), (), (), True
 
 
-def follow_reads(kernels: Kernels, kernel: Kernel | CutFunction) -> int:
+def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
     """Makes a graph with a kernel see what its function reads besides its arguments; the number of captured tensors.
 
     Another call of the graph gets other tensors; where anything else has changed, Dynamo records another graph.

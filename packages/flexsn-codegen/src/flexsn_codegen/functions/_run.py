@@ -1,13 +1,16 @@
-"""A call of a pointwise function, by one kernel on whole tensors."""
+"""A call of a pointwise function in eager mode."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from flexsn_codegen.functions._autograd import WithGradients
-from flexsn_codegen.functions._calls import Parts, Structure, results_together
+from flexsn_codegen.errors import OF_A_CALL
+from flexsn_codegen.functions._autograd import Differentiated
+from flexsn_codegen.functions._calls import Parts, Structure
 from flexsn_codegen.functions._checks import (
     check_gradients,
     check_into,
@@ -19,9 +22,11 @@ from flexsn_codegen.functions._checks import (
     without_tensors,
     written_forward,
 )
+from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
 from flexsn_codegen.functions._launch import target_on
 from flexsn_codegen.functions._prepared import PreparedCalls
+from flexsn_graph import NothingCutError
 
 
 def run(
@@ -31,13 +36,39 @@ def run(
     outs: list[Tensor] | None,
     prepared: PreparedCalls | None = None,
 ) -> Any:
-    """Calls a function.
+    """Calls a function: by its kernel on whole tensors, or, where there is none, by that which cuts.
 
     Args:
         outs: what the results are written to; `None`: new memory.
         prepared: gets the call, to make it again.
     """
-    kernel, captured = kernels.find(structure, parts.tensors, parts.numbers)
+    tensors, numbers = parts.tensors, parts.numbers
+    cut = kernels.known_cut(structure, tensors) if outs is None else None
+    if cut is not None:
+        # For other numbers, it may cut nothing.
+        with contextlib.suppress(NothingCutError):
+            return _run(kernels, structure, parts, *cut, None, prepared)
+    try:
+        found = kernels.find(structure, tensors, numbers)
+        return _run(kernels, structure, parts, *found, outs, prepared)
+    except OF_A_CALL:
+        raise
+    except Exception as error:
+        if not tensors or outs is not None:
+            raise
+        cut = kernels.cut_after(error, structure, tensors, numbers)
+    return _run(kernels, structure, parts, *cut, None, prepared)
+
+
+def _run(
+    kernels: Kernels,
+    structure: Structure,
+    parts: Parts,
+    kernel: Kernel,
+    captured: Sequence[Tensor],
+    outs: list[Tensor] | None,
+    prepared: PreparedCalls | None,
+) -> Any:
     tensors, numbers = parts.tensors, parts.numbers
     if captured or not tensors:
         tensors = [*tensors, *captured]
@@ -46,23 +77,25 @@ def run(
         check_tensors(kernels.name, tensors)
     if kernel.written:
         check_writes(kernel, tensors)
+    writes = bool(kernel.written) or outs is not None
     wants = wants_gradients([*tensors, *(outs or ())])
     if wants:
-        check_gradients(kernels.name, writes=bool(kernel.written) or outs is not None, autograd=kernels.autograd)
+        check_gradients(kernels.name, writes=writes, autograd=kernels.autograd)
     elif has_tangents(tensors):
         wants = True
-        if kernel.written or outs is not None:
+        if writes:
             raise written_forward(kernels.name)
     if wants:
-        results = WithGradients.apply(kernel, numbers, *tensors)
+        scalars = tuple([t.dim() == 0 for t in tensors])
+        results = Differentiated.apply(kernel, tuple(numbers), scalars, *tensors)
     else:
-        target = target_on(tensors[0].device, kernels.name)
+        wanted = [False] * len(tensors)
         if outs is not None:
-            dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes
-            check_into(kernel, tensors, dtypes, outs)
-        results = kernel.run(tensors, numbers, [False] * len(tensors), outs or ())[0]
+            trace = kernel.variant(tensors, numbers, wanted, target_on(tensors[0].device, kernels.name))
+            check_into(kernel, tensors, trace.dtypes, outs)
+        results, trace = kernel.run(tensors, numbers, wanted, outs or ())
         if prepared is not None:
-            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernel.captured.reads, target, outs)
-    if kernel.written or outs:
+            prepared.add(structure, parts.tensors, captured, kernel, trace, outs)
+    if writes:
         tell_written([*[tensors[i] for i in kernel.written], *(outs or ())])
-    return results_together(kernel.result, results, tensors)
+    return kernel.returned(results, tensors)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.functions._kernel import PREFIX, Planned, Variant
+from flexsn_codegen.functions._kernel import PREFIX
 from flexsn_codegen.functions._launch import BLOCK, interpreted
+from flexsn_codegen.functions._plan import PlannedLaunch, Trace
 from flexsn_codegen.source._numerics import compile_options
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton import TRITON, interpreting
@@ -30,7 +31,7 @@ class Group:
         table: `[programs, 2 + tensors]`: `first`, and the addresses.
     """
 
-    variant: Variant
+    variant: Trace
     kernel: Any
     fast_math: bool
     first: Tensor
@@ -66,23 +67,22 @@ class Member:
         cells: for each of the kernel's tensors, where it is among all.
     """
 
-    variant: Variant
-    planned: Planned
+    variant: Trace
+    launch: PlannedLaunch
     cells: list[int]
     dtypes: tuple[torch.dtype, ...]
-    fast_math: bool
 
     @property
     def can_join(self) -> bool:
         """Whether it can be part of a group: in Triton, on dense tensors."""
-        source = self.planned.built.source
-        return source.target is TRITON and len(self.planned.integers) == 1
+        source = self.launch.built.source
+        return source.target is TRITON and len(self.launch.integers) == 1
 
     def key(self, addresses: Sequence[int]) -> tuple[Any, ...]:
         """Equal for launches that can be one."""
-        aligned = self.planned.plan.numel % ALIGNMENT == 0
+        aligned = self.launch.numel % ALIGNMENT == 0
         aligned = aligned and not any(addresses[cell] % ALIGNMENT for cell in self.cells if addresses[cell])
-        return self.planned.built.source.name, self.dtypes, aligned, tuple(self.variant.slots)
+        return self.launch.built.source.name, self.dtypes, aligned, tuple(self.variant.steps[0].slots)
 
 
 class TableKernels:
@@ -94,7 +94,7 @@ class TableKernels:
     def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
         """Launches of equal keys as one; its table is not made yet."""
         member = members[0]
-        source = member.planned.built.source
+        source = member.launch.built.source
         key = (source.name, member.dtypes, aligned)
         kernel = self._known.get(key)
         if kernel is None:
@@ -102,13 +102,13 @@ class TableKernels:
             self._known[key] = kernel
         first, cells = [], []
         for one in members:
-            start = torch.arange(0, one.planned.plan.numel, BLOCK, dtype=torch.int64, device="cpu")
-            numel = torch.full_like(start, one.planned.plan.numel)
+            start = torch.arange(0, one.launch.numel, BLOCK, dtype=torch.int64, device="cpu")
+            numel = torch.full_like(start, one.launch.numel)
             first.append(torch.stack([start, numel], dim=1))
             cells.append(torch.tensor([one.cells] * len(start), dtype=torch.int64, device="cpu"))
         must = torch.tensor([one.cells for one in members], dtype=torch.int64, device="cpu") if aligned else None
         heads = torch.cat(first).to(device)
-        return Group(member.variant, kernel, member.fast_math, heads, torch.cat(cells).to(device), must, heads)
+        return Group(member.variant, kernel, member.launch.fast_math, heads, torch.cat(cells).to(device), must, heads)
 
 
 def _words(source: KernelSource) -> list[str]:

@@ -1,25 +1,23 @@
-"""Kernels of recurrent steps: one launch for all T, with products and the exchange of their operands inside."""
+"""Recurrent steps in one launch for all T: the loop, with products and the exchange of their operands inside.
+
+Languages write it: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
+"""
 
 from __future__ import annotations
 
-from flexsn_codegen.recurrent._loop import Call, Exchange, Loop, Multiply, NotOneLaunchError, loop_of
-from flexsn_codegen.recurrent._spec import Load, LoopSpec, Place, memory_of, two_strides
-from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
+from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, StageCall, loop_of
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, memory_of, two_strides
 
 __all__ = [
-    "COUNTER_DISTANCE",
-    "Call",
     "Exchange",
     "Load",
     "Loop",
-    "LoopKernel",
     "LoopSpec",
     "Multiply",
     "NotOneLaunchError",
-    "Place",
-    "Tiles",
+    "StageCall",
+    "ValueLayout",
     "loop_of",
-    "loop_source",
     "memory_of",
     "two_strides",
 ]

@@ -41,7 +41,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StageCall:
     """A pointwise stage.
 
     Attributes:
@@ -123,7 +123,7 @@ class Loop:
 
     width: int
     num_rows: int
-    parts: tuple[Call | Multiply, ...]
+    parts: tuple[StageCall | Multiply, ...]
     carried: Mapping[Port, tuple[int, torch.dtype]]
     exchanges: tuple[Exchange, ...]
     lasting: frozenset[Port]
@@ -159,7 +159,7 @@ class _Analysis:
         self._role = role
 
     def run(self) -> Loop:
-        parts: list[Call | Multiply] = []
+        parts: list[StageCall | Multiply] = []
         for part in self._parts:
             parts.append(self._call(part) if isinstance(part, Stage) else self._multiply(part))
         carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
@@ -210,7 +210,7 @@ class _Analysis:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _call(self, stage: Stage) -> Call:
+    def _call(self, stage: Stage) -> StageCall:
         width = stage.shape[-1] if stage.shape else 1
         self._same_rows(math.prod(stage.shape[:-1]), "a stage")
         reads: list[Columns | View] = []
@@ -240,7 +240,7 @@ class _Analysis:
             else:
                 writes.append(None)
                 stored.append(view)
-        return Call(stage, width, tuple(reads), tuple(writes), tuple(stored))
+        return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
     def _multiply(self, product: Product) -> Multiply:
         if product.op not in _OPS:
@@ -303,20 +303,20 @@ class _Analysis:
 
     # -- exchanges -------------------------------------------------------------------------------------------
 
-    def _exchanges(self, parts: Sequence[Call | Multiply]) -> tuple[Exchange, ...]:
+    def _exchanges(self, parts: Sequence[StageCall | Multiply]) -> tuple[Exchange, ...]:
         found: dict[Port, Exchange] = {}
         for part in parts:
             if isinstance(part, Multiply) and part.operand.port not in found:
                 port = part.operand.port
                 _, width, dtype = self._value(port)
                 if port.role is Role.OPERAND and port in self._staged.assembled:
-                    pieces = [w for p in parts if isinstance(p, Call) for w in p.writes if w and w.port == port]
+                    pieces = [w for p in parts if isinstance(p, StageCall) for w in p.writes if w and w.port == port]
                     if sum(piece.width for piece in pieces) != width:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
                 found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
         return tuple(found.values())
 
-    def _is_exact(self, port: Port, parts: Sequence[Call | Multiply]) -> bool:
+    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply]) -> bool:
         outputs: list[fx.Node] = []
         for part in parts:
             if isinstance(part, Multiply):

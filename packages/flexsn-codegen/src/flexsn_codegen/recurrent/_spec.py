@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flexsn_codegen.recurrent._loop import Call, Loop
+from flexsn_codegen.recurrent._loop import Loop, StageCall
 from flexsn_codegen.source._source import CoreSource
 from flexsn_graph import Role, View
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValueLayout:
     """How a value of each step lies in memory.
 
     Attributes:
@@ -44,8 +44,8 @@ class LoopSpec:
 
     loop: Loop
     cores: Sequence[CoreSource | None]
-    loads: Sequence[tuple[Load, Place]]
-    stores: Sequence[tuple[View, Place]]
+    loads: Sequence[tuple[Load, ValueLayout]]
+    stores: Sequence[tuple[View, ValueLayout]]
     matrix_strides: Mapping[int, tuple[int, ...]]
     backwards: bool
     from_zero: bool
@@ -56,7 +56,7 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     loads: list[Load] = []
     stores: list[View] = []
     for part in loop.parts:
-        if isinstance(part, Call):
+        if isinstance(part, StageCall):
             used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
             views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
             found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)

@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 from flexsn_codegen.scan._backward import backward_source
-from flexsn_codegen.scan._contract import (
-    get_flexsn_backward_kernel,
-    get_flexsn_forward_kernel,
-    get_flexsn_inference_final_state_kernel,
-    get_flexsn_inference_kernel,
-)
 from flexsn_codegen.scan._forward import forward_source
 from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
 
-__all__ = [
-    "BackwardSpec",
-    "ForwardSpec",
-    "backward_source",
-    "forward_source",
-    "get_flexsn_backward_kernel",
-    "get_flexsn_forward_kernel",
-    "get_flexsn_inference_final_state_kernel",
-    "get_flexsn_inference_kernel",
-]
+__all__ = ["BackwardSpec", "ForwardSpec", "backward_source", "forward_source"]

@@ -26,10 +26,10 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: what is read and written, and how.
     """
-    return _Backward(core, vjp, spec).write(name)
+    return _BackwardKernel(core, vjp, spec).write(name)
 
 
-class _Backward:
+class _BackwardKernel:
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
         self._spec = spec

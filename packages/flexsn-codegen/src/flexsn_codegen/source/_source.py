@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,3 +109,28 @@ def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[st
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
     return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in reserved else name
+
+
+def framed(
+    name: str,
+    target: Target,
+    params: Iterable[Port],
+    sizes: Iterable[str],
+    cores: Iterable[CoreSource],
+    content: str,
+    kernel: Callable[[str], str],
+) -> KernelSource:
+    """The source of a kernel.
+
+    Args:
+        name: the beginning of the kernel's name; a digest of `content` is the rest.
+        params, sizes: as in `KernelSource`.
+        cores: the functions that the kernel calls, in order.
+        content: everything that tells the kernel from others.
+        kernel: from the whole name to the text of the kernel's function.
+    """
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    full = f"{identifier(name, reserved=target.reserved)}_{digest}"
+    functions = "\n\n".join(core.source for core in cores)
+    source = f"{target.header}\n\n{functions}\n\n{kernel(full)}"
+    return KernelSource(full, source, tuple(params), tuple(sizes), target)

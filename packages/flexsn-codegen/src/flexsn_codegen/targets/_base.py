@@ -7,7 +7,6 @@ of their operands is negative, so that `//` and `%` are what they are in any lan
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,8 +26,9 @@ from flexsn_codegen.source._source import (
     KernelSource,
     StepLayout,
     Strided,
-    identifier,
+    framed,
 )
+from flexsn_codegen.source._walk import by_terms
 from flexsn_graph import Port, Role, facts_of
 
 Op = OpOverload
@@ -165,6 +165,38 @@ class Target(ABC):
     @abstractmethod
     def compile(self, source: KernelSource) -> Any:
         """What is called to launch a kernel."""
+
+    def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        """Layouts of a pointwise kernel's operands, which its source depends on, and the integers that it takes for
+        them, after the number of elements.
+
+        Args:
+            sizes: of the dimensions, outermost first, without those of one element.
+            strides: of each operand.
+        """
+        return by_terms(sizes, strides)
+
+    def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        """The kernel `(*inputs that are used, *results, N, *numbers of the layouts, *numbers)` of a function of one
+        element.
+
+        Args:
+            name: begins the kernel's name.
+            layouts: from `walk`, for the operands in this order.
+            may_overlap: what is written may be what is read.
+        """
+        w = self.writer(sizes=["N"])
+        w.begin()
+        operands = zip((*core.arguments, *core.results), layouts, strict=True)
+        ports = [w.add(port.role, port.index, layout) for port, layout in operands]
+        inputs, results = ports[: len(core.arguments)], ports[len(core.arguments) :]
+        numbers = w.add_numbers(core)
+        for port in inputs:
+            w.load(port.name, port)
+        w.call([port.name for port in results], core, [*(port.name for port in inputs), *numbers])
+        for port in results:
+            w.store(port, port.name)
+        return w.finish(name, [core], "One program: BLOCK elements.")
 
     def approximated(self, text: str, approximate: Approximate) -> str:
         """The text of an op with approximate functions in place of others; by default, there are none."""
@@ -447,11 +479,12 @@ class KernelWriter(ABC):
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        full_name = f"{identifier(name, reserved=self.target.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in (*self._once, *cores))
-        source = f"{self.target.header}\n\n{functions}\n\n{self._kernel(full_name, arguments, body, doc)}"
-        return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes), self.target)
+        called = (*self._once, *cores)
+
+        def kernel(full: str) -> str:
+            return self._kernel(full, arguments, body, doc)
+
+        return framed(name, self.target, self._params, self._sizes, called, text, kernel)
 
     def _text(self) -> str:
         """The lines that were collected."""

@@ -110,7 +110,7 @@ class Place:
         return same(now, before)
 
 
-class Entry(Place):
+class DictEntry(Place):
     """`mapping[key]` of a dictionary: an attribute, a global variable, an item."""
 
     __slots__ = ("_key", "_mapping")
@@ -129,7 +129,7 @@ class Entry(Place):
         return self._mapping, self._key
 
     def counterpart(self, twins: Counterparts) -> Place:
-        return Entry(self.name, twins.counterpart(self._mapping), twins.counterpart(self._key))
+        return DictEntry(self.name, twins.counterpart(self._mapping), twins.counterpart(self._key))
 
     def get(self) -> Any:
         return self._mapping[self._key]
@@ -143,7 +143,7 @@ class Entry(Place):
         return super().condition(before, token, bind)
 
 
-class ClassEntry(Entry):
+class ClassEntry(DictEntry):
     """The same of a class, whose dictionary is another object each time that it is asked for."""
 
     __slots__ = ("_cls",)

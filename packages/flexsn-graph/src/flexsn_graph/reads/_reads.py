@@ -35,6 +35,7 @@ class Reads:
         follow: whether anything can change; otherwise nothing is recorded, and the tensors are held.
 
     Attributes:
+        holds: a check at once of all places; it may say no where nothing counts, and then `fetch` tells.
         changed_by_core: names of what the core itself changes each time it runs, as a counter, which is not compared.
     """
 
@@ -48,6 +49,7 @@ class Reads:
         self._is_kept = False
         self._kinds: list[tuple[Any, ...]] = []  # of the tensors, when the trace was made
         self._guard = Guard({})
+        self.holds = self._guard.holds
         self._backward_guard = self._guard
 
     @contextmanager
@@ -186,6 +188,7 @@ class Reads:
 
     def _arm(self) -> None:
         self._guard = Guard(self._values)
+        self.holds = self._guard.holds
         read_backward = {place: value for place, value in self._values.items() if place.in_backward}
         self._backward_guard = Guard({p: v for p, v in read_backward.items() if not isinstance(v, Tensor)})
 

@@ -53,7 +53,7 @@ from flexsn_graph.reads._places import (
     ClassEntry,
     ClassKeys,
     Content,
-    Entry,
+    DictEntry,
     Equal,
     Place,
     Result,
@@ -350,7 +350,7 @@ class Recorder:
             name = f"{path}.{key}" if before == "." else f"{path}[{key!r}]"
             if isinstance(element, Tensor) and not isinstance(container, set):
                 if isinstance(container, dict | MappingProxyType):
-                    self._place(Entry(name, container, key))
+                    self._place(DictEntry(name, container, key))
                 else:
                     self._place(Result(name, f"item {key}", _item, container, key))
             self._meet(element, name)
@@ -461,7 +461,7 @@ class Recorder:
             return
         if own is not None:
             self.surroundings.note_read(("attributes", id(own)), name)
-            self._meet_place(Entry(full, own, name))
+            self._meet_place(DictEntry(full, own, name))
             if name in own:
                 return
         if found is not MISSING:
@@ -475,9 +475,9 @@ class Recorder:
             entries = own.get(registry)
             if entries is None:
                 continue
-            self._place(Entry(f"{path}.{registry}", own, registry))
+            self._place(DictEntry(f"{path}.{registry}", own, registry))
             self.surroundings.note_read(("attributes", id(entries)), name)
-            self._meet_place(Entry(f"{path}.{name}", entries, name))
+            self._meet_place(DictEntry(f"{path}.{name}", entries, name))
             if name in entries:
                 return
 
@@ -486,9 +486,9 @@ class Recorder:
         if name == "__dict__":
             self._meet_content(own, path, ".")
             return
-        self._meet_place(Entry(f"{path}.{name}", own, name))
+        self._meet_place(DictEntry(f"{path}.{name}", own, name))
         if name not in own:
-            self._meet_place(Entry(f"{path}.__getattr__", own, "__getattr__"))
+            self._meet_place(DictEntry(f"{path}.__getattr__", own, "__getattr__"))
 
     def _read_all(self, owner: Any, own: dict[str, Any] | None, path: str) -> None:
         if own is not None:
@@ -668,7 +668,7 @@ class Recorder:
             elif name[:2] == "__" or value is sys.modules:
                 continue
             elif type(value) in (*SCALARS, list, dict, set, deque) or value is os.environ:
-                self._meet_place(Entry(full, module.__dict__, name))
+                self._meet_place(DictEntry(full, module.__dict__, name))
             elif type(value).__module__.startswith("torch.backends"):
                 self._read_settings(value, full)
         if type(module) is not ModuleType:
@@ -683,10 +683,10 @@ class Recorder:
                     self._place(place)
 
     def _meet_variable(self, name: str, variables: dict[str, Any]) -> None:
-        self._meet_place(Entry(name, variables, name))
+        self._meet_place(DictEntry(name, variables, name))
         known = builtins.__dict__
         if name not in variables and not isinstance(known.get(name), BuiltinFunctionType | type):
-            self._meet_place(Entry(name, known, name))
+            self._meet_place(DictEntry(name, known, name))
 
     def _meet_import(self, level: int, name: str, variables: dict[str, Any]) -> None:
         if level:
@@ -698,7 +698,7 @@ class Recorder:
         for end in range(1, len(parts) + 1):
             full = ".".join(parts[:end])
             if not is_library(full):
-                self._meet_place(Entry(full, sys.modules, full))
+                self._meet_place(DictEntry(full, sys.modules, full))
 
     def _enter_module_hooks(self) -> None:
         """Hooks of all modules, which `nn.Module.__call__` looks for."""

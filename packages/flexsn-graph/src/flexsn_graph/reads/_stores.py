@@ -208,7 +208,7 @@ class Container(Store):
         return f"{self.name}[{key!r}]" if self._base in (dict, OrderedDict) else self.name
 
 
-class Memory(Store):
+class BufferStore(Store):
     """Contents of numpy's arrays, `bytearray` and `array.array`."""
 
     def __init__(self, name: str, value: Any) -> None:
@@ -306,7 +306,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     if base_of(value) in (list, dict, OrderedDict, set, deque):
         found.append((("content", id(value)), Container(name, value)))
     elif is_numpy(value, "ndarray") or kind.__name__ in ("bytearray", "array"):
-        found.append((("memory", id(value)), Memory(name, value)))
+        found.append((("memory", id(value)), BufferStore(name, value)))
     return found
 
 

@@ -37,7 +37,7 @@ from flexsn_graph.staging._order import Order
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
 from flexsn_graph.staging._sums import sum_last
-from flexsn_graph.staging._terms import Terms
+from flexsn_graph.staging._terms import SumsOverTime
 from flexsn_graph.staging._views import narrows, pieces_of, reaches, unsummed_shape, whole_view
 from flexsn_graph.tracing._positions import check_positions
 
@@ -121,7 +121,7 @@ class _Staging:
         self._groups: dict[tuple[Phase, int, tuple[int, ...]], _Group] = {}
         self._slots: dict[tuple[Phase, int], list[fx.Node]] = {}
         self._direct: dict[fx.Node, View] = {}
-        self._terms = Terms(places.ports, places.moving, places.view, self._product_argument)
+        self._terms = SumsOverTime(places.ports, places.moving, places.view, self._product_argument)
 
     def run(self) -> tuple[StagedStep, dict[int, Port]]:
         finals, leaves = self._split_results()

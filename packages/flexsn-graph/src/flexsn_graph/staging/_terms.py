@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 _prims = torch.ops.prims
 
 
-class Terms:
+class SumsOverTime:
     """What is summed over time, and what is done with the sums after the loop.
 
     Args:

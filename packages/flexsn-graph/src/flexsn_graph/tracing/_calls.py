@@ -15,11 +15,11 @@ from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.reads import is_library
-from flexsn_graph.traces._sizes import OF_SIZES, depends_on_batch
-from flexsn_graph.tracing._capture import CaptureMode, WriteError
+from flexsn_graph.tracing._capture import CaptureMode, UnexpectedWriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
-from flexsn_graph.tracing._prologue import Call, CalledOp, Hoists, Ref, stays
+from flexsn_graph.tracing._prologue import CalledOp, Hoists, RecordedCall, Ref, stays
 from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class CoreCalls(TorchFunctionMode):
             try:
                 with self._mode.on_trial(own) as ops:
                     result = self._call(func, args, kwargs)
-            except WriteError:
+            except UnexpectedWriteError:
                 return self._write(func, args, kwargs, tensors, refs, key)
             if not ops:  # it computes nothing
                 given = {id(t) for t in tensors}
@@ -203,12 +203,12 @@ class CoreCalls(TorchFunctionMode):
 
     def _new_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
-    ) -> Call:
+    ) -> RecordedCall:
         """What to do with a call, decided once, when it is met first."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
-        return Call(
+        return RecordedCall(
             getattr(func, "__name__", str(func)),
             tuple(self._mode.add_value(t) if any(t is n for n in new) else None for t in leaves),
             _numbers(refs),
@@ -241,7 +241,7 @@ class CoreCalls(TorchFunctionMode):
                 if known.storage in into and any(known.tensor is t for t in tensors)
             )
             name, location = getattr(func, "__name__", str(func)), user_location()
-            decided[key] = Call(name, (), _numbers(refs), can, writes=True, is_plain=False, location=location)
+            decided[key] = RecordedCall(name, (), _numbers(refs), can, writes=True, is_plain=False, location=location)
         call = decided[key]
         written = frozenset[int]().union(*(called.writes for called in ops))
         for known in before:
@@ -255,7 +255,9 @@ class CoreCalls(TorchFunctionMode):
                 number = self._mode.add_value(known.tensor)
                 can = call.stays and self._captures.stays(known.number)
                 reads = call.reads | {known.number}
-                decided[after] = Call(call.name, (number,), reads, stays=can, is_view=True, location=call.location)
+                decided[after] = RecordedCall(
+                    call.name, (number,), reads, stays=can, is_view=True, location=call.location
+                )
             (written_number,) = decided[after].results
             assert written_number is not None
             self._know(written_number, known.tensor, replaced=not decided[after].stays)
@@ -310,7 +312,7 @@ class CoreCalls(TorchFunctionMode):
             can = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
             name = "autograd.Function" if node is None else str(node.name())
             location = user_location()
-            decided[key] = Call(name, (number,), {old}, can, is_view=True, is_plain=False, location=location)
+            decided[key] = RecordedCall(name, (number,), {old}, can, is_view=True, is_plain=False, location=location)
         (new,) = decided[key].results
         assert new is not None
         self._mode.defer(tensor, self._mode.behind(tensor))

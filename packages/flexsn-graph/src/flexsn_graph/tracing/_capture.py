@@ -42,7 +42,7 @@ _aten = torch.ops.aten
 _CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
 
 
-class WriteError(Exception):
+class UnexpectedWriteError(Exception):
     """An op would have written where nothing may be written while a call is only looked at."""
 
 
@@ -99,7 +99,7 @@ class CaptureMode(TorchDispatchMode):
         """As `apart`, for what is only looked at: nothing of it counts.
 
         Args:
-            guarded: memory that is not written to: `WriteError` is raised before an op does.
+            guarded: memory that is not written to: `UnexpectedWriteError` is raised before an op does.
         """
         done, around = len(self.trail), self._guarded
         self._guarded = guarded
@@ -176,7 +176,7 @@ class CaptureMode(TorchDispatchMode):
                 location,
             )
         if not written.isdisjoint(self._guarded):
-            raise WriteError
+            raise UnexpectedWriteError
         self._meet_all(leaves)
         set_stack_trace(stack_trace(location, str(func)))
         args, kwargs = _on_one_device(leaves, args, kwargs, writes)

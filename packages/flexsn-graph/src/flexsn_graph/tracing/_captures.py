@@ -11,7 +11,7 @@ from torch import Tensor
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like
 from flexsn_graph._torch_private_ops import pytree
-from flexsn_graph.tracing._prologue import Call, Ref
+from flexsn_graph.tracing._prologue import RecordedCall, Ref
 from flexsn_graph.tracing._refusals import storage_of
 
 _TOLD_APART = (
@@ -41,7 +41,7 @@ class Captures:
         self.tensors: dict[int, Tensor] = {}
         self.aliases: list[tuple[int, Tensor]] = []
         self.passing: set[int] = set()
-        self.decided: dict[Hashable, Call] = {}
+        self.decided: dict[Hashable, RecordedCall] = {}
         self.lifted: tuple[int, ...] | None = None
         self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
@@ -101,7 +101,7 @@ class Captures:
         self._by_storage[storage_of(self.stand_ins[number])] = number
         return number
 
-    def call_of(self, number: int) -> Call | None:
+    def call_of(self, number: int) -> RecordedCall | None:
         """The call that gives a value; `None`: it is captured."""
         return next((call for call in self.decided.values() if number in call.results), None)
 

@@ -75,7 +75,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A call on captured tensors alone.
 
     Attributes:
@@ -116,7 +116,7 @@ class ComputedBefore:
     forward: fx.GraphModule
     backward: tuple[fx.GraphModule | None, ...]
     gradients: tuple[tuple[int, ...], ...]
-    first: Call
+    first: RecordedCall
     device: torch.device
     refusals: Mapping[int, Exception] = field(default_factory=dict)
 

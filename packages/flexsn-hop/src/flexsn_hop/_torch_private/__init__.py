@@ -9,9 +9,9 @@ from flexsn_hop._torch_private._builtin import builtin_scan, builtin_while_loop
 from flexsn_hop._torch_private._dispatch import below_autograd, implement, refuse_autograd
 from flexsn_hop._torch_private._dynamo import (
     CapturedCall,
-    CapturedStep,
     CapturedTreeCall,
     CaptureHooks,
+    DynamoStep,
     TreeCaptureHooks,
     TreeParts,
     register_with_dynamo,
@@ -35,8 +35,8 @@ from flexsn_hop.versions import say_if_newer
 __all__ = [
     "CaptureHooks",
     "CapturedCall",
-    "CapturedStep",
     "CapturedTreeCall",
+    "DynamoStep",
     "HigherOrderOperator",
     "InductorCall",
     "LowersItself",

@@ -54,7 +54,7 @@ class CaptureHooks:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedStep:
+class DynamoStep:
     """The graph of a step that Dynamo has captured.
 
     Attributes:
@@ -122,7 +122,7 @@ class TreeCaptureHooks:
     """
 
     before: Callable[[CapturedTreeCall], dict[str, Any] | Callable[..., Any]]
-    after: Callable[[CapturedTreeCall, CapturedStep], tuple[list[int], list[int | None], int]]
+    after: Callable[[CapturedTreeCall, DynamoStep], tuple[list[int], list[int | None], int]]
     parts: TreeParts
     operator: Any
 
@@ -262,7 +262,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
-        """The graph of one step, from the input sequences, states and lifted tensors; see `CapturedStep`.
+        """The graph of one step, from the input sequences, states and lifted tensors; see `DynamoStep`.
 
         Also gives the structure of what the step returned, and the proxies of what it captures.
         """
@@ -300,7 +300,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             )
         items: Any = result
         results = [example(variable) for variable in items.items]
-        step = CapturedStep(
+        step = DynamoStep(
             torch.fx.GraphModule(dict(tx.output.nn_modules), graph),
             [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")],
             results,

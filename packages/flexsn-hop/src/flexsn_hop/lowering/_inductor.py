@@ -15,6 +15,7 @@ from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import InductorCall
 from flexsn_hop.callers import warn
 from flexsn_hop.errors import LoweringError
+from flexsn_hop.loop._eager import describe
 from flexsn_hop.lowering._lowering import (
     LOWERING_VARIABLE,
     NO_KERNELS,
@@ -26,7 +27,6 @@ from flexsn_hop.lowering._lowering import (
 )
 from flexsn_hop.lowering._opaque import encode_program, run_scan
 from flexsn_hop.lowering._padding import without_padding
-from flexsn_hop.operator._eager import describe
 
 __all__ = ["lower"]
 

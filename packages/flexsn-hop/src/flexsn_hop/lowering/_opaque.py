@@ -5,25 +5,23 @@ A compiler that knows nothing of the scan can call it: Inductor does, where no k
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout
-from flexsn_hop._text import read_graph, write_graph
 from flexsn_hop._torch_private import numbers_of_a_step
-from flexsn_hop.operator._loop import (
+from flexsn_hop.loop._loop import (
     backward_loop,
     backward_samples,
     backward_shapes,
     forward_loop,
     forward_shapes,
 )
+from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
 
 __all__ = ["encode_program", "run_scan"]
 
@@ -52,38 +50,16 @@ class _Program:
 def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout) -> str:
     """The text that :func:`run_scan` takes: layout and nodes of the graphs.
 
-    Base64, because code generators write it into a string literal of Python or C++.
-
     Raises:
         LoweringError: A graph holds something that has no text.
     """
-    program = {"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs]}
-    return base64.b64encode(json.dumps(program).encode()).decode()
+    return to_text({"layout": write_layout(layout), "graphs": [write_graph(graph) for graph in graphs]})
 
 
 @functools.lru_cache(maxsize=512)
 def _decode(program: str) -> _Program:
-    content = json.loads(base64.b64decode(program))
-    fields = content["layout"]
-    layout: ScanLayout | BackwardLayout
-    if "scan" in fields:
-        lists = {key: tuple(v) for key, v in fields.items() if isinstance(v, list)}
-        layout = BackwardLayout(scan=ScanLayout(**fields["scan"]), saved_interval=fields["saved_interval"], **lists)
-    else:
-        layout = ScanLayout(**fields)
-    return _Program(tuple(map(read_graph, content["graphs"])), layout)
-
-
-def _merge(
-    tensors: Sequence[torch.Tensor],
-    sizes: Sequence[int] | None,
-    size_positions: Sequence[int] | None,
-) -> list[Any]:
-    """The flat arguments; AOTInductor's runtime gives an empty list as None."""
-    args: list[Any] = list(tensors)
-    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
-        args.insert(position, size)
-    return args
+    content = from_text(program)
+    return _Program(tuple(map(read_graph, content["graphs"])), read_layout(content["layout"]))
 
 
 def _run(
@@ -92,7 +68,7 @@ def _run(
     sizes: Sequence[int] | None,
     size_positions: Sequence[int] | None,
 ) -> list[torch.Tensor]:
-    return list(_decode(program).run(_merge(tensors, sizes, size_positions)))
+    return list(_decode(program).run(merged(tensors, sizes, size_positions)))
 
 
 def _shapes(
@@ -103,7 +79,7 @@ def _shapes(
 ) -> list[torch.Tensor]:
     # Not from the cache: the graph's constants are fake here.
     with numbers_of_a_step(tensors):
-        return list(_decode.__wrapped__(program).shapes(_merge(tensors, sizes, size_positions)))
+        return list(_decode.__wrapped__(program).shapes(merged(tensors, sizes, size_positions)))
 
 
 # The loop reads any strides, so that the compiler need not copy an input to a certain layout.

@@ -11,10 +11,10 @@ import torch
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import below_autograd, outside_of_tracing, trace_step
-from flexsn_hop.errors import DoubleBackwardError
+from flexsn_hop.double_backward import refuse_double_backward
+from flexsn_hop.loop._arguments import StepFunction
+from flexsn_hop.loop._loop import backward_samples, forward_samples
 from flexsn_hop.lowering._lowering import checkpoint_interval, find_lowerings
-from flexsn_hop.operator._arguments import StepFunction
-from flexsn_hop.operator._loop import backward_samples, forward_samples
 from flexsn_hop.operator._operator import flex_sn_scan, flex_sn_scan_backward
 from flexsn_hop.operator._vjp import Activity, find_activity, step_vjp, without_absent
 
@@ -80,11 +80,17 @@ def _autograd(
         interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
     spare = SPARE_CHECKPOINTS if interval and isinstance(flat_args[0].shape[0], torch.SymInt) else 0
     options = _Options(lowering, version, (interval, spare))
-    results = _Scan.apply(core, layout, activity, options, *flat_args)
+    results = _ScanFunction.apply(core, layout, activity, options, *flat_args)
     return tuple(results)
 
 
-class _Scan(torch.autograd.Function):
+_NO_SECOND = (
+    "the gradient of flex_sn_scan has no gradient itself (double backward, create_graph=True) in a graph: "
+    "use eager_scan, or scan without a compiler, or leave create_graph out"
+)
+
+
+class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -145,6 +151,7 @@ class _Scan(torch.autograd.Function):
         vjp, layout = without_absent(trace_step(step_vjp(ctx.core, layout), samples), layout)
         if not any(layout.needs):
             return (None,) * (4 + len(layout.needs))
+        results: Sequence[torch.Tensor | None]
         with torch.no_grad():
             results = flex_sn_scan_backward(
                 ctx.core,
@@ -156,21 +163,6 @@ class _Scan(torch.autograd.Function):
                 version=ctx.options.version,
             )
         if torch.is_grad_enabled():  # create_graph
-            results = _Once.apply(len(results), *results, *args)
+            results = refuse_double_backward(results, args, _NO_SECOND)
         found = iter(results)
         return (None, None, None, None, *(next(found) if need else None for need in layout.needs))
-
-
-class _Once(torch.autograd.Function):
-    """Gradients that raise when they are differentiated, by whichever argument they were computed from."""
-
-    @staticmethod
-    def forward(ctx: Any, num_gradients: int, *gradients_and_arguments: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(gradient.view_as(gradient) for gradient in gradients_and_arguments[:num_gradients])
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        raise DoubleBackwardError(
-            "the gradient of flex_sn_scan has no gradient itself (double backward, create_graph=True) in a graph: "
-            "use eager_scan, or scan without a compiler, or leave create_graph out"
-        )

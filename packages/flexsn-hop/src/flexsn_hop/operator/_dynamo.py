@@ -15,10 +15,10 @@ from flexsn_hop._torch_private import (
     register_with_dynamo,
     why_dynamo_cannot_capture,
 )
-from flexsn_hop.lowering._lowerable import through_scan, through_while_loop
+from flexsn_hop.loop._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+from flexsn_hop.loop._eager import check_step, empty_scan, plain_scan
+from flexsn_hop.lowering._builtin import through_scan, through_while_loop
 from flexsn_hop.lowering._lowering import code_version, find_lowerings, requested_lowering
-from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
-from flexsn_hop.operator._eager import check_step, empty_scan, plain_scan
 from flexsn_hop.operator._inspect import inspect_step
 
 __all__ = ["dynamo_hop_available", "node_options", "offer_to_dynamo", "why_dynamo_hop_unavailable"]

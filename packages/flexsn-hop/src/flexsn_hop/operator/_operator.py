@@ -18,13 +18,9 @@ from flexsn_hop._torch_private import (
     outside_of_tracing,
     refuse_autograd,
 )
-from flexsn_hop.lowering._inductor import lower
-from flexsn_hop.lowering._lowering import requested_lowering
-from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_zero_states
-from flexsn_hop.operator._dynamo import offer_to_dynamo
-from flexsn_hop.operator._eager import empty_scan
-from flexsn_hop.operator._inspect import inspect_step
-from flexsn_hop.operator._loop import (
+from flexsn_hop.loop._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_zero_states
+from flexsn_hop.loop._eager import empty_scan
+from flexsn_hop.loop._loop import (
     backward_loop,
     backward_samples,
     backward_shapes,
@@ -32,6 +28,10 @@ from flexsn_hop.operator._loop import (
     forward_samples,
     forward_shapes,
 )
+from flexsn_hop.lowering._inductor import lower
+from flexsn_hop.lowering._lowering import requested_lowering
+from flexsn_hop.operator._dynamo import offer_to_dynamo
+from flexsn_hop.operator._inspect import inspect_step
 
 __all__ = [
     "FlexSNScan",

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout
-from flexsn_hop.operator._absent import is_zero
-from flexsn_hop.operator._arguments import StepFunction
-from flexsn_hop.operator._eager import step_values
+from flexsn_hop.loop._absent import is_zero
+from flexsn_hop.loop._arguments import StepFunction
+from flexsn_hop.loop._eager import step_values
 
 __all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from flexsn_hop._torch_private import (
-    CapturedStep,
     CapturedTreeCall,
+    DynamoStep,
     TreeCaptureHooks,
     TreeParts,
     is_transforming,
@@ -142,7 +142,7 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
     return node_options([*call.inputs, *call.states], final_state=True)
 
 
-def _after(captured: CapturedTreeCall, step: CapturedStep) -> tuple[list[int], list[int | None], int]:
+def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
     """Check what one step returned.
 
     Gives the order of a core's results among the tensors of the step's graph, for each leaf of what the

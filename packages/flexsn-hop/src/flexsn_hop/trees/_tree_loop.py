@@ -11,7 +11,7 @@ import torch
 
 from flexsn_hop._torch_private import outside_of_tracing, unlogged
 from flexsn_hop.errors import EmptyScanError
-from flexsn_hop.operator._eager import run_steps, stack_values, state_copies
+from flexsn_hop.loop._eager import run_steps, stack_values, state_copies
 from flexsn_hop.trees._trees import TreeCall, TreeSteps, check_sequence_dims
 
 __all__ = ["as_given", "clock", "in_order", "run_trees"]

@@ -21,8 +21,8 @@ from flexsn_hop.errors import (
     SequenceLengthError,
     StateChangedError,
 )
-from flexsn_hop.operator._arguments import positional_range
-from flexsn_hop.operator._eager import Tensors, alike, describe
+from flexsn_hop.loop._arguments import positional_range
+from flexsn_hop.loop._eager import Tensors, alike, describe
 
 __all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill"]
 

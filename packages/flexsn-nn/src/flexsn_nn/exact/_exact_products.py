@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.exact._edges import Edges
-from flexsn_nn.exact._exchange import ATTRIBUTE, Exchange, can_exchange
+from flexsn_nn.exact._exchange import ATTRIBUTE, SpikeExchange, can_exchange
 from flexsn_nn.exact._layer import CONVOLUTIONS, PRECISIONS, ExactForward, why_no_product
 from flexsn_nn.exact._sources import known_inputs
 from flexsn_nn.memory._ranges import mark
@@ -161,7 +161,7 @@ def exact_products(
             module.register_forward_hook(_mark_spikes, prepend=True)
         writes, takes = name in edges.writers, name in takers
         if (writes or takes) and can_exchange(module):
-            vars(module)[ATTRIBUTE] = Exchange(writes, takes, _around(name, modules))
+            vars(module)[ATTRIBUTE] = SpikeExchange(writes, takes, _around(name, modules))
     return ExactProducts(net, left)
 
 

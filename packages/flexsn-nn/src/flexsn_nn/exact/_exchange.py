@@ -86,7 +86,7 @@ def can_exchange(neuron: FlexSN) -> bool:
 # -- in a neuron -------------------------------------------------------------------------------------------------------
 
 
-class Exchange:
+class SpikeExchange:
     """Runs calls of a neuron that stands between layers with exact products; attribute `ATTRIBUTE` of the neuron.
 
     Args:
@@ -104,7 +104,7 @@ class Exchange:
         self._zero: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Exchange, (self.writes, self.takes, self.around)
+        return SpikeExchange, (self.writes, self.takes, self.around)
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output of a call, whose states the neuron holds then; `None`: it has to run as ever.

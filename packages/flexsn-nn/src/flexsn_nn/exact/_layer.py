@@ -11,7 +11,7 @@ from flexsn_nn._torch_private import constant, is_exporting
 from flexsn_nn.exact._exchange import has_hooks_after, has_hooks_before, offer_links, written_of
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
-from flexsn_nn.memory._ranges import Range, Unknown, scaled_range_of
+from flexsn_nn.memory._ranges import Unknown, WholeRange, scaled_range_of
 from flexsn_runtime import (
     fewest_multiplications,
     linked_linear,
@@ -49,7 +49,7 @@ class ExactForward:
         self,
         layer: nn.Module,
         precision: str | None,
-        known: tuple[Range | None, Range | None],
+        known: tuple[WholeRange | None, WholeRange | None],
         *,
         claimed: bool,
         reads: tuple[nn.Module, ...] | None = None,
@@ -161,7 +161,7 @@ class ExactForward:
         self._scale = 1.0
         if self.claimed:
             return None
-        found: Range | None = self.known[self.layer.training]
+        found: WholeRange | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
             followed = scaled_range_of(x)
             if isinstance(followed, Unknown):

@@ -39,14 +39,14 @@ class LinkedStep:
             *states, total = states  # type: ignore[assignment]
             after = (total,)
         if self.parts:
-            x = _Linked.apply(x, *after, *links)
+            x = _LinkedFunction.apply(x, *after, *links)
         found = self.core(x, *states)
         results = (found,) if isinstance(found, Tensor) else tuple(found)
         spikes = (results[0].to(torch.bfloat16),) if self.writes else ()
         return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *after)
 
 
-class _Linked(torch.autograd.Function):
+class _LinkedFunction(torch.autograd.Function):
     """The first argument; its gradient flows to the others: whole to those of float32, in parts to the others."""
 
     @staticmethod

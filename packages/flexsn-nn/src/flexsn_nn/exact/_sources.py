@@ -12,9 +12,9 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.fusion._dataflow import forward_graphs
 from flexsn_nn.layer import NormNeuron
-from flexsn_nn.memory._ranges import Range
+from flexsn_nn.memory._ranges import WholeRange
 
-_Known = dict[str, list[Range | None]]
+_Known = dict[str, list[WholeRange | None]]
 
 # Modules, functions and methods whose result has the numbers of their first argument, or zeros.
 SAME_MODULES = (
@@ -32,7 +32,7 @@ _SUMS = frozenset({"add", "iadd", "add_"})
 _CHOICES = frozenset({"maximum", "minimum"})
 
 
-def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, Range]:
+def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
     """Names of layers all of whose calls read spikes or small whole numbers, and which.
 
     Args:
@@ -43,16 +43,16 @@ def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, trainin
     for root, twin, graph in forward_graphs(net, training=training):
         _Reader(root, twin, layers, found).read(graph)
     return {
-        name: Range(min(one.low for one in ranges), max(one.high for one in ranges))
+        name: WholeRange(min(one.low for one in ranges), max(one.high for one in ranges))
         for name, inputs in found.items()
         if len(ranges := [one for one in inputs if one is not None]) == len(inputs)
     }
 
 
-def _of_neuron(neuron: FlexSN | NormNeuron) -> Range | None:
+def _of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
     inner = neuron.neuron if isinstance(neuron, NormNeuron) else neuron
     low_high = inner.spike_range if inner.num_outputs == 1 else None
-    return None if low_high is None else Range(*low_high)
+    return None if low_high is None else WholeRange(*low_high)
 
 
 class _Reader:
@@ -64,16 +64,16 @@ class _Reader:
         self._names = {module: name for name, module in net.named_modules()}
 
     def read(self, graph: fx.Graph) -> None:
-        ranges: dict[fx.Node, Range | None] = {}
+        ranges: dict[fx.Node, WholeRange | None] = {}
         for node in graph.nodes:
             arguments = [ranges.get(one) if isinstance(one, fx.Node) else one for one in node.args]
             ranges[node] = self._of(node, arguments)
 
-    def _of(self, node: fx.Node, arguments: Sequence[Any]) -> Range | None:
+    def _of(self, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         first = arguments[0] if arguments else None
         if node.op == "call_module":
             module = self._net.get_submodule(f"{self._prefix}{node.target}")
-            return self._of_module(module, first if isinstance(first, Range) else None)
+            return self._of_module(module, first if isinstance(first, WholeRange) else None)
         if node.op == "call_method":
             return self._of_function(str(node.target), node, arguments)
         if node.op == "call_function":
@@ -83,7 +83,7 @@ class _Reader:
                 return self._of_function(getattr(target, "__name__", ""), node, arguments)
         return None
 
-    def _of_module(self, module: nn.Module, before: Range | None) -> Range | None:
+    def _of_module(self, module: nn.Module, before: WholeRange | None) -> WholeRange | None:
         name = self._names[module]
         if isinstance(module, self._layers):
             self._found.setdefault(name, []).append(before)
@@ -94,17 +94,17 @@ class _Reader:
                 before = self._of_module(child, before)
             return before
         if type(module) in SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
-            return None if before is None else Range(min(before.low, 0), max(before.high, 0))
+            return None if before is None else WholeRange(min(before.low, 0), max(before.high, 0))
         return None
 
-    def _of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> Range | None:
+    def _of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         if name in SAME_FUNCTIONS:
-            return arguments[0] if arguments and isinstance(arguments[0], Range) else None
-        if node.kwargs or len(arguments) != 2 or not all(isinstance(one, Range) for one in arguments):
+            return arguments[0] if arguments and isinstance(arguments[0], WholeRange) else None
+        if node.kwargs or len(arguments) != 2 or not all(isinstance(one, WholeRange) for one in arguments):
             return None
         a, b = arguments
         if name in _SUMS:
-            return Range(a.low + b.low, a.high + b.high)
+            return WholeRange(a.low + b.low, a.high + b.high)
         if name in _CHOICES:
-            return Range(min(a.low, b.low), max(a.high, b.high))
+            return WholeRange(min(a.low, b.low), max(a.high, b.high))
         return None

@@ -19,7 +19,7 @@ from flexsn_nn._backends import (
 from flexsn_nn._example_outputs import Spec, compare_specs
 from flexsn_nn._inputs import check_input
 from flexsn_nn._portability import portability
-from flexsn_nn._programs import Program
+from flexsn_nn._programs import StepProgram
 from flexsn_nn._refusals import kinds_of
 from flexsn_nn._state_shapes import step_shape
 from flexsn_nn._stateful import is_own
@@ -204,7 +204,7 @@ class Chooses(KeepsStates):
         """What kernels of calls without transforms are made from."""
         return self._program(self._own_transforms).scan
 
-    def _program(self, transforms: Sequence[Transform]) -> Program:
+    def _program(self, transforms: Sequence[Transform]) -> StepProgram:
         """What kernels are made from, as `Programs.get` says.
 
         Args:

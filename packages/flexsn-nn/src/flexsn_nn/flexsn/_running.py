@@ -13,14 +13,14 @@ from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn
 from flexsn_nn._backends import COMPILED, KERNEL_BACKENDS
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec
-from flexsn_nn._programs import Program
-from flexsn_nn._run_kernels import BETWEEN, run_again, run_kernels
+from flexsn_nn._programs import StepProgram
+from flexsn_nn._run_kernels import BETWEEN, run_kernels
 from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
 from flexsn_nn.transforms._transform import Transform, Values
-from flexsn_runtime import SpikeBitsError, TraceError, repeated_scan, repeated_step, single_step, transform_at_work
+from flexsn_runtime import SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 _Kinds = tuple[type[Transform], ...]
@@ -35,7 +35,7 @@ class _Repeats(NamedTuple):
         asked: the results and side effects of such a call, `Runs._asked`. A call that differs in it takes the long way.
     """
 
-    program: Program
+    program: StepProgram
     asked: _Asked
 
 
@@ -187,25 +187,22 @@ class Runs(Chooses):
         try:
             if self._step_mode == "s":
                 results = self._launch_step(program, inputs, states, transforms)
-            elif keep:
-                results = run_kernels(program.scan, (*inputs, *states), True, program.changes(transforms))
             else:
-                results = run_again(program.scan, inputs, states, program.changes(transforms))
+                results = run_kernels(program.scan, (*inputs, *states), keep, program.changes(transforms))
         except SpikeBitsError as error:
             if not program.scan.bits:
                 raise
             self._bits.refuse(self.core, str(error))
             without = tuple(transform for transform in transforms if not transform.bits)
             return self._run_kernels(inputs, states, keep, without, None)
-        repeats = kinds is not None and (self._step_mode == "s" or not keep)
-        if repeats and not any(transform.num_states or transform.num_outputs for transform in transforms):
-            assert kinds is not None
-            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, kinds))
+        if kinds is not None and not any(transform.num_states or transform.num_outputs for transform in transforms):
+            mode = self._step_mode
+            self.__dict__["_repeats"] = _Repeats(program, (mode, keep and mode == "m", kinds))
         return self._without_bits(program, results)
 
     def _launch_step(
         self,
-        program: Program,
+        program: StepProgram,
         inputs: tuple[Tensor, ...],
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
@@ -228,7 +225,7 @@ class Runs(Chooses):
     ) -> Sequence[Tensor]:
         return self._run_kernels(inputs, states, keep, transforms, None)
 
-    def _without_bits(self, program: Program, results: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results, and notes the bits behind them, if there are some."""
         if not program.scan.bits:
             return results
@@ -358,18 +355,20 @@ class Runs(Chooses):
                 return none
             tensors = (*inputs, *added(call._replace(inputs=inputs), used)[0])
             changes = program.changes(used)
-        if single:
-            results = repeated_step(program.scan, tensors, states) if program.stand_ins is None else None
-        elif changes is None:
-            results = repeated_scan(program.scan, tensors, states)
-        else:
-            completion = changes.completion
-            results = repeated_scan(program.scan, tensors, states, changes.instead, completion and completion.formula)
-        if results is None:
+        if single and program.stand_ins is not None:
             return none
-        results = self._without_bits(program, results)
+        instead, completion = (None, None) if changes is None else changes
+        formula, keep = completion and completion.formula, repeats.asked[1]
+        results = repeated_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
+        if results is None or (keep and not len(inputs[0])):
+            return none
+        if program.scan.bits:
+            results = self._without_bits(program, results)
         end = own["num_outputs"]
-        self._hold_results(list(results[end:]), [], None)
+        carried = list(results[end:])
+        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        finals = [sequence[-1] for sequence in carried] if keep else carried
+        own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
 

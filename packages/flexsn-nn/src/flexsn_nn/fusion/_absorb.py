@@ -12,7 +12,7 @@ from flexsn_nn._affine import Affine
 from flexsn_nn._batch_affine import graph_affine
 from flexsn_nn._dynamo_graphs import example, is_scan
 from flexsn_nn.fusion._pointwise import described, is_of_form
-from flexsn_nn.fusion._producers import Call, Constant, Expression, Norm, Producers, Sequence, parts
+from flexsn_nn.fusion._producers import Constant, ElementwiseCall, Expression, Norm, Producers, Sequence, parts
 from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
 
@@ -21,7 +21,7 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
     absorbed: list[Absorbed] = []
     left: dict[fx.Node, str] = {}
     norms: dict[fx.Node, list[fx.Node]] = {}
-    scans = [_Scan(module, node, norms) for node in module.graph.nodes if is_scan(node)]
+    scans = [_ScanNode(module, node, norms) for node in module.graph.nodes if is_scan(node)]
     for scan in scans:
         absorbed += scan.absorb()
         left |= scan.left
@@ -42,7 +42,7 @@ def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor
     return Affine(mean, scale, shift).of(x)
 
 
-class _Scan:
+class _ScanNode:
     """One scan, and what stands in front of it in the graph as it was.
 
     Args:
@@ -71,7 +71,7 @@ class _Scan:
     def absorb(self) -> list[Absorbed]:
         """Changes the node and its step, if there is anything to change."""
         expressions = self.expressions
-        moved = [[p.node for p in parts(e) if isinstance(p, Call | Norm)] for e in expressions]
+        moved = [[p.node for p in parts(e) if isinstance(p, ElementwiseCall | Norm)] for e in expressions]
         if not any(moved):
             return []
         for expression in expressions:

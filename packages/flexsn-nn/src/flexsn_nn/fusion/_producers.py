@@ -47,7 +47,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ElementwiseCall:
     """An elementwise function.
 
     Attributes:
@@ -67,12 +67,12 @@ class Norm:
     x: Expression
 
 
-Expression = Sequence | Constant | Call | Norm
+Expression = Sequence | Constant | ElementwiseCall | Norm
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
     """The expression and all within, itself last."""
-    if isinstance(expression, Call):
+    if isinstance(expression, ElementwiseCall):
         for value in (*expression.args, *expression.kwargs.values()):
             if isinstance(value, Expression):
                 yield from parts(value)
@@ -131,14 +131,16 @@ class Producers:
             return leaf
         if node in self._ahead:
             return self._leave(leaf, "behind it, autocast or no_grad ends, or something is written to that it may read")
-        written = [part.node for part in parts(found) if not isinstance(part, Call | Norm) and is_written(part.node)]
+        written = [
+            part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
+        ]
         if written or is_written(node):
             return self._leave(leaf, "it, or what it reads, is written to in place")
         if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
             return self._leave(leaf, "something else reads it, so that it is written in any case")
         return found
 
-    def _call(self, node: fx.Node, view: fx.Node | None) -> Call | None:
+    def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
         """An elementwise function, if its operands are sequences like its result, or without time."""
         result = example(node)
         if result is None or result.dim() < 2:
@@ -164,7 +166,7 @@ class Producers:
             return None
         args = tuple(found[value] if isinstance(value, fx.Node) else value for value in node.args)
         kwargs = {key: found[value] if isinstance(value, fx.Node) else value for key, value in node.kwargs.items()}
-        return Call(node, args, kwargs)
+        return ElementwiseCall(node, args, kwargs)
 
     def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether nobody reads the values of a node but `reader`, or scans."""

@@ -15,7 +15,7 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CallArguments:
     """Tensors among arguments, and all the rest.
 
     Attributes:
@@ -29,7 +29,7 @@ class Arguments:
     why_not: str | None
 
     @classmethod
-    def of(cls, arguments: tuple[Any, ...]) -> Arguments:
+    def of(cls, arguments: tuple[Any, ...]) -> CallArguments:
         """Takes tuples, lists and dicts apart."""
         tensors: list[Tensor] = []
         others: list[object] = []
@@ -67,14 +67,14 @@ class Arguments:
         return result
 
 
-class _Mark:
+class _ArgumentMark:
     """Stands for a tensor."""
 
     def __repr__(self) -> str:
         return "tensor"
 
 
-_TENSOR = _Mark()
+_TENSOR = _ArgumentMark()
 
 
 def take_apart(value: Any) -> tuple[list[Tensor], Any]:

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from flexsn_hop.callers import warn
 from flexsn_nn.errors import CaptureWarning
 from flexsn_nn.functional import with_state
-from flexsn_nn.graphs._arguments import Arguments, take_apart
+from flexsn_nn.graphs._arguments import CallArguments, take_apart
 from flexsn_nn.graphs._distributed import average_gradients, local, share_buffers
 from flexsn_nn.graphs._graph import Graph, record
 from flexsn_nn.graphs._lines import line_of_error, names_of
 from flexsn_nn.graphs._obstacles import why_no_graph, why_update_eager
-from flexsn_nn.graphs._recorder import Recorder, recorder_for, replaced_states
+from flexsn_nn.graphs._recorder import GraphRecorder, recorder_for, replaced_states
 from flexsn_nn.graphs._settings import draws, settings
 from flexsn_nn.graphs._step import TrainingStep
-from flexsn_nn.graphs._watch import Attributes, Watch, readable
+from flexsn_nn.graphs._watch import StepWatch, WatchedAttributes, readable
 from flexsn_nn.neuron import Neuron
 
 # A graph in use for fewer calls than this was not worth its recording.
@@ -63,7 +63,7 @@ class _Kind:
     states: Hashable
     parameters: Sequence[nn.Parameter]
     gradients: Hashable
-    watch: Watch | None = None
+    watch: StepWatch | None = None
     runs: int = 0
     rehearsed: bool = False
     calls: int = 0
@@ -85,7 +85,7 @@ class CapturedStep:
         self.step = step
         self._max_graphs = max_graphs
         self._generators = generators
-        self._recorder: Recorder | None = None
+        self._recorder: GraphRecorder | None = None
         self._why_plain = "nothing has run yet"
         self._first: Tensor | None = None
         self._device = torch.device("cpu")
@@ -110,7 +110,7 @@ class CapturedStep:
         """
         if torch.compiler.is_compiling() or not self._can_record():
             return self.step.run(inputs, others)
-        arguments = Arguments.of((inputs, others))
+        arguments = CallArguments.of((inputs, others))
         why = arguments.check(self._device)
         if why is not None:
             self._say(why)
@@ -183,7 +183,7 @@ class CapturedStep:
                 self._first, self._device = tensors[0], tensors[0].device
         return self._recorder is not None and not _is_being_captured(self._device)
 
-    def _find(self, arguments: Arguments) -> _Kind:
+    def _find(self, arguments: CallArguments) -> _Kind:
         """The kind of a call: a known one, or a new one, of which the latest `max_graphs` are kept."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
@@ -232,18 +232,18 @@ class CapturedStep:
             return None
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
 
-    def _watch(self, kind: _Kind) -> Watch:
+    def _watch(self, kind: _Kind) -> StepWatch:
         """Values of all that a graph of these calls holds."""
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
         if optimizer is not None and kind.why_update is None and kind.why is None:
             hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-            roots[_OPTIMIZER] = Attributes(optimizer, ("param_groups", "state", *hooks))
+            roots[_OPTIMIZER] = WatchedAttributes(optimizer, ("param_groups", "state", *hooks))
         elif optimizer is not None:
             for i, group in enumerate(optimizer.param_groups):
                 roots[f"{_OPTIMIZER}.param_groups[{i}]['params']"] = group["params"]
-        return Watch(roots, self._device, kind.ignoring)
+        return StepWatch(roots, self._device, kind.ignoring)
 
     def _note_change(self, kind: _Kind) -> None:
         """Counts a change after which calls are recorded again; drops a graph of numbers that are past."""
@@ -318,7 +318,7 @@ class CapturedStep:
         kind.watch = self._watch(kind)
         return result
 
-    def _record(self, kind: _Kind, arguments: Arguments) -> None:
+    def _record(self, kind: _Kind, arguments: CallArguments) -> None:
         """Records the graph of a kind, or the reason for which there is none."""
         assert self._recorder is not None
         assert kind.watch is not None

@@ -27,7 +27,7 @@ def _listed(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else list(value)
 
 
-class Left:
+class LeftTensors:
     """Tensors that a step leaves on layers, and where.
 
     Args:
@@ -79,7 +79,7 @@ class Graph:
     states: Sequence[Tensor]
     results: Sequence[Tensor]
     form: Any
-    left: Left
+    left: LeftTensors
     parameters: Sequence[nn.Parameter]
     gradients: Sequence[Tensor | None]
 
@@ -108,13 +108,13 @@ def record(
     """Records a step, and leaves the network as it was.
 
     Args:
-        recorder: a `Recorder`.
+        recorder: a `GraphRecorder`.
         run: the step; takes what `arguments` puts together, returns its tensors and their form.
-        arguments: `Arguments`, copied.
+        arguments: `CallArguments`, copied.
         parameters: those whose gradients the step computes.
         carry: the step begins at the states that the layers have.
     """
-    before = Left(net)
+    before = LeftTensors(net)
     gradients = [parameter.grad for parameter in parameters]
     static = arguments.like()
     states = [copy_of(state.detach()) for state in states_of(net)] if carry else []
@@ -123,7 +123,7 @@ def record(
             _set_states(net, states)
         replay, (results, form) = recorder.record(lambda: run(arguments.put_together(static)))
         found = [parameter.grad for parameter in parameters]
-        left = Left(net)
+        left = LeftTensors(net)
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 _SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """What records graphs for a device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
@@ -146,7 +146,7 @@ def _draws(generator: torch.Generator) -> bool:
     return True
 
 
-def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple[Recorder | None, str]:
+def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple[GraphRecorder | None, str]:
     """What records graphs of a network, or `None` and the reason."""
     devices = dict.fromkeys(tensor.device for tensor in (*net.parameters(), *net.buffers()))
     if not devices:

@@ -60,14 +60,14 @@ _LONG = 10_000
 Facts = tuple[Any, ...]
 
 
-class Attributes(NamedTuple):
+class WatchedAttributes(NamedTuple):
     """A root of which some attributes are watched, and others are not."""
 
     owner: object
     names: tuple[str, ...]
 
 
-class Watch:
+class StepWatch:
     """Values of all that is reachable from some roots: attributes, parameters, containers, what functions close over.
 
     Numbers and strings are compared by value, other objects by identity, tensors by the memory that they have and by
@@ -89,7 +89,7 @@ class Watch:
         self._seen: dict[int, object] = {}  # keeps them, so that no address is used again
         self._empty: list[Any] = []
         self._empty_names: list[str] = []
-        self._places: list[_Place] = []
+        self._places: list[_WatchedPlace] = []
         self._tensors: list[Tensor] = []
         self._tensor_names: list[str] = []
         waiting: list[tuple[str, object]] = [*roots.items()][::-1]
@@ -128,7 +128,7 @@ class Watch:
             self._tensors.append(value)
             self._tensor_names.append(name)
             return []
-        if isinstance(value, Attributes):
+        if isinstance(value, WatchedAttributes):
             own = vars(value.owner)
             return self._watch_keys(lambda key: f"{name}.{key}", own, [key for key in value.names if key in own])
         if isinstance(value, dict | list | tuple | set | frozenset) and len(value) > _LONG:
@@ -187,7 +187,7 @@ class Watch:
             self._empty_names.append(name)
             return []
         ignored = {key for key in container if describe(key) in self._ignoring}
-        self._places.append(_Place(name, container, describe, but | ignored))
+        self._places.append(_WatchedPlace(name, container, describe, but | ignored))
         return [(describe(key), value) for key, value in container.items() if key not in but and key not in ignored]
 
     def _watch_list(self, name: str, container: list[Any]) -> list[tuple[str, object]]:
@@ -220,7 +220,7 @@ class Watch:
         return [*found, (f"{name}.__defaults__", function.__defaults__)]
 
 
-class _Place:
+class _WatchedPlace:
     """Values of a dict, but for some keys."""
 
     def __init__(
@@ -262,7 +262,7 @@ class _Place:
         return found
 
 
-class _ListPlace(_Place):
+class _ListPlace(_WatchedPlace):
     """Items of a list."""
 
     def __init__(self, name: str, container: list[Any]) -> None:
@@ -285,7 +285,7 @@ class _ListPlace(_Place):
         return found
 
 
-class _LengthPlace(_Place):
+class _LengthPlace(_WatchedPlace):
     """The length of a container."""
 
     def __init__(self, name: str, container: Sized) -> None:
@@ -300,7 +300,7 @@ class _LengthPlace(_Place):
         return [] if self.holds() else [self._name]
 
 
-class _CellPlace(_Place):
+class _CellPlace(_WatchedPlace):
     """A variable that a function closes over."""
 
     def __init__(self, name: str, cell: types.CellType) -> None:
@@ -315,7 +315,7 @@ class _CellPlace(_Place):
         return [] if self.holds() else [self._name]
 
 
-class _KeysPlace(_Place):
+class _KeysPlace(_WatchedPlace):
     """Values of some keys of a dict."""
 
     def __init__(self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]) -> None:

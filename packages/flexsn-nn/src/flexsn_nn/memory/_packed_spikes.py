@@ -17,7 +17,7 @@ from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import Range, Unknown, bits_of, mark, range_of
+from flexsn_nn.memory._ranges import Unknown, WholeRange, bits_of, mark, range_of
 
 # Below, there is nothing to gain.
 _FEWEST_BYTES = 256
@@ -159,7 +159,7 @@ class PackedSpikes:
     def _keep_whole(self, tensor: Tensor, reason: str) -> None:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
-    def _bits(self, tensor: Tensor, found: Range, bits: int) -> Bits:
+    def _bits(self, tensor: Tensor, found: WholeRange, bits: int) -> Bits:
         """The bits of a tensor without holes, once for all layers that read the same memory."""
         memory = tensor.untyped_storage()
         storage, count = StorageWeakRef(memory), tensor.numel()

@@ -15,7 +15,7 @@ _FOUND = "flexsn_nn.range"
 _MOST_NODES = 64
 
 
-class Range(NamedTuple):
+class WholeRange(NamedTuple):
     """Whole numbers from `low` to `high`."""
 
     low: int
@@ -38,7 +38,7 @@ _OTHER = Unknown()
 class _Mark(NamedTuple):
     """At the node that made an output: what the output consists of, and when."""
 
-    range: Range
+    range: WholeRange
     version: int
     output: weakref.ref[Tensor]
     bits: Tensor | None
@@ -59,7 +59,7 @@ def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> Non
     before: _Mark | None = marks.get(spikes.output_nr)
     if bits is None and before is not None and before.version == spikes._version:
         bits = before.bits
-    marks[spikes.output_nr] = _Mark(Range(low, high), spikes._version, weakref.ref(spikes), bits)
+    marks[spikes.output_nr] = _Mark(WholeRange(low, high), spikes._version, weakref.ref(spikes), bits)
 
 
 def bits_of(tensor: Tensor) -> Tensor | None:
@@ -76,7 +76,7 @@ def bits_of(tensor: Tensor) -> Tensor | None:
     return None
 
 
-def range_of(tensor: Tensor) -> Range | Unknown:
+def range_of(tensor: Tensor) -> WholeRange | Unknown:
     """What a tensor consists of, told from its graph, at the price of a few dictionary entries.
 
     What was changed in place by operations that the graph has is followed. What was changed under `torch.no_grad` is
@@ -91,7 +91,7 @@ def range_of(tensor: Tensor) -> Range | Unknown:
 class Scaled(NamedTuple):
     """Whole numbers from `low` to `high`, times `scale` and rounded."""
 
-    range: Range
+    range: WholeRange
     scale: float
 
 
@@ -99,12 +99,12 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     """As `range_of`, also behind one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
-    while node is not None and _kind(node.name()) in _VIEWS:
+    while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
         return _OTHER
     found = _of(node, number, version, [_MOST_NODES])
-    if isinstance(found, Range):
+    if isinstance(found, WholeRange):
         return Scaled(found, 1.0)
     scale, times = _scale_of(node, tensor.device.type)
     source, number = node.next_functions[0] if node.next_functions else (None, 0)
@@ -113,7 +113,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     inner = _of(source, number, None, [_MOST_NODES])
     if isinstance(inner, Unknown):
         return found
-    return Scaled(Range(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
+    return Scaled(WholeRange(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
@@ -212,7 +212,7 @@ _FOLLOWED = _SAME | _SEVERAL
 _LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
-def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range | Unknown:
+def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
     """Of one output of a node.
 
     Args:
@@ -240,7 +240,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
         if node is None:
             return _OTHER
     if kind in _SEVERAL:  # as sums of sums are asked for again and again
-        known: Range | Unknown | None = metadata.get(_FOUND)
+        known: WholeRange | Unknown | None = metadata.get(_FOUND)
         if known is not None:
             return known
     inputs = [
@@ -249,10 +249,10 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
     ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
     if unknown is not None or not inputs:
-        some = any(isinstance(one, Range) for one in inputs)
+        some = any(isinstance(one, WholeRange) for one in inputs)
         reason = unknown.reason if unknown is not None else ""
         return Unknown(reason or (f"{kind} with something else" if some else ""))
-    found = _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+    found = _combined(kind, node, [one for one in inputs if isinstance(one, WholeRange)])
     if kind in _SEVERAL:
         metadata[_FOUND] = found
     return found
@@ -261,7 +261,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
     """Of an operation that is not followed; it is the reason, if all that it took is known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
-    return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
+    return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)
@@ -270,22 +270,24 @@ def _kind(name: str) -> str:
     return name.rstrip("0123456789").removesuffix("Backward")
 
 
-def _marked(mark: _Mark, version: int | None) -> Range | Unknown:
+def _marked(mark: _Mark, version: int | None) -> WholeRange | Unknown:
     output = mark.output()
     changed = version not in (None, mark.version) or (output is not None and output._version != mark.version)
     return Unknown("a change in place") if changed else mark.range
 
 
-def _combined(kind: str, node: Any, inputs: list[Range]) -> Range | Unknown:
+def _combined(kind: str, node: Any, inputs: list[WholeRange]) -> WholeRange | Unknown:
     if kind == "Relu":
-        return Range(max(inputs[0].low, 0), max(inputs[0].high, 0))
+        return WholeRange(max(inputs[0].low, 0), max(inputs[0].high, 0))
     if kind in ("Add", "Sub"):
         if node._saved_alpha != 1:
             return Unknown(f"{kind} with alpha")
         a, b = inputs
-        return Range(a.low + b.low, a.high + b.high) if kind == "Add" else Range(a.low - b.high, a.high - b.low)
+        return (
+            WholeRange(a.low + b.low, a.high + b.high) if kind == "Add" else WholeRange(a.low - b.high, a.high - b.low)
+        )
     if kind == "Mul":
         a, b = inputs
         products = [x * y for x in a for y in b]
-        return Range(min(products), max(products))
-    return Range(min(one.low for one in inputs), max(one.high for one in inputs))
+        return WholeRange(min(products), max(products))
+    return WholeRange(min(one.low for one in inputs), max(one.high for one in inputs))

@@ -12,7 +12,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.functional import with_state
-from flexsn_nn.graphs._graph import Left
+from flexsn_nn.graphs._graph import LeftTensors
 
 
 def layers_of(net: nn.Module) -> dict[str, nn.Module]:
@@ -38,7 +38,7 @@ def layers_of(net: nn.Module) -> dict[str, nn.Module]:
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
     """Puts states, buffers, gradients and random streams back at the end."""
-    left = Left(net)
+    left = LeftTensors(net)
     buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in net.parameters()]
     devices = {tensor.device.index for tensor in (*net.parameters(), *net.buffers()) if tensor.is_cuda}

@@ -23,7 +23,7 @@ def differentiable(
         wanted: for each argument, whether `vjp` gives its gradient.
     """
 
-    class Step(torch.autograd.Function):
+    class DifferentiableStep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
             ctx.values = values
@@ -38,7 +38,7 @@ def differentiable(
             found = iter(vjp(*ctx.values, *came))
             return tuple(next(found) if want else None for want in wanted)
 
-    apply: Callable[..., Any] = Step.apply
+    apply: Callable[..., Any] = DifferentiableStep.apply
     return apply
 
 

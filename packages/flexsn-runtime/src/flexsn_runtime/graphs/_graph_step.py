@@ -9,19 +9,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.library import wrap_triton
 
-from flexsn_codegen import CoreSource, KernelSource
-from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_codegen import CoreSource
 from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, trace_step
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint, untraced
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import SymbolicSizeError
 from flexsn_runtime.graphs._differentiable import differentiable
 from flexsn_runtime.graphs._symbols import Assignment, Size, symbolic_layout
-from flexsn_runtime.launches._cpp_op import RecordedCpp
+from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.plans._buckets import LaunchPlan, with_segment, writable
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -147,16 +144,10 @@ class GraphSpecialization(Specialization):
             _check_same(self._emit_vjp, vjps)
         return replace(vjps[0], layouts=self._layouts(vjps))
 
-    def _function(self, source: KernelSource) -> Any:
-        """For a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
-        function = super()._function(source)
-        if isinstance(function, CppKernel):
-            return RecordedCpp(function)
-        if triton_interpreted():
-            return function
-        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
-
-        return _Recorded(standalone(function))
+    @property
+    def _launch(self) -> Callable[..., Launch]:
+        """For a tracer: calling a launch records it."""
+        return self.backend.recorded
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
         return {
@@ -211,16 +202,3 @@ def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_G
             "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
             "tensor outside of the core, or compile with dynamic=False."
         )
-
-
-class _Recorded:
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.__name__ = function.__name__
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
-            # The other options are about exactness, which the source itself takes care of.
-            wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
-
-        return launch

@@ -1,7 +1,6 @@
 """Scans in a compiler's graph as launches of scan kernels.
 
-`KernelLowering` is what `flexsn_hop.register_scan_lowering` takes. Neither package imports the other: the layouts
-below are what this one reads of `flexsn_hop.ScanLayout` and `BackwardLayout`.
+`KernelLowering` is a `flexsn_hop.ScanLowering`.
 """
 
 from __future__ import annotations
@@ -12,68 +11,29 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 import flexsn_codegen
 import flexsn_graph
+import flexsn_hop
 import flexsn_runtime
 from flexsn_graph import NonPointwiseError, StepValue, TraceError
-from flexsn_graph.callers import warn
-from flexsn_runtime._availability import why_unavailable
-from flexsn_runtime._targets import TargetName, target_on
+from flexsn_hop import BackwardLayout, ScanLayout
+from flexsn_hop.callers import warn
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime._torch_private_inductor import is_ahead_of_time
+from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
-from flexsn_runtime.graphs._staged_op import StagedGraph
+from flexsn_runtime.graphs._staged_op import StagedGraph, unknown_states
 from flexsn_runtime.graphs._symbols import Size
 from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import StepCost, checkpoint_distance
-from flexsn_runtime.plans._plans import PLANNERS
-
-
-class ForwardLayout(Protocol):
-    """What the forward operator takes and returns; see `flexsn_hop.ScanLayout`."""
-
-    @property
-    def num_inputs(self) -> int: ...
-    @property
-    def num_states(self) -> int: ...
-    @property
-    def num_outputs(self) -> int: ...
-    @property
-    def final_state(self) -> bool: ...
-    @property
-    def checkpoint_interval(self) -> int: ...
-    @property
-    def spare_checkpoints(self) -> int: ...
-    @property
-    def zero_states(self) -> tuple[bool, ...]: ...
-
-
-class BackwardLayout(Protocol):
-    """What the backward operator takes and returns; see `flexsn_hop.BackwardLayout`."""
-
-    @property
-    def scan(self) -> ForwardLayout: ...
-    @property
-    def needs(self) -> tuple[bool, ...]: ...
-    @property
-    def active_states(self) -> tuple[bool, ...]: ...
-    @property
-    def output_grads(self) -> tuple[bool, ...]: ...
-    @property
-    def state_grads(self) -> tuple[bool, ...]: ...
-    @property
-    def saved_interval(self) -> int: ...
-    @property
-    def wanted(self) -> tuple[bool, ...]: ...
-    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]: ...
 
 
 class KernelLowering:
@@ -104,7 +64,7 @@ class KernelLowering:
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
         (device,) = devices
-        return why_unavailable(device, target_on(device, self._on_cpu))
+        return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
         """The distance of the checkpoints, by T, the size of the step and the number of its operators."""
@@ -114,33 +74,23 @@ class KernelLowering:
         cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
         if _may_have_products(core):
             return _NO_CHECKPOINTS
-        planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
-        backward = planner.plan(largest, cost, carried=0).backward
+        backward = backend_on(primals[0].device, self._on_cpu).plan(largest, cost, carried=0).backward
         return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
-    def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+    def forward(self, core: fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can be made of the core.
         """
-        graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
+        graph = GraphStep(core, *layout.counts, _values(layout, flat_args))
         with _refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except NonPointwiseError:
-                staged = StagedGraph(
-                    core,
-                    *_counts(layout),
-                    layout.zero_states,
-                    layout.final_state,
-                    layout.checkpoint_interval,
-                    layout.spare_checkpoints,
-                    self._on_cpu,
-                )
-                return self._staged(staged, flat_args, layout.zero_states)
+                return self._staged(StagedGraph(core, layout, self._on_cpu), flat_args)
 
-    def _forward(self, graph: GraphStep, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+    def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
         step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
         arguments = _arguments(step, flat_args, layout)
@@ -164,13 +114,11 @@ class KernelLowering:
         assert step.distance is not None
         return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
 
-    def _staged(
-        self, graph: StagedGraph, flat_args: Sequence[Any], zeros: Sequence[bool], rest: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
+    def _staged(self, graph: StagedGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
         """A step with products of its values and captured matrices."""
         args = list(flat_args)
-        for i in [graph.num_inputs + i for i, zero in enumerate(zeros) if zero]:
-            args[i] = args[i].new_zeros(args[i].shape)  # nobody has written it
+        for i in graph.scan.zero_positions:
+            args[i] = args[i].new_zeros(args[i].shape)  # its memory was never written
         graph.check(args)
         if "torch._inductor" in sys.modules and is_ahead_of_time():
             warn(
@@ -190,28 +138,13 @@ class KernelLowering:
         scan = layout.scan
         flat_args, saved, output_grads, state_grads = layout.split(args)
         flows = (*layout.output_grads, *layout.active_states)
-        graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
-        came = (*layout.output_grads, *layout.state_grads)
+        graphs = GraphStep(core, *scan.counts, _values(scan, flat_args), vjp, flows, layout.wanted)
         gradients = [*output_grads, *state_grads]
         with _refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
             except NonPointwiseError:
-                staged = StagedGraph(
-                    core,
-                    *_counts(scan),
-                    scan.zero_states,
-                    scan.final_state,
-                    0,
-                    0,
-                    self._on_cpu,
-                    vjp,
-                    flows,
-                    layout.wanted,
-                    layout.needs,
-                    came,
-                )
-                return self._staged(staged, flat_args, scan.zero_states, gradients)
+                return self._staged(StagedGraph(core, layout, self._on_cpu, vjp), flat_args, gradients)
 
     def _backward(
         self,
@@ -268,11 +201,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
     return any(name.split(".")[0] in _PRODUCTS for name in names)
 
 
-def _counts(layout: ForwardLayout) -> tuple[int, int, int]:
-    return layout.num_inputs, layout.num_states, layout.num_outputs
-
-
-def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
+def _values(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
     """What one step takes of `[*input_seqs, *init_states, *lifted]`."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
@@ -280,15 +209,10 @@ def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue |
     ]
 
 
-def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ForwardLayout) -> Arguments:
-    num_inputs, num_states = layout.num_inputs, layout.num_states
-    states = flat_args[num_inputs : num_inputs + num_states]
-    zeros = layout.zero_states or (False,) * num_states
-    return Arguments(
-        tuple(flat_args[:num_inputs]),
-        tuple(None if zero else state for state, zero in zip(states, zeros, strict=True)),
-        tuple(flat_args[position] for position in step.lifted),
-    )
+def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ScanLayout) -> Arguments:
+    inputs, states, _ = layout.split(flat_args)
+    lifted = tuple(flat_args[position] for position in step.lifted)
+    return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
 
 
 @contextlib.contextmanager
@@ -306,7 +230,7 @@ def _refusals() -> Iterator[None]:
 def _digest() -> str:
     """Of the sources of the packages that write kernels."""
     digest = hashlib.sha256()
-    for package in (flexsn_graph, flexsn_codegen, flexsn_runtime):
+    for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None
         folder = Path(package.__file__).parent
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):

@@ -38,7 +38,7 @@ def compiling_backward(
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
         state_seqs, residuals: as for `scan`.
     """
-    if scan.is_compiled or step.backward_scans:
+    if scan.plan.is_compiled or step.has_backward:
         return _NOTHING
 
     def prepare() -> Callable[[], None]:
@@ -50,6 +50,6 @@ def compiling_backward(
         # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
-        return partial(backward.compile, (*arguments.all, *to_come, *cotangents.states))
+        return partial(backward.plan.compile, (*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

@@ -1,6 +1,6 @@
 """A scan with gradients, by the shortest road: one `autograd.Function` over the two kernels.
 
-The custom ops in `contract/_ops.py` are the same for compilers. They cost several times the dispatch.
+The custom ops in `compat/_ops.py` are the same for compilers. They cost several times the dispatch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backward scan: chooses the kernel, allocates the gradients, launches it, sums where tensors broadcast."""
+"""The plan of a backward scan: the kernel, the gradients that it writes, sums where tensors broadcast."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from flexsn_codegen import BackwardSpec
 from flexsn_graph import Port, Presence, Residuals, Role
+from flexsn_hop.formats import contiguous_strides
+from flexsn_runtime.calls._plan import Allocation, Copied, Memory, Plan, Summed, launching
 from flexsn_runtime.kernels._rows import fewer_elements, rows
-from flexsn_runtime.kernels._sums import LiftedGradient, input_gradient
-from flexsn_runtime.launches._by_address import ByAddress
-from flexsn_runtime.launches._launches import Launch, launch
-from flexsn_runtime.launches._sum import PlainSum
-from flexsn_runtime.operands._layout import contiguous_strides
-from flexsn_runtime.operands._operands import Arguments, Operands, picker
-from flexsn_runtime.operands._order import in_order, strides_like, unusual_order
+from flexsn_runtime.kernels._sums import InputGradient, LiftedGradient
+from flexsn_runtime.launches._launch import allocator
+from flexsn_runtime.launches._launches import launch
+from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -59,6 +59,12 @@ class BackwardScan:
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
         residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
+
+    Attributes:
+        plan: what a call does, of `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
+            *grad_states]`: a gradient for each tensor of the forward that is asked for, shaped like it; zeros where
+            none flows.
+        flowing: the same; but where no gradient flows, there is none, as in the loop.
     """
 
     def __init__(
@@ -75,7 +81,6 @@ class BackwardScan:
         trace = step.trace
         self._device = arguments.device
         self._wanted = tuple(wanted)
-        self._launch: Launch | None = None
         num_inputs, num_states = trace.num_inputs, trace.num_states
         self._first_state, self._first_lifted = num_inputs, num_inputs + num_states
         self._state_seqs = cotangents.state_seqs
@@ -94,6 +99,8 @@ class BackwardScan:
         self._presence = Presence(vjp, num_inputs, num_states, states_present, every_step=self._state_seqs)
         self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
+            nothing = [None] * len(self._wanted)
+            self.plan = Plan.of(self._device, nothing, [self._zero_gradients], allocator)
             return
         if self._presence.flags:
             vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
@@ -102,7 +109,7 @@ class BackwardScan:
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
-        self._operands = operands = Operands(arguments, layouts, trace.step_shape, form.order)
+        operands = Operands(arguments, layouts, trace.step_shape, form.order)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
@@ -113,7 +120,7 @@ class BackwardScan:
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
         )
         summed_lifted = tuple(layout == 0 for layout in operands.lifted)
-        self._summed = (*summed_inputs, *(False,) * num_states, *summed_lifted)
+        by_program = (*summed_inputs, *(False,) * num_states, *summed_lifted)
         full, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
         counted = form.order.shape(trace.step_shape)
         read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
@@ -129,22 +136,22 @@ class BackwardScan:
         sums = (arguments.num_steps, programs)
         described = [
             *(
-                (sums, contiguous_strides(sums), _sum_dtype(x.dtype))
+                Allocation(sums, contiguous_strides(sums), _sum_dtype(x.dtype))
                 if summed
-                else (full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
+                else Allocation(full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
                 for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
             ),
             *(
-                (trace.step_shape, form.step if v is None else strides_like(v), value.dtype)
+                Allocation(trace.step_shape, form.step if v is None else strides_like(v), value.dtype)
                 for v, value in zip(arguments.states, trace.states, strict=True)
             ),
             *(
-                (shape, contiguous_strides(shape), _sum_dtype(value.dtype))
+                Allocation(shape, contiguous_strides(shape), _sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
                 for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
             ),
         ]
-        self._written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
+        written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
         kept_params = [param for param, _ in step.kept(residuals)]
         state_role = Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
@@ -160,8 +167,8 @@ class BackwardScan:
                     if t is not None
                 ),
                 *(
-                    (param, one[0], one[1])
-                    for param, one, summed in zip(gradient_params, self._written, self._summed, strict=False)
+                    (param, one.shape, one.strides)
+                    for param, one, summed in zip(gradient_params, written, by_program, strict=False)
                     if one is not None and not summed
                 ),
             ]
@@ -193,16 +200,7 @@ class BackwardScan:
         )
         kernel = step.backward_kernel(spec, source)
         integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
-        self._launch = launch(kernel, integers, config, arguments.device)
-        allocate = self._launch.allocator
-        self._allocators = [
-            None if one is None else allocate(one[0], one[1], dtype=one[2], device=self._device)
-            for one in self._written
-        ]
-        first_grad = len(arguments.all) + len(kept_params)
-        self._copied = {
-            first_grad + i: dense[g.dim()] for i, g in enumerate(cotangents.all) if g is not None and _is_copied(g)
-        }
+        launched = launch(kernel, integers, config, arguments.device)
         places = [
             *operands.params,
             *kept_params,
@@ -210,83 +208,49 @@ class BackwardScan:
             *gradient_params,
             *_params(Role.GRAD_LIFTED, wanted_lifted),
         ]
-        self._places = [places.index(param) for param in kernel.params]
-        self._in_order = picker(self._places)
-        # Those whose gradients the kernel writes in another shape than theirs.
-        self._broadcast = {i: unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
+        first_grad = len(arguments.all) + len(kept_params)
+        copies = [
+            Copied(i, tuple(g.shape), dense[g.dim()], g.dtype)
+            for i, g in enumerate(cotangents.all, first_grad)
+            if g is not None and _is_copied(g)
+        ]
+        taken = [places.index(param) for param in kernel.params]
+        steps = launching(operands, launched, taken, len(places), copies)
+        first = first_grad + len(cotangent_params)
+        # Of those whose gradients the kernel writes in another shape than theirs.
+        steps += (
+            Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
+            for i, x in enumerate(arguments.inputs)
+            if x.shape != full and written[i] is not None
+        )
         if cut is not None:
             read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
-        self._sums = {
-            i: LiftedGradient(one[0], tensor, read_by.get(i - self._first_lifted), by_program=self._summed[i])
-            for i, tensor in enumerate(arguments.lifted, self._first_lifted)
-            if (one := self._written[i]) is not None
-        }
-        self._moves = operands.moves
+        for i, tensor in enumerate(arguments.lifted, self._first_lifted):
+            if (one := written[i]) is not None:
+                sums_up = LiftedGradient(
+                    one.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
+                )
+                steps.append(Summed(first + i, i, sums_up, sums_up.plain(tensor)))
+        self.plan = Plan.of(self._device, written, steps, launched.allocator)
 
     def __call__(
         self, arguments: Arguments, checkpoints: Sequence[Tensor], cotangents: Cotangents
     ) -> list[Tensor | None]:
-        """Runs it.
+        """Runs the plan.
 
         Args:
             checkpoints: or residuals.
-
-        Returns:
-            A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The same, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`."""
-        if self._launch is None:
-            return self._zero_gradients(given)
-        gradients = [None if allocate is None else allocate() for allocate in self._allocators]
-        self._launch(self._arguments_of(given, gradients))
-        for i, order in self._broadcast.items():
-            gradients[i] = in_order(input_gradient(gradients[i], given[i], self._summed[i]), order)
-        for i, sums in self._sums.items():
-            written, lifted = gradients[i], given[i]
-            assert written is not None
-            assert lifted is not None
-            gradients[i] = sums(written, lifted)
-        return gradients
-
-    def plain_sums(self, given: Sequence[Tensor | None]) -> dict[int, PlainSum] | None:
-        """What `gradients` sums up behind the kernel, by gradient; `None`: it does more with some than to sum them."""
-        sums = {i: one.plain(tensor) for i, one in self._sums.items() if (tensor := given[i]) is not None}
-        plain = {i: one for i, one in sums.items() if one is not None}
-        return plain if len(plain) == len(sums) and not self._broadcast else None
-
-    def copies(self, given: Sequence[Tensor | None]) -> dict[int, Tensor]:
-        """Of incoming gradients that are copied first: tensors like the copies, without memory."""
-        found = {}
-        for place, strides in self._copied.items():
-            gradient = given[place]
-            assert gradient is not None
-            found[place] = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device="meta")
-        return found
-
-    def by_address(self) -> ByAddress | None:
-        """How `gradients` launches, as `ForwardScan.by_address`."""
-        if self._launch is None or not self._all_flow or self._moves:
-            return None
-        written = [
-            None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device="meta")
-            for one in self._written
-        ]
-        return ByAddress.of(self._launch, self._places, written, self._device)
-
-    def gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """As `run`; but where no gradient flows, there is none, as in the loop."""
-        gradients = self.run(given)
-        if self._all_flow:
-            return gradients
-        return [g if flows else None for g, flows in zip(gradients, self._flows, strict=True)]
+        """Runs the plan."""
+        return self.plan.run(given)
 
     @cached_property
-    def _all_flow(self) -> bool:
-        """Whether a gradient flows to all that it is asked of."""
-        return all(flows or not want for flows, want in zip(self._flows, self._wanted, strict=True))
+    def flowing(self) -> Plan:
+        gone = {i for i, (flows, want) in enumerate(zip(self._flows, self._wanted, strict=True)) if want and not flows}
+        return self.plan.without(frozenset(gone)) if gone else self.plan
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
@@ -300,39 +264,17 @@ class BackwardScan:
             return (*(False,) * self._first_state, *states, *(False,) * behind)
         return self._presence.flows(self._num_steps)
 
-    def compile(self, given: Sequence[Tensor | None]) -> None:
-        """Compiles the kernel without running it, for tensors like these in dtype and alignment; as for `run`."""
-        if self._launch is None:
-            return
-        gradients = [
-            None if one is None else torch.empty(0, dtype=one[2], device=self._device) for one in self._written
-        ]
-        self._launch.compile(self._arguments_of(given, gradients))
-
-    def _arguments_of(self, given: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """The tensors that the kernel takes, in its order."""
-        tensors = [*given, *gradients]
-        if self._moves:
-            self._operands.move(tensors)
-        for place, strides in self._copied.items():
-            gradient = tensors[place]
-            assert gradient is not None
-            copy = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
-            tensors[place] = copy.copy_(gradient)
-        return self._in_order(tensors)
-
-    def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _zero_gradients(self, memory: Memory) -> None:
         """Without a step, the final states are the initial ones, and so are their gradients."""
-        gradients: list[Tensor | None] = [
-            _zeros_like(primal) if want and primal is not None else None
-            for primal, want in zip(given, self._wanted, strict=False)
-        ]
+        first = len(memory) - len(self._wanted)
+        for i, want in enumerate(self._wanted):
+            primal = memory[i]
+            memory[first + i] = _zeros_like(primal) if want and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
-                final = given[i - self._first_lifted]  # the last ones are the states'
-                if (zeros := gradients[i]) is not None and final is not None:
-                    gradients[i] = zeros.copy_(final)
-        return gradients
+                final = memory[first + i - self._first_lifted]  # the last ones that are given are the states'
+                if (zeros := memory[first + i]) is not None and final is not None:
+                    memory[first + i] = zeros.copy_(final)
 
 
 def _is_copied(gradient: Tensor) -> bool:

@@ -1,21 +1,21 @@
-"""The forward scan: chooses the kernel, allocates what it writes, launches it."""
+"""The plan of a forward scan: the kernel, and what it writes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen import WORD, ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
-from flexsn_runtime.launches._by_address import ByAddress
+from flexsn_runtime.calls._plan import Allocation, Memory, Plan, PlanStep, launching
 from flexsn_runtime.launches._launch import allocator
-from flexsn_runtime.launches._launches import Launch, launch
-from flexsn_runtime.operands._operands import Arguments, Operands, picker
+from flexsn_runtime.launches._launches import launch
+from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -51,6 +51,10 @@ class ForwardScan:
         padding: give the checkpoints one dimension, rows of contiguous steps, and so many elements beyond those that
             are written.
         plan: how it is launched; `None`: as the step has it.
+
+    Attributes:
+        plan: what a call does.
+        first_bits, first_kept: where in its results bits of outputs begin, and what is for the backward behind them.
     """
 
     def __init__(
@@ -97,14 +101,15 @@ class ForwardScan:
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         counts.append(len(written_bits))
         self._ends = [sum(counts[: i + 1]) for i in range(4)]
-        self._first_state = trace.num_inputs
-        self._launch: Launch | None = None
+        self.first_bits, self.first_kept = self._ends[2:]
         if num_steps == 0 or 0 in shape:
+            finals = range(self._ends[1], self._ends[2])
+            self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
         config, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        self._operands = operands = Operands(arguments, layouts, shape, form.order)
+        operands = Operands(arguments, layouts, shape, form.order)
         spec = ForwardSpec(
             inputs=operands.inputs,
             states=operands.states,
@@ -127,57 +132,25 @@ class ForwardScan:
         assert not bits or config.block % WORD == 0, "a word belongs to one program"
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
-        self._places = [places.index(param) for param in kernel.params]
-        self._in_order = picker(self._places)
-        self._moves = operands.moves
         integers = operands.sizes | step.core(residuals).integers
-        self._launch = launch(kernel, integers, config, arguments.device)
+        launched = launch(kernel, integers, config, arguments.device)
+        taken = [places.index(param) for param in kernel.params]
+        self._make(launching(operands, launched, taken, len(places)), launched.allocator)
+
+    def _make(self, steps: Sequence[PlanStep], allocator: Callable[..., Callable[[], Tensor]]) -> None:
+        allocations = [Allocation(shape, strides, dtype) for _, shape, strides, dtype in self._written]
+        self.plan = Plan.of(self._device, allocations, steps, allocator)
+        outputs = [Allocation(shape[1:], strides[1:], dtype) for shape, strides, dtype in allocations[: self._ends[0]]]
+        self._single = partial(Plan.of, self._device, [*outputs, *allocations[self._ends[0] :]], steps, allocator)
 
     @cached_property
-    def _sequences(self) -> list[Callable[[], Tensor]]:
-        """What allocates the results of `run`."""
-        return self._allocators(0)
-
-    @cached_property
-    def _steps(self) -> list[Callable[[], Tensor]]:
-        """What allocates the results of `run_single`."""
-        return self._allocators(self._ends[0])
-
-    def _allocators(self, steps: int) -> list[Callable[[], Tensor]]:
-        """What allocates the results, the first `steps` of them without time."""
-        allocate = allocator if self._launch is None else self._launch.allocator
-        return [
-            allocate(shape[i < steps :], strides[i < steps :], dtype=dtype, device=self._device)
-            for i, (_, shape, strides, dtype) in enumerate(self._written)
-        ]
-
-    @property
-    def first_kept(self) -> int:
-        """Where in the result of `run` begins what is for the backward."""
-        return self._ends[-1]
-
-    @property
-    def first_bits(self) -> int:
-        """Where in the result of `run` begin the bits of outputs."""
-        return self._ends[-2]
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether there is nothing to compile any more."""
-        return self._launch is None or self._launch.is_compiled
-
-    def by_address(self) -> ByAddress | None:
-        """How `run` launches, for who does it in its place; `None`: more is done than allocating and launching."""
-        if self._launch is None or self._moves:
-            return None
-        return ByAddress.of(self._launch, self._places, self.results(), self._device)
+    def single(self) -> Plan:
+        """The plan of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
+        return self._single()
 
     def results(self) -> list[Tensor]:
-        """Tensors like those that `run` returns, without memory."""
-        return [
-            torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            for _, shape, strides, dtype in self._written
-        ]
+        """Tensors like those that the plan returns, without memory."""
+        return [one.like() for one in self.plan.allocations if one is not None]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs it on arguments of that layout."""
@@ -190,30 +163,33 @@ class ForwardScan:
             tuple(written[self.first_kept :]),
         )
 
-    def run_single(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
-        """As `run` of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
-        return self._run(arguments, self._steps)
-
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
-        """The same, to `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
+        """Runs the plan, to `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
 
         Args:
             arguments: `[*inputs, *states, *lifted]`.
         """
-        return self._run(arguments, self._sequences)
+        return cast(list[Tensor], self.plan.run(arguments))
 
-    def _run(self, arguments: Sequence[Tensor | None], allocators: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-        written = [allocate() for allocate in allocators]
-        if self._launch is not None:
-            tensors = [*arguments, *written]
-            if self._moves:
-                self._operands.move(tensors)
-            self._launch(self._in_order(tensors))
-        else:
-            _, sequences, finals, _ = self._ends
-            for final, initial in zip(written[sequences:finals], arguments[self._first_state :], strict=False):
-                final.zero_() if initial is None else final.copy_(initial)
-        return written
+
+class _Initial(NamedTuple):
+    """Without a step, the final states are the initial ones.
+
+    Attributes:
+        states: where the initial ones begin.
+        given: how many tensors a call has.
+        finals: which of the results are final states.
+    """
+
+    states: int
+    given: int
+    finals: tuple[int, ...]
+
+    def __call__(self, memory: Memory) -> None:
+        for i, place in enumerate(self.finals):
+            final, initial = memory[self.given + place], memory[self.states + i]
+            assert final is not None
+            final.zero_() if initial is None else final.copy_(initial)
 
 
 def checkpoint_rows(num_steps: int, segment: int) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from flexsn_graph import CoreTrace
+from flexsn_hop.double_backward import refuse_double_backward as undifferentiable
 from flexsn_runtime._torch_private import transform_at_work
-from flexsn_runtime.errors import DoubleBackwardError, TransformError
+from flexsn_runtime.errors import TransformError
 from flexsn_runtime.operands._memory import check_tensor
 
 
@@ -53,30 +52,10 @@ def several_at_once() -> TransformError:
 
 
 def refuse_double_backward(gradients: list[Tensor | None], came_from: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """`gradients`, which raise `DoubleBackwardError` when they are differentiated themselves.
-
-    By any tensor that they were computed from: torch's `once_differentiable` would let them pass as constants when it
-    is the saved tensors, and not the incoming gradients, that require grad.
-
-    Args:
-        came_from: saved tensors and incoming gradients.
-    """
-    origins = [t for t in came_from if t is not None and t.requires_grad]
-    if not origins:
-        return gradients
-    computed = [g for g in gradients if g is not None]
-    there = iter(_Once.apply(len(computed), *computed, *origins))
-    return [None if g is None else next(there) for g in gradients]
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, num_gradients: int, *gradients_and_origins: Tensor) -> tuple[Tensor, ...]:
-        return tuple(gradient.view_as(gradient) for gradient in gradients_and_origins[:num_gradients])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise DoubleBackwardError(
-            "the gradient of a compiled scan has no gradient itself (double backward, create_graph=True, "
-            "torch.autograd.functional.jvp and hessian). Use backend='torch', or leave create_graph out."
-        )
+    """`flexsn_hop.double_backward.refuse_double_backward`, in words of scans."""
+    return undifferentiable(
+        gradients,
+        came_from,
+        "the gradient of a compiled scan has no gradient itself (double backward, create_graph=True, "
+        "torch.autograd.functional.jvp and hessian). Use backend='torch', or leave create_graph out.",
+    )

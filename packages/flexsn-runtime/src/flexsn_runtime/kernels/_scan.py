@@ -1,9 +1,8 @@
-"""Runs a specialised step over time. What a run needs besides its tensors is prepared once for each layout of them."""
+"""Runs a specialised step over time, by plans that the step keeps, one for each layout of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -31,36 +30,19 @@ def forward_scan(
     residuals: Residuals | None = None,
     padding: int | None = None,
 ) -> ForwardScan:
-    """What scans forward over arguments of this layout.
+    """The forward scan over arguments of this layout.
 
     Args:
         state_seqs: write the states after every step; otherwise the final ones alone.
         training, residuals, padding: as for `ForwardScan`.
     """
-    prepared = prepared_scans(step, arguments)
-    written = (state_seqs, training, residuals, padding)
-    scan: ForwardScan | None = prepared.get(written)
+    key = ("forward", state_seqs, training, residuals, padding, arguments.key)
+    scan: ForwardScan | None = step.plans.get(key)
     if scan is None:
-        scan = prepared[written] = ForwardScan(
-            step,
-            arguments,
-            state_seqs=state_seqs,
-            training=training,
-            residuals=residuals,
-            padding=padding,
+        scan = step.plans[key] = ForwardScan(
+            step, arguments, state_seqs=state_seqs, training=training, residuals=residuals, padding=padding
         )
     return scan
-
-
-def prepared_scans(step: Specialization, arguments: Arguments) -> dict[Hashable, Any]:
-    """What is prepared for arguments of this layout, and what will be."""
-    prepared = arguments.prepared
-    if prepared is None:
-        layout = layout_key(arguments.all)
-        prepared = step.forward_scans.get(layout)
-        if prepared is None:
-            prepared = step.forward_scans[layout] = {}
-    return prepared
 
 
 def run_backward(
@@ -79,12 +61,20 @@ def run_backward(
 
     Returns:
         A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
+
+    Raises:
+        As `check_readable`.
     """
     tensors = (*arguments.all, *checkpoints, *cotangents.all)
-    return backward_scan(step, tensors, tuple(wanted), state_seqs=cotangents.state_seqs).run(tensors)
+    check_readable(step.trace, tensors)
+    key = ("backward", tuple(wanted), cotangents.state_seqs, layout_key(tensors))
+    scan: BackwardScan | None = step.plans.get(key)
+    if scan is None:
+        scan = step.plans[key] = backward_of(step, tensors, tuple(wanted), state_seqs=cotangents.state_seqs)
+    return scan.plan.run(tensors)
 
 
-def backward_scan(
+def backward_of(
     step: Specialization,
     tensors: Sequence[Tensor | None],
     wanted: tuple[bool, ...],
@@ -92,27 +82,19 @@ def backward_scan(
     state_seqs: bool,
     residuals: Residuals | None = None,
 ) -> BackwardScan:
-    """What scans backward over tensors of this layout.
+    """The backward scan over tensors of this layout.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
         wanted: as for `run_backward`.
         state_seqs: whether the last are the gradients of state sequences, or of final states.
         residuals: as for `BackwardScan`.
-
-    Raises:
-        As `check_readable`.
     """
-    check_readable(step.trace, tensors)
-    key = (wanted, state_seqs, residuals, layout_key(tensors))
-    scan = step.backward_scans.get(key)
-    if scan is None:
-        trace = step.trace
-        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        first_kept = len(arguments.all)
-        first_grad = first_kept + len(step.kept(residuals))
-        kept = [t for t in tensors[first_kept:first_grad] if t is not None]
-        grads = tensors[first_grad:]
-        cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
-        scan = step.backward_scans[key] = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
-    return scan
+    step.has_backward = True
+    trace = step.trace
+    arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+    first_kept = len(arguments.all)
+    first_grad = first_kept + len(step.kept(residuals))
+    kept = [t for t in tensors[first_kept:first_grad] if t is not None]
+    cotangents = split_cotangents(tensors[first_grad:], trace.num_outputs, state_seqs=state_seqs)
+    return BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import LiftedLayout
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime.launches._sum import PlainSum, Sum
-from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._order import in_order, unusual_order
 
 
@@ -96,14 +96,27 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-def input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:
+class InputGradient:
     """Sums over the dimensions in which an input broadcasts to the step.
 
     Args:
-        by_program: `gradient` is `[T, programs]`, otherwise `[T, *step]`.
+        tensor: the input, or one of its layout.
+        by_program: what is written is `[T, programs]`, otherwise `[T, *step]`.
     """
-    if gradient is None or tensor is None:
-        return None
+
+    def __init__(self, tensor: Tensor, *, by_program: bool) -> None:
+        self._order, self._by_program = unusual_order(tensor), by_program
+
+    def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
+        """The gradient of the input."""
+        summed = input_gradient(written, tensor, self._by_program)
+        ordered = in_order(summed, self._order)
+        assert ordered is not None
+        return ordered
+
+
+def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor:
+    """The same in the usual order of dimensions."""
     shape = tensor.shape
     if by_program:
         return gradient.sum(1).reshape(shape).to(tensor.dtype)

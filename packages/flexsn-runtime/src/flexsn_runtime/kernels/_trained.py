@@ -3,24 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from flexsn_runtime._torch_private import is_batched, transform_at_work, untraced
+from flexsn_runtime.calls._plan import Plan, PlanStep
 from flexsn_runtime.kernels._ahead import compiling_backward
-from flexsn_runtime.kernels._backward import BackwardScan
-from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
-from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
+from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
+from flexsn_runtime.kernels._scan import backward_of, forward_scan
 from flexsn_runtime.native import LastLaunch, NativeScan, compiled_launcher
-from flexsn_runtime.operands._operands import Arguments, same_layout
+from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# As many as the compiled launcher knows at a time.
-_MOST_CONSIDERED = 4
+# Layouts of a backward that take turns; as many as the compiled launcher knows at a time.
+_MOST_BACKWARDS = 16
 # Backward passes between two questions whether it is there: they take longer than what is asked.
 _ASKED_EVERY = 64
+
+
+class LastStep(Protocol):
+    """A step behind those of a backward, which makes another gradient of the first tensor's.
+
+    Attributes:
+        others: the tensors whose gradients it takes besides.
+    """
+
+    others: Sequence[int]
+
+    def at(self, first: int) -> PlanStep:
+        """The step.
+
+        Args:
+            first: where the gradients begin.
+        """
+
+    def by_address(self, plan: Plan, tensors: Sequence[Tensor | None]) -> LastLaunch | None:
+        """The launch of it behind a plan; `None`: it has no address."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A backward that was run before.
+
+    Attributes:
+        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        layout: of the tensors.
+        has_layout: the same, compared at once; it may say no, wrongly.
+        computed: the plan of the kernel and its sums.
+        plan: all of it.
+        is_told: the compiled launcher was asked to execute it.
+    """
+
+    needed: tuple[bool, ...]
+    layout: tuple[object, ...]
+    has_layout: Callable[[Sequence[Tensor | None]], bool]
+    computed: Plan
+    plan: Plan
+    is_told: bool = False
 
 
 class TrainedScan:
@@ -30,6 +72,7 @@ class TrainedScan:
         arguments: any that have the layout.
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
         state_seqs: as for `forward_scan`.
+        last: what the backward does with the gradient of the first input, in the end.
 
     Attributes:
         first_kept: where in the result of `run` begins what is for the backward.
@@ -39,40 +82,44 @@ class TrainedScan:
     """
 
     def __init__(
-        self, step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+        self,
+        step: Specialization,
+        arguments: Arguments,
+        wanted: tuple[bool, ...],
+        *,
+        state_seqs: bool,
+        last: LastStep | None = None,
     ) -> None:
-        self.step = step
-        self._wanted, self._state_seqs = wanted, state_seqs
-        self._residuals = step.residuals(wanted)
-        self.forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
-        self.first_kept = self.forward.first_kept
+        self.step, self._last = step, last
+        self._wanted, self._state_seqs = self._computed(wanted), state_seqs
+        self._residuals = step.residuals(self._wanted)
+        self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
+        self.first_kept = self._forward.first_kept
         flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
-        self.first_bits = self.forward.first_bits
+        self.first_bits = self._forward.first_bits
         bits = range(self.first_bits, self.first_kept)
         self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
-        # The backward scan that ran last, and for what. In one object: threads may share this.
-        self._latest: tuple[tuple[bool, ...], Callable[[Sequence[Tensor | None]], bool], BackwardScan] | None = None
+        # The last ones first. Replaced as a whole: threads may share this.
+        self._backwards: tuple[_Known, ...] = ()
         self.native: NativeScan | None = None
         self._there = [t is not None for t in arguments.all]
         self._device = arguments.device
-        # Of late, for the compiled launcher.
-        self._considered: list[tuple[BackwardScan, tuple[bool, ...]]] = []
-        self._backwards = 0
+        self._count = 0
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Scans `[*inputs, *states, *lifted]` forward; as `ForwardScan.run`."""
         trace = self.step.trace
         arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
         with compiling_backward(
-            self.forward,
+            self._forward,
             self.step,
             arguments,
             self._wanted,
             state_seqs=self._state_seqs,
             residuals=self._residuals,
         ):
-            written = self.forward.run(tensors)
-        self.run = self.forward.run  # type: ignore[method-assign, assignment]  # nothing is to be compiled any more
+            written = self._forward.run(tensors)
+        self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
         return written
 
     def reads_hold(self) -> bool:
@@ -89,88 +136,77 @@ class TrainedScan:
         Raises:
             TransformError: several gradients come at once.
         """
-        if not self.reads_hold():
+        if not self.step.trace.reads.holds_for_backward():
             self.step.check_backward()
-        needed = tuple(needed)
         try:
-            backward = self._backward(tensors, self._computed(needed))
+            known = self._backward(tensors, tuple(needed))
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
             raise several_at_once() from None
         if torch.is_grad_enabled():  # `create_graph`
             with torch.no_grad():
-                found = backward.gradients(tensors)
-            return self._finished(refuse_double_backward(found, tensors), tensors, needed)
-        found = backward.gradients(tensors)
-        finished = self._finished(found, tensors, needed)
-        self._backwards += 1
-        is_known = (backward, needed) in self._considered
-        if not is_known and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
-            self._hand_over(tensors, needed, backward, found)
-        return finished
-
-    # -- for scans that do more in their backward ------------------------------------------------------------------
+                found = known.plan.run(tensors)
+            return refuse_double_backward(found, tensors)
+        found = known.plan.run(tensors)
+        self._count += 1
+        if not known.is_told and (self.native is not None or self._count % _ASKED_EVERY == 1):
+            self._hand_over(tensors, known)
+        return found
 
     def _computed(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which gradients the backward scan computes for those that are needed."""
-        return needed
+        """Which gradients the kernel computes for those that are needed."""
+        if self._last is None or not needed[0]:
+            return needed
+        return tuple([need or i in self._last.others for i, need in enumerate(needed)])
 
-    def _finished(
-        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
-    ) -> list[Tensor | None]:
-        """What comes of the gradients that were computed, which stay as they are."""
-        return gradients
-
-    def _last(
-        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
-    ) -> tuple[LastLaunch, ...] | None:
-        """What `_finished` has launched; `None`: something that has no address."""
-        return ()
-
-    # -- preparation -----------------------------------------------------------------------------------------------
-
-    def _backward(self, tensors: Sequence[Tensor | None], computed: tuple[bool, ...]) -> BackwardScan:
+    def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Known:
         """What scans backward over these."""
-        latest = self._latest
-        if latest is not None and computed == latest[0] and latest[1](tensors) and transform_at_work() is None:
-            return latest[2]
-        scan = backward_scan(self.step, tensors, computed, state_seqs=self._state_seqs, residuals=self._residuals)
-        self._latest = computed, same_layout(tensors), scan
-        return scan
+        for known in self._backwards:
+            if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
+                return known
+        check_readable(self.step.trace, tensors)
+        layout = layout_key(tensors)
+        for known in self._backwards:
+            if known.needed == needed and known.layout == layout:
+                known.has_layout = same_layout(tensors)
+                return known
+        scan = backward_of(
+            self.step, tensors, self._computed(needed), state_seqs=self._state_seqs, residuals=self._residuals
+        )
+        plan = scan.flowing
+        if self._last is not None and needed[0]:
+            gone = {i for i, need in enumerate(needed) if not need} | (plan.absent - {0})
+            plan = plan.then(self._last.at(len(tensors)), frozenset(gone))
+        known = _Known(needed, layout, same_layout(tensors), scan.flowing, plan)
+        self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
+        return known
 
-    def _hand_over(
-        self,
-        tensors: Sequence[Tensor | None],
-        needed: tuple[bool, ...],
-        backward: BackwardScan,
-        gradients: list[Tensor | None],
-    ) -> None:
+    def _hand_over(self, tensors: Sequence[Tensor | None], known: _Known) -> None:
         """From now on, the compiled launcher makes calls like this one, if it is there and can."""
-        module = compiled_launcher(self._device, self._backwards)
+        module = compiled_launcher(self._device, self._count)
         if module is None:
             return
-        self._considered = [(backward, needed), *self._considered[: _MOST_CONSIDERED - 1]]
-        last = self._last(gradients, tensors, needed)
+        known.is_told = True
         with untraced():  # nobody's mode has to know
-            forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
-            if forward_launch is None or backward_launch is None or last is None:
-                return
-            sums = backward.plain_sums(tensors)
-            if sums is None:
-                return
-            native = self.native or NativeScan(
+            last = None
+            if self._last is not None and known.needed[0]:
+                last = self._last.by_address(known.computed, tensors)
+                if last is None:
+                    return
+            native = self.native or NativeScan.of(
                 module,
                 self,
                 self.step.trace.core,
                 self._there,
-                forward_launch,
+                self._forward.plan,
                 first_bits=self.first_bits,
                 first_kept=self.first_kept,
                 fixed=self.fixed,
             )
             asks = self.step.trace.reads.reads_for_backward
-            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, *last, asks=asks)
+            if native is None or not native.follow(tensors, known.needed, known.computed, last, asks=asks):
+                return
         self.native = native
 
 
@@ -178,11 +214,10 @@ def trained_scan(
     step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
     """The one for arguments of this layout."""
-    prepared = prepared_scans(step, arguments)
-    key = "trained", wanted, state_seqs
-    found: TrainedScan | None = prepared.get(key)
+    key = "trained", wanted, state_seqs, arguments.key
+    found: TrainedScan | None = step.plans.get(key)
     if found is None:
-        found = prepared[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)
+        found = step.plans[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)
     return found
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher
+from flexsn_codegen.targets.triton import interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
-from flexsn_runtime.launches._launch import on_device
-from flexsn_runtime.step._specialization import CompiledKernel
+from flexsn_runtime.launches._kernel import CompiledKernel
 
 # Shared memory that each program takes beside what it asks for, in bytes.
 _RESERVED = 1024
@@ -98,11 +97,11 @@ class CooperativeLaunch:
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
             return
         again = self._again.get(programs)
+        if again is not None:
+            again(tensors)
+            return
+        grid = (programs, 1, 1)
         with on_device(self._device):
-            if again is not None:
-                again(tensors)
-                return
-            grid = (programs, 1, 1)
             compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
             self._again[programs] = launcher(compiled, grid, self._numbers, self._device)

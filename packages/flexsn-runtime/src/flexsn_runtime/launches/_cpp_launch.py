@@ -10,8 +10,8 @@ from torch import Tensor
 from flexsn_codegen.targets.cpp import CppKernel, Program
 from flexsn_runtime.launches import _large_memory
 from flexsn_runtime.launches._entry import Entry, unwatched
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.step._specialization import CompiledKernel
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
@@ -55,7 +55,8 @@ class CppLaunch:
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        launch_program(self._run, tensors, self._numbers)
+        run = self._run  # as `launch_program`, in one call
+        run.function(run.pack(*map(Tensor.data_ptr, tensors), *self._numbers, torch.get_num_threads()))
 
     def entry(self) -> Entry | None:
         """How it is launched by its address; `None`: it is not compiled."""
@@ -63,12 +64,7 @@ class CppLaunch:
         return None if run is None else Entry(run.address, self._numbers, 1, 1, 0, run, unwatched)
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
-        """What launches for one of several sets of tensors, by its number.
-
-        Args:
-            example: one of the sets.
-            addresses: of all of them.
-        """
+        """As `LaunchByAddress.at`."""
         if self._run is None:
             self.compile(example)
         run = self._run

@@ -43,19 +43,6 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], s
 _LAUNCH = torch.ops.flexsn_runtime.launch_cpp.default
 
 
-class RecordedCpp:
-    """A kernel whose launches are recorded in a graph.
-
-    Attributes:
-        __name__: of the kernel.
-        kernel: what will be launched.
-    """
-
-    def __init__(self, kernel: CppKernel) -> None:
-        self.__name__ = kernel.__name__
-        self.kernel = kernel
-
-
 class RecordedCppLaunch:
     """Records a launch, as often as it is called.
 
@@ -64,7 +51,9 @@ class RecordedCppLaunch:
         block: elements per program.
     """
 
-    is_compiled = True
+    @property
+    def is_compiled(self) -> bool:
+        return True
 
     allocator = staticmethod(allocator)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import entry, interpreting, launcher
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._entry import Entry
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.step._specialization import CompiledKernel
-
-_HERE: AbstractContextManager[object] = nullcontext()
 
 
 def allocator(
@@ -71,11 +68,7 @@ class Launch:
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""
         if self._again is not None:
-            if single_device():
-                self._again(tensors)
-            else:
-                with on_device(self._device):
-                    self._again(tensors)
+            self._again(tensors)
         elif triton_interpreted():
             with interpreting():
                 self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
@@ -90,16 +83,3 @@ class Launch:
                     self._entry = Entry(
                         told.function, told.numbers, self.programs, told.threads, told.shared, compiled, told.hooks
                     )
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensors'."""
-    if single_device() or device.index == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device(device)
-
-
-@functools.cache
-def single_device() -> bool:
-    """True on a machine with one GPU, which is always the current one."""
-    return torch.cuda.device_count() == 1

@@ -1,4 +1,4 @@
-"""Launches, by what a kernel is written in."""
+"""What every launch is, whatever its kernel is written in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.cpp import CppKernel
-from flexsn_runtime.launches._cpp_launch import CppLaunch
-from flexsn_runtime.launches._cpp_op import RecordedCpp, RecordedCppLaunch
 from flexsn_runtime.launches._entry import Entry
-from flexsn_runtime.launches._launch import Launch as TritonLaunch
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.step._specialization import CompiledKernel
 
 
 class Launch(Protocol):
@@ -39,15 +35,25 @@ class Launch(Protocol):
         """Launches; `tensors` are in the order of the kernel's parameters."""
 
 
+class LaunchByAddress(Launch, Protocol):
+    """A launch of a backend that launches `by_address`."""
+
+    def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
+        """What launches for one of several sets of tensors, by its number.
+
+        Args:
+            example: one of the sets.
+            addresses: of all of them.
+        """
+
+
 def launch(kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device) -> Launch:
-    """What runs a kernel.
+    """The launch of a kernel: run, or recorded in a graph, as its step has it.
 
     Args:
         sizes: at least the kernel's integer arguments.
         device: of the tensors that it will be called with.
     """
-    if isinstance(kernel.function, RecordedCpp):
-        return RecordedCppLaunch(kernel.function.kernel, [sizes[name] for name in kernel.sizes], config.block)
-    if isinstance(kernel.function, CppKernel):
-        return CppLaunch(kernel, sizes, config)
-    return TritonLaunch(kernel, sizes, config, device)
+    assert kernel.launched_by is not None
+    made: Launch = kernel.launched_by(kernel, sizes, config, device)
+    return made

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher
+from flexsn_codegen.targets.triton import interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._launch import on_device
 
 _again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
 
@@ -37,13 +36,13 @@ def run_kernel(
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
     key = (kernel, device, grid, numbers, constants, num_warps, stages, *like)
     again = _again.get(key)
+    if again is not None:
+        again(tensors)
+        return
     with on_device(device):
-        if again is not None:
-            again(tensors)
-            return
         # Said, because the default changes with the version of Triton.
         options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
         compiled = kernel[grid](*tensors, *numbers, *constants, **options)
-        if compiled is not None:
-            whole = (*grid, 1, 1)[:3]
-            _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)
+    if compiled is not None:
+        whole = (*grid, 1, 1)[:3]
+        _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)

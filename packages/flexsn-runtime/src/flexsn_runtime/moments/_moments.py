@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.moments._launch import Running, moments
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

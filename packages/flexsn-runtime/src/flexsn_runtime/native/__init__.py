@@ -1,8 +1,17 @@
-"""The compiled launcher: scans with gradients, launched and joined to autograd without Python."""
+"""The compiled launcher: plans executed, and scans with gradients joined to autograd, without Python."""
 
 from __future__ import annotations
 
-from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words
-from flexsn_runtime.native._scan import LastLaunch, NativeScan
+from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words, may_launch
+from flexsn_runtime.native._scan import LastLaunch, NativeCall, NativeScan, told_forward
 
-__all__ = ["LastLaunch", "LauncherChoice", "NativeScan", "compiled_launcher", "launcher_in_words"]
+__all__ = [
+    "LastLaunch",
+    "LauncherChoice",
+    "NativeCall",
+    "NativeScan",
+    "compiled_launcher",
+    "launcher_in_words",
+    "may_launch",
+    "told_forward",
+]

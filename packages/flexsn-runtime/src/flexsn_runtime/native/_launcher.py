@@ -131,10 +131,17 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
         CompilerMissingError, CompilationError, CacheFolderError, ImportError: it was asked for by name, and cannot be
             compiled or loaded.
     """
+    return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
+
+
+def may_launch(device: torch.device) -> bool:
+    """Whether `compiled_launcher` gives the module for a device, sooner or later.
+
+    Raises:
+        LauncherError: see `launcher_choice`.
+    """
     choice = launcher_choice()
-    if choice == "python" or (choice == "auto" and device.type != "cuda") or _why_never(device) is not None:
-        return None
-    return _launcher.get(choice, calls)
+    return choice != "python" and (choice == "compiled" or device.type == "cuda") and _why_never(device) is None
 
 
 def _why_never(device: torch.device) -> str | None:

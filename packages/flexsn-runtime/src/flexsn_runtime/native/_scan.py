@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flexsn_runtime.calls._plan import Copied, Launched, Plan, Summed
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._sum import PlainSum
@@ -26,6 +27,24 @@ class LastLaunch(NamedTuple):
 
     launch: ByAddress
     constants: tuple[Tensor, ...]
+
+
+class NativeCall:
+    """A call of a plan without gradients, launched by the compiled launcher.
+
+    Args:
+        module: the compiled launcher.
+        launch: the plan's only step.
+        there: which tensors of a call are; the others are states that begin with zeros.
+    """
+
+    def __init__(self, module: ModuleType, launch: ByAddress, there: Sequence[bool]) -> None:
+        self.watched: Callable[[], bool] = launch.entry.watched
+        """Whether launches are to be told to somebody whom this would not tell."""
+        launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
+        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
+            list(launch.written), _kernel(module, launch)
+        ).run
 
 
 class NativeScan:
@@ -69,6 +88,25 @@ class NativeScan:
             list(fixed),
         )
 
+    @classmethod
+    def of(
+        cls,
+        module: ModuleType,
+        owner: Any,
+        core: Any,
+        there: Sequence[bool],
+        plan: Plan,
+        *,
+        first_bits: int,
+        first_kept: int,
+        fixed: Sequence[int],
+    ) -> NativeScan | None:
+        """The scan whose forward is a plan; `None`: that does more than to allocate and launch."""
+        launch = told_forward(plan)
+        if launch is None:
+            return None
+        return cls(module, owner, core, there, launch, first_bits=first_bits, first_kept=first_kept, fixed=fixed)
+
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """The results of a call, joined to autograd.
 
@@ -82,24 +120,27 @@ class NativeScan:
         self,
         given: Sequence[Tensor | None],
         needed: Sequence[bool],
-        launch: ByAddress,
-        copies: Mapping[int, Tensor],
-        sums: Mapping[int, PlainSum],
+        plan: Plan,
         last: LastLaunch | None = None,
         *,
         asks: bool,
-    ) -> None:
+    ) -> bool:
         """Tells a backward, which is launched from now on wherever what comes has the layout of this; some are known.
 
         Args:
             given: what `TrainedScan.gradients` takes.
             needed: the same.
-            launch: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
-            copies: by place in `given`, what is like the copy that the kernel gets.
-            sums: what becomes of some of them then, by tensor.
+            plan: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
             last: makes another gradient of that of the first tensor.
             asks: whether `reads_hold` has anything to look at.
+
+        Returns:
+            False: the plan does what only Python does.
         """
+        told = _told(plan, len(given))
+        if told is None:
+            return False
+        launch, copies, sums = told
         absent = self._absent
         gone = [*absent, *(len(given) + i for i in absent)]
         launch = launch.without(gone, len(given))
@@ -113,6 +154,43 @@ class NativeScan:
             None if last is None else _last(self._module, last, gone, len(given) + len(needed)),
             asks,
         )
+        return True
+
+
+class _Told(NamedTuple):
+    """A plan as the compiled launcher executes it.
+
+    Attributes:
+        launch: of its kernel, with what is allocated.
+        copies: by place, what is like the copy that the kernel gets.
+        sums: what becomes of some of the results then, by their number.
+    """
+
+    launch: ByAddress
+    copies: dict[int, Tensor]
+    sums: dict[int, PlainSum]
+
+
+def told_forward(plan: Plan) -> ByAddress | None:
+    """The only step of a plan, a launch, with what is allocated; `None`: there are others, or it has no address."""
+    told = _told(plan, 0) if len(plan.steps) == 1 else None
+    return None if told is None else told.launch
+
+
+def _told(plan: Plan, num_given: int) -> _Told | None:
+    """`None`: it has a step, or a result that is not returned, which only Python has."""
+    launch, copies, sums = None, {}, {}
+    for step in plan.steps:
+        if isinstance(step, Copied):
+            copies[step.place] = torch.empty_strided(step.shape, step.strides, dtype=step.dtype, device="meta")
+        elif isinstance(step, Launched):
+            written = [None if one is None else one.like() for one in plan.allocations]
+            launch = ByAddress.of(step.launch, step.places, written, plan.device)
+        elif isinstance(step, Summed) and step.plain is not None:
+            sums[step.place - num_given] = step.plain
+        else:
+            return None
+    return None if launch is None or plan.absent else _Told(launch, copies, sums)
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:

@@ -1,7 +1,7 @@
-// Scans with gradients, launched and joined to autograd without Python.
+// Executes plans without Python, and joins scans with gradients to autograd.
 //
-// What kernels/_trained.py has prepared for tensors of one layout is told once: which tensors a kernel writes, its address,
-// and its arguments. After that a call allocates, launches and notes what its backward needs; the backward, in autograd's
+// A plan for tensors of one layout is told once: which tensors a kernel writes, its address, and its arguments. After that a
+// call allocates, launches and, where gradients are asked for, notes what its backward needs; the backward, in autograd's
 // thread, does the same. Where a backward is not like one that was told, Python's does it.
 //
 // Tensors are counted so, without those that are not there:
@@ -193,11 +193,51 @@ class Sum {
   at::ScalarType dtype_;
 };
 
-// The forward: `written` begins with `first_kept` results, of which those from `first_bits` on are bits, and no gradient flows
-// through those in `fixed`; behind them is what the backward needs.
+// What a call allocates and launches.
+class Plan {
+ public:
+  Plan(const std::vector<at::Tensor>& written, std::shared_ptr<Kernel> kernel)
+      : written_{written.begin(), written.end()}, kernel_(std::move(kernel)) {}
+
+  std::size_t count() const {
+    return written_.size();
+  }
+
+  // `tensors`: those of a call that are there.
+  variable_list run(at::TensorList tensors) const {
+    RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
+    const auto device = tensors[0].device();
+    variable_list results;
+    std::vector<void*> addresses;
+    results.reserve(written_.size());
+    addresses.reserve(tensors.size() + written_.size());
+    for (const auto& tensor : tensors)
+      addresses.push_back(address_of(tensor));
+    for (const auto& one : written_) {
+      results.push_back(one.allocate(device));
+      addresses.push_back(address_of(results.back()));
+    }
+    kernel_->launch(addresses, device);
+    return results;
+  }
+
+ private:
+  std::vector<Written> written_;
+  std::shared_ptr<Kernel> kernel_;
+};
+
+variable_list present(const Tensors& tensors) {
+  variable_list these;
+  for (const auto& tensor : tensors)
+    if (tensor)
+      these.push_back(*tensor);
+  return these;
+}
+
+// The forward: the plan's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
+// gradient flows through those in `fixed`; behind them is what the backward needs.
 struct Forward {
-  std::vector<Written> written;
-  std::shared_ptr<Kernel> kernel;
+  Plan plan;
   std::size_t first_bits, first_kept;
   std::vector<std::size_t> fixed;
 };
@@ -240,7 +280,7 @@ struct Backward {
   }
 };
 
-constexpr std::size_t most_told = 4; // layouts that take turns
+constexpr std::size_t most_told = 16; // layouts that take turns
 
 class Scan : public torch::CustomClassHolder {
  public:
@@ -256,7 +296,7 @@ class Scan : public torch::CustomClassHolder {
       std::size_t first_kept,
       std::vector<std::size_t> fixed)
       : there(std::move(there)),
-        forward{{written.begin(), written.end()}, std::move(kernel), first_bits, first_kept, std::move(fixed)},
+        forward{Plan(written, std::move(kernel)), first_bits, first_kept, std::move(fixed)},
         owner_(std::move(owner)) {}
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -322,20 +362,11 @@ class Scan : public torch::CustomClassHolder {
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
-    const auto& [written, kernel, first_bits, first_kept, fixed] = scan->forward;
-    const auto device = tensors[0].device();
-    variable_list saved(tensors.begin(), tensors.end()), results;
-    std::vector<void*> addresses;
-    addresses.reserve(tensors.size() + written.size());
-    for (const auto& tensor : tensors)
-      addresses.push_back(address_of(tensor));
-    for (const auto& one : written) {
-      auto tensor = one.allocate(device);
-      addresses.push_back(address_of(tensor));
-      (results.size() < first_kept ? results : saved).push_back(std::move(tensor));
-    }
-    kernel->launch(addresses, device);
+    const auto& [plan, first_bits, first_kept, fixed] = scan->forward;
+    variable_list saved(tensors.begin(), tensors.end()), results = plan.run(tensors);
+    for (auto i = first_kept; i < results.size(); ++i)
+      saved.push_back(std::move(results[i]));
+    results.resize(first_kept);
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
     context->saved_data["scan"] = c10::IValue::make_capsule(scan);
@@ -362,7 +393,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
                   "graph twice, give the first backward retain_graph=True.");
       throw;
     }
-    const auto kept = scan->forward.written.size() - scan->forward.first_kept;
+    const auto kept = scan->forward.plan.count() - scan->forward.first_kept;
     const auto count = given.size() - kept;
     std::vector<bool> needed;
     for (std::size_t i = 0; i < count; ++i)
@@ -462,10 +493,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
 };
 
 variable_list Scan::run(const Tensors& tensors) {
-  variable_list these;
-  for (const auto& tensor : tensors)
-    if (tensor)
-      these.push_back(*tensor);
+  const auto these = present(tensors);
   const auto self = c10::intrusive_ptr<Scan>::reclaim_copy(this);
   const py::gil_scoped_release others_may_run;
   return ScanBackward::apply(self, at::TensorList(these));
@@ -493,6 +521,13 @@ PYBIND11_MODULE(flexsn_launcher, module) {
   py::class_<Last>(module, "Last")
       .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
         return Last{std::move(kernel), Written(written), std::move(constants)};
+      }));
+  py::class_<Plan>(module, "Plan")
+      .def(py::init<const std::vector<at::Tensor>&, std::shared_ptr<Kernel>>())
+      .def("run", torch::wrap_pybind_function([](const Plan& plan, const Tensors& tensors) {
+        const auto these = present(tensors);
+        const py::gil_scoped_release others_may_run;
+        return plan.run(these);
       }));
   py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
       .def(py::init<

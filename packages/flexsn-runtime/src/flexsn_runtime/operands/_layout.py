@@ -77,13 +77,3 @@ def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
             f"the inputs have steps of shape {', '.join(str(list(s)) for s in shapes)}, which do not "
             "broadcast to one: give all of them the shape of the step behind T, or sizes of 1."
         ) from None
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
-    strides: list[int] = []
-    unit = 1
-    for size in reversed(shape):
-        strides.append(unit)
-        unit = unit * size
-    return tuple(reversed(strides))

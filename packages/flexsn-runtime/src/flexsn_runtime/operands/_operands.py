@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from flexsn_codegen import InputLayout, StepLayout
 from flexsn_graph import LiftedLayout, Port, Role
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._torch_private import alike, size_expression
-from flexsn_runtime.operands._layout import DENSE_TERMS, Terms, broadcast_strides, contiguous_strides, step_terms
+from flexsn_runtime.operands._layout import DENSE_TERMS, Terms, broadcast_strides, step_terms
 from flexsn_runtime.operands._order import StepOrder
 
 
@@ -24,13 +25,13 @@ class Arguments(NamedTuple):
         inputs: `[T, *step]` each, or what broadcasts to it behind T.
         states: initial states `[*step]`; `None` starts at zero.
         lifted: captured tensors, of any shape.
-        prepared: the forward scans that are prepared for their layout, by what they write; `None`: not known.
+        layout: `layout_key` of all, where it is known.
     """
 
     inputs: tuple[Tensor, ...]
     states: tuple[Tensor | None, ...]
     lifted: tuple[Tensor, ...]
-    prepared: dict[Hashable, Any] | None = None
+    layout: tuple[object, ...] | None = None
 
     @classmethod
     def of(cls, tensors: Sequence[Any], num_inputs: int, num_states: int, num_lifted: int) -> Arguments:
@@ -49,6 +50,11 @@ class Arguments(NamedTuple):
     @property
     def device(self) -> torch.device:
         return self.inputs[0].device
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Their `layout_key`."""
+        return layout_key(self.all) if self.layout is None else self.layout
 
     @property
     def all(self) -> tuple[Tensor | None, ...]:
@@ -77,24 +83,32 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
     """
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
-    are_alike, places = alike(these), _places(these)
-    if len(these) == len(tensors):
-        count = len(tensors)
-        # It says no of what is no tensor.
-        return lambda others: len(others) == count and are_alike(*others) and _places(others) == places
+    are_alike, count = alike(these), len(tensors)
+    places = [_place(t) for t in these]
+    all_there = len(these) == count
 
-    def are_same(others: Sequence[Tensor | None]) -> bool:
-        if [t is not None for t in others] != there:
+    def are_same(others: Sequence[Any]) -> bool:
+        if not all_there:
+            if [t is not None for t in others] != there:
+                return False
+            others = [t for t in others if t is not None]
+        elif len(others) != count:
             return False
-        given = [t for t in others if t is not None]
-        return are_alike(*given) and _places(given) == places
+        if not are_alike(*others):  # it says no of what is no tensor
+            return False
+        for tensor, place in zip(others, places, strict=True):
+            address = tensor.data_ptr()
+            if (address % 16 if address else None) != place:
+                return False
+        return True
 
     return are_same
 
 
-def _places(tensors: Sequence[Any]) -> list[int | None]:
-    """What a layout says of where tensors are in memory."""
-    return [place % 16 if (place := t.data_ptr()) else None for t in tensors]
+def _place(tensor: Tensor) -> int | None:
+    """The part of a tensor's layout that says where it is in memory."""
+    address = tensor.data_ptr()
+    return address % 16 if address else None
 
 
 class Operands:
@@ -146,9 +160,9 @@ class Operands:
         return tuple(Port(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
 
     @property
-    def moves(self) -> bool:
-        """Whether `move` does anything."""
-        return bool(self._moved)
+    def moved(self) -> tuple[int, ...]:
+        """The places among `[*inputs, *states, *lifted]` in which `move` puts something else."""
+        return tuple(len(self.inputs) + len(self.states) + i for i in self._moved)
 
     def move(self, tensors: list[Tensor | None]) -> None:
         """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime.backend import why_unavailable
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # All positions of a window are written out in a kernel.

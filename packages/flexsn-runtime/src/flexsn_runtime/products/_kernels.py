@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher
+from flexsn_codegen.targets.triton import interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._launch import on_device, single_device
 
-_prepared: Recent[Kernel] = Recent()
+_prepared: Recent[PreparedKernel] = Recent()
 
 
-class Kernel:
+class PreparedKernel:
     """A kernel with its numbers. Called again, it is launched without Triton's search for the binary.
 
     Args:
@@ -45,25 +44,21 @@ class Kernel:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches it over tensors whose dtypes and alignments are those of the first call."""
-        again = self._again
-        if again is not None and single_device():
-            again(tensors)
+        if self._again is not None:
+            self._again(tensors)
             return
         if triton_interpreted():
             with interpreting():
                 self._function[self._grid](*tensors, *self._numbers)
             return
         with on_device(self._device):
-            if self._again is not None:
-                self._again(tensors)
-                return
             compiled = self._function[self._grid](*tensors, *self._numbers, **self._options)
-            if compiled is not None:
-                x, y, z = (*self._grid, 1, 1)[:3]
-                self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
+        if compiled is not None:
+            x, y, z = (*self._grid, 1, 1)[:3]
+            self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
 
 
-def prepared(key: Hashable, make: Callable[[], Kernel]) -> Kernel:
+def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
     """The kernel that `make` returned for a key."""
     kernel = _prepared.get(key)
     if kernel is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime.products._kernels import Kernel, device_module, prepared
+from flexsn_runtime.products._kernels import PreparedKernel, device_module, prepared
 from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile, seen_size, shares_of, tile_for
 
 # Programs of a kernel that usually finds nothing to do.
@@ -31,11 +31,11 @@ def split(x: Tensor, parts: int) -> Tensor:
     out = torch.empty((parts, rows, padded * padding), dtype=torch.bfloat16, device=x.device)
     row, unit = x.stride(0), _unit(x)
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         block = (16, 64) if triton_interpreted() else (16, 128)
         grid = (-(-rows // block[0]), -(-padded * padding // block[1]))
         numbers = (rows, columns // unit, row // unit, padded, parts, unit, *block)
-        return Kernel("split_kernel", grid, numbers, x.device)
+        return PreparedKernel("split_kernel", grid, numbers, x.device)
 
     prepared(("split", rows, columns, row, parts, unit, _aligned(x), x.device), make)(x, out)
     return out
@@ -55,10 +55,10 @@ def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     seen = torch.empty(seen_size(M), dtype=torch.int32, device=s.device)
     row, unit = s.stride(0), _unit(s)
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         numbers = (M, K // unit, row // unit, padded, _bits(scale))
         constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
-        return Kernel("narrow_kernel", (-(-M // CHECKED_ROWS),), (*numbers, *constants), s.device)
+        return PreparedKernel("narrow_kernel", (-(-M // CHECKED_ROWS),), (*numbers, *constants), s.device)
 
     prepared(("narrow", M, K, row, scale, _aligned(s), s.device), make)(s, spikes, seen)
     return spikes, seen
@@ -86,13 +86,13 @@ def product(
     y = torch.empty((*(lead or (M,)), N), dtype=torch.float32, device=device)
     bias = None if bias is None else bias.contiguous()
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         of = tile or tile_for("outputs", M, N, parts, device)
         unit = _row_unit(spikes)
         numbers = (M, N, row // unit, padded // device_module().PADDING, _bits(scale))
         constants = (scale != 1.0, unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP)
         grid = (-(-M // of.rows) * -(-N // of.columns),)
-        return Kernel("outputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
+        return PreparedKernel("outputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     added = y if bias is None else bias
     aligned = _aligned(spikes), _aligned(added)
@@ -107,10 +107,10 @@ def repair_outputs(s: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, se
     (M, K), N, row = s.shape, weight.shape[0], s.stride(0)
     added = y if bias is None else bias.contiguous()
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
         constants = (bias is not None, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
-        return Kernel("repair_outputs_kernel", (programs,), (M, N, K, row, *constants), s.device, stages=2)
+        return PreparedKernel("repair_outputs_kernel", (programs,), (M, N, K, row, *constants), s.device, stages=2)
 
     aligned = tuple(map(_aligned, (s, weight, added)))
     prepared(("repair outputs", M, N, K, row, bias is not None, aligned, s.device), make)(s, weight, added, y, seen)
@@ -131,11 +131,13 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
     shares = shares_of(tiles, -(-M // of.chunk), device)
     out = torch.empty((shares, N, K), dtype=torch.float32, device=device)
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         g_unit, s_unit = _row_unit(first), _row_unit(spikes)
         numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
         constants = (g_unit, s_unit, parts, of.rows, of.columns, of.chunk, shares)
-        return Kernel("weights_kernel", (tiles, shares), (*numbers, *constants), device, of.num_warps, of.stages)
+        return PreparedKernel(
+            "weights_kernel", (tiles, shares), (*numbers, *constants), device, of.num_warps, of.stages
+        )
 
     key = ("weights", M, N, K, g_row, s_row, parts, tile, _aligned(first), _aligned(spikes), device)
     prepared(key, make)(*_three(grads), spikes, out)
@@ -153,11 +155,11 @@ def repair_weights(grads: Sequence[Tensor], s: Tensor, total: Tensor, seen: Tens
     (N, K), M, parts = total.shape, s.shape[0], len(grads)
     g_row, s_row = grads[0].stride(0), s.stride(0)
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
         numbers = (M, N, K, g_row, s_row, seen.numel())
         constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
-        return Kernel("repair_weights_kernel", (programs,), (*numbers, *constants), s.device, stages=2)
+        return PreparedKernel("repair_weights_kernel", (programs,), (*numbers, *constants), s.device, stages=2)
 
     aligned = (_aligned(grads[0]), _aligned(s))
     key = ("repair weights", M, N, K, g_row, s_row, parts, grads[0].dtype, aligned, s.device)
@@ -177,13 +179,13 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
     device = first.device
     out = torch.empty((M, K), dtype=torch.float32, device=device)
 
-    def make() -> Kernel:
+    def make() -> PreparedKernel:
         of = tile or tile_for("inputs", M, K, max(w_parts, g_parts), device)
         unit = _row_unit(first)
         numbers = (M, N, K, row // unit, padded // device_module().PADDING)
         constants = (unit, g_parts, w_parts, of.rows, of.columns, of.chunk, _GROUP)
         grid = (-(-M // of.rows) * -(-K // of.columns),)
-        return Kernel("inputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
+        return PreparedKernel("inputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     key = ("inputs", M, N, K, row, padded, g_parts, w_parts, tile, _aligned(first), device)
     prepared(key, make)(*_three(grads), pieces, out)

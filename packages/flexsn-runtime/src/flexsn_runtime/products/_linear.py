@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
+from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._launch import (
     input_gradient,
@@ -335,13 +335,7 @@ def spike_linear_op(
 
 
 @spike_linear_op.register_fake
-def _(
-    s: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],  # noqa: UP045
-    weight_parts: int,
-    grad_parts: int,
-) -> tuple[Tensor, Tensor]:
+def _(s: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     y = s.new_empty((*s.shape[:-1], weight.shape[0]))
     return y, s.new_empty((seen_size(s.shape[:-1].numel()),), dtype=torch.int32)
 
@@ -362,17 +356,9 @@ def spike_linear_backward_op(
 
 
 @spike_linear_backward_op.register_fake
-def _(
-    grad: Tensor,
-    s: Tensor,
-    weight: Tensor,
-    seen: Tensor,
-    weight_parts: int,
-    grad_parts: int,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _(grad: Tensor, s: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     shapes = (s.shape, weight.shape, weight.shape[:1])
-    return [s.new_empty(shape) for shape, want in zip(shapes, wanted, strict=True) if want]
+    return [s.new_empty(shape) for shape, want in zip(shapes, rest[-1], strict=True) if want]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

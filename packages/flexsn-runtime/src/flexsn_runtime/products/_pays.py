@@ -7,7 +7,8 @@ import statistics
 
 import torch
 
-from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime.backend import why_unavailable
 
 # A product of this size takes a fraction of a millisecond on any card.
 _ROWS, _FEATURES = 8192, 1024

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from flexsn_graph import StepValue
-from flexsn_runtime._availability import why_unavailable
-from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.backend import target_on, why_unavailable
 from flexsn_runtime.errors import (
     BackendUnavailableError,
     DeviceError,
@@ -21,7 +19,6 @@ from flexsn_runtime.errors import (
     TensorCountError,
     TransformError,
 )
-from flexsn_runtime.kernels._scan import prepared_scans
 from flexsn_runtime.operands._memory import check_tensors
 from flexsn_runtime.operands._operands import Arguments, layout_key
 from flexsn_runtime.program._autocast import autocast_now
@@ -80,29 +77,25 @@ def prepare(
         )
     try:
         under = autocast_now(flat_args[0].device) if autocast and flat_args else None
-        key = (under, layout_key(flat_args))
+        layout = layout_key(flat_args)
     except (AttributeError, RuntimeError):
         check_tensors(flat_args)
         raise
-    known = program.calls.get(key)
+    known = program.plans.get(("prepared", under, layout))
     if known is not None:
-        step, first_lifted, scans = known
+        step, first_lifted = known
         captured = step.captured(instead)
         if captured is not None:
-            lifted = flat_args[first_lifted:] or captured
-            inputs = flat_args[: program.num_inputs]
-            states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
-            layout = layout_key(lifted)
-            prepared = scans.get(layout)
-            if prepared is None:
+            lifted = tuple(flat_args[first_lifted:]) or captured
+            if captured and lifted is captured:
                 check_tensors(lifted, "captured tensor")
-                prepared = {}
-                if isinstance(step, Specialization):
-                    prepared = prepared_scans(step, _arguments(program, inputs, states, lifted))
-                scans[layout] = prepared
+            arguments = _split(program, program.masked(flat_args[:first_lifted]), lifted)
+            at_zero = arguments.states[first_lifted - program.num_inputs :]
+            key = (*layout[:first_lifted], *at_zero, *(layout[first_lifted:] or layout_key(lifted)))
+            arguments = arguments._replace(layout=key)
             if step.trace.reads.derived:
-                _set_derived(program, step, inputs, states)
-            return step, _arguments(program, inputs, states, lifted, prepared)
+                _set_derived(program, step, arguments.inputs, arguments.states)
+            return step, arguments
     check_tensors(flat_args)
     inputs, given, lifted = split_flat(program, flat_args)
     first_lifted = len(flat_args) - len(lifted)
@@ -120,13 +113,19 @@ def prepare(
     else:
         check_tensors(captured, "captured tensor")
     # A kernel reads memory, which the negative bit of a lazily negated view is not in.
-    states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
-    arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
+    primals = program.masked([t.resolve_neg() for t in (*inputs, *(given or ()))])
+    arguments = _split(program, primals, tuple(lifted or captured))
     if step.trace.reads.derived:
         _set_derived(program, step, arguments.inputs, arguments.states)
     if not any(t.is_neg() for t in flat_args):
-        program.calls[key] = step, first_lifted, Recent()
+        program.plans["prepared", under, layout] = step, first_lifted
     return step, arguments
+
+
+def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tensor, ...]) -> Arguments:
+    """Arguments of inputs, or inputs and states, and lifted tensors."""
+    states = primals[program.num_inputs :] or (None,) * program.num_states
+    return Arguments(primals[: program.num_inputs], states, lifted)
 
 
 def _set_derived(
@@ -145,20 +144,6 @@ def _set_derived(
         for state, value in zip(states, step.trace.states, strict=True)
     ]
     program.core(*first, *given)
-
-
-def _arguments(
-    program: ScanProgram,
-    inputs: Sequence[Tensor],
-    states: Sequence[Tensor | None],
-    lifted: Sequence[Tensor],
-    prepared: dict[Hashable, Any] | None = None,
-) -> Arguments:
-    if program.requires_grad is not None:
-        allowed = iter(program.requires_grad)
-        inputs = [x if next(allowed) else x.detach() for x in inputs]
-        states = [v if next(allowed) or v is None else v.detach() for v in states]
-    return Arguments(tuple(inputs), tuple(states), tuple(lifted), prepared)
 
 
 def split_flat(

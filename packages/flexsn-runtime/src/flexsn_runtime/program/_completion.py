@@ -13,6 +13,7 @@ from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import transform_at_work, untraced
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.launches._by_address import ByAddress
+from flexsn_runtime.native import told_forward
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._program import ScanProgram
 from flexsn_runtime.program._repeated import scan_again
@@ -68,7 +69,8 @@ class GradientFormula:
             captured = step.captured()
             if captured is None or not isinstance(step, Specialization):
                 return None
-            launch = forward_scan(step, arguments, state_seqs=False, training=False).by_address()
+            plan = forward_scan(step, arguments, state_seqs=False, training=False).plan
+            launch = told_forward(plan)
         if launch is None:
             return None
         order = list(instead)

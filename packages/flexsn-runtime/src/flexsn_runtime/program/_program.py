@@ -14,15 +14,16 @@ from torch import Tensor
 from flexsn_codegen import Numerics, Precision
 from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
 from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._residuals import check_policy
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core, trace_values
 
 # So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
@@ -132,13 +133,9 @@ class ScanProgram:
         self._takes_numbers = False  # from the first change of one on
         # By shapes and dtypes, the step whose forward ran last to be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
-        # begin, and the forward scans by the layout of these.
-        self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
-        # By the layout of calls, what runs others like them: see `_repeated.py`.
-        self.repeated: Recent[Any] = Recent()
-        # Of these, the one that came last, by what calls that are alike have in common, tensors aside.
-        self.latest_calls: dict[Hashable, Any] = {}
+        # By kinds of calls, what runs others like them, the last ones first: see `_repeated.py`. And by the layout of
+        # what `prepare` was given, the step, and where the lifted tensors begin.
+        self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
@@ -156,6 +153,12 @@ class ScanProgram:
             zero_one=self.zero_one,
         )
         return make, arguments
+
+    def masked(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Inputs and states, or inputs alone, detached where `requires_grad` excludes their gradient."""
+        if self.requires_grad is None:
+            return tuple(tensors)
+        return tuple([t if may else t.detach() for t, may in zip(tensors, self.requires_grad, strict=False)])
 
     @property
     def num_lifted(self) -> int | None:
@@ -258,9 +261,7 @@ class ScanProgram:
     def forget_plans(self) -> None:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
-            self.calls.clear()
-            self.repeated.clear()
-            self.latest_calls.clear()
+            self.plans.clear()
             for step in self.specializations:
                 step.forget_plans()
 
@@ -269,9 +270,7 @@ class ScanProgram:
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()
-            self.calls.clear()
-            self.repeated.clear()
-            self.latest_calls.clear()
+            self.plans.clear()
             if self._latest is not None:
                 self._latest.close()
 

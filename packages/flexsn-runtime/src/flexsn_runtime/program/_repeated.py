@@ -4,41 +4,166 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import is_any_autocast, never, transform_at_work
+from flexsn_runtime._torch_private import (
+    alike,
+    are_transforms_active,
+    forward_level,
+    is_any_autocast,
+    never,
+    number_of_modes,
+    tracing_state,
+    transform_at_work,
+)
 from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._inferred import executed
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import ScanProgram
-from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.recurrent._staged import RecurrentSpecialization
+from flexsn_runtime.recurrent._staged_autograd import scan, scan_staged
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
+
+Run = Callable[[Sequence[Tensor | None]], Sequence[Any]]
+
+# Layouts of one kind of call that take turns.
+_MOST = 8
 
 
 @dataclass(slots=True)
 class RepeatedCall:
-    """What runs calls of one layout.
+    """A call that others are like: what it depends on, and what runs those.
+
+    Its kind is the key that it is found by, see `repeated_call`.
 
     Attributes:
+        layout: of inputs and states, and what requires grad.
         lifted: the layout of the captured tensors.
+        captures: there are captured tensors.
         at_zero: what stands for the states where none are given.
         run: takes `[*inputs, *states, *lifted]`.
         has_layout: whether `[*inputs, *states, *lifted]`, without what is at zero, are as in these calls; it may say
             no, wrongly.
+        are_alike: the same, but for where they are in memory; of tensors that are all aligned, that counts.
     """
 
-    step: Specialization
+    step: CoreSpecialization
+    layout: Hashable
     lifted: tuple[object, ...]
+    captures: bool
     at_zero: tuple[None, ...]
-    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
-    has_layout: Callable[[Sequence[Tensor]], bool] = never
+    run: Run
+    has_layout: Callable[[Sequence[Tensor]], bool]
+    are_alike: Callable[..., bool]
+    are_aligned: bool
+
+    @classmethod
+    def of(
+        cls,
+        step: CoreSpecialization,
+        layout: Hashable,
+        given: Sequence[Tensor],
+        lifted: Sequence[Tensor],
+        at_zero: tuple[None, ...],
+        run: Run,
+    ) -> RepeatedCall:
+        """A call on tensors like these."""
+        captures = bool(lifted) or step.trace.reads.fetch() != ()
+        call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
+        call.expect((*given, *lifted))
+        return call
+
+    def expect(self, tensors: Sequence[Tensor]) -> None:
+        """Compares with these from now on."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.has_layout, self.are_alike = same_layout(tensors), alike(tensors)
+        self.are_aligned = all(addresses) and all(address % 16 == 0 for address in addresses)
+
+
+def repeated_call(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+    formula: object = None,
+    *,
+    single: bool = False,
+    state_seqs: bool = False,
+) -> Sequence[Tensor] | None:
+    """The results of a call, if the program has run one like it; else `None`.
+
+    What `prepare` and `scan` would find in the way of a launch has been looked for then. This compares what decides
+    about it: the kind of call, the layout of all tensors, what the core reads, gradients, autocast and transforms.
+
+    Args:
+        inputs: `[T, *step]` each, or what broadcasts to it behind T; `[*step]`, if `single`.
+        states: initial states `[*step]`; none: zeros.
+        instead: as for `prepare`.
+        formula: what completes the gradient of the first input.
+        single: one step, without time.
+        state_seqs: the states after every step are results, and not the final ones.
+    """
+    autocast = _autocast(inputs) if is_any_autocast() else None
+    given = (*inputs, *states)
+    try:
+        grad, shape = torch.is_grad_enabled(), inputs[0].shape
+        kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
+        if program.requires_grad is not None:
+            given = program.masked(given)
+    except (AttributeError, IndexError):  # no tensors
+        return None
+    calls: tuple[RepeatedCall, ...] | None = program.plans.get(kind)
+    if calls is None:
+        return None
+    for call in calls:
+        if call.captures or not call.step.trace.reads.holds():
+            lifted = call.step.captured(instead)
+            if lifted is None:
+                continue
+        else:
+            lifted = ()
+        tensors = (*given, *lifted)
+        if call.are_aligned:  # as `has_layout`, in no call of Python's
+            addresses = [*map(Tensor.data_ptr, tensors)] if call.are_alike(*tensors) else ()
+            if not addresses or not all(addresses) or reduce(or_, addresses) % 16:
+                continue
+        elif not call.has_layout(tensors):
+            continue
+        unseen = are_transforms_active() or number_of_modes() or tracing_state() is not None or forward_level() >= 0
+        if unseen and transform_at_work() is not None:
+            return None
+        return call.run((*given, *call.at_zero, *lifted))
+    return _again_by_key(program, kind, given, instead)
+
+
+def _again_by_key(
+    program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
+) -> Sequence[Tensor] | None:
+    """As `repeated_call`, for what is not compared at once: other types of tensors, another state of the dispatcher."""
+    try:
+        layout = _layout(given, instead)
+    except (AttributeError, RuntimeError):  # no tensors, or without memory
+        return None
+    calls: tuple[RepeatedCall, ...] = program.plans.get(kind, ())
+    known = next((call for call in calls if call.layout == layout), None)
+    if known is None or transform_at_work() is not None:
+        return None
+    lifted = known.step.captured(instead)
+    if lifted is None or layout_key(lifted) != known.lifted:
+        return None
+    known.expect((*given, *lifted))
+    program.plans[kind] = (known, *[call for call in calls if call is not known])
+    return known.run((*given, *known.at_zero, *lifted))
 
 
 def repeated_scan(
@@ -48,18 +173,16 @@ def repeated_scan(
     instead: Mapping[int, Tensor] | None = None,
     formula: object = None,
 ) -> Sequence[Tensor] | None:
-    """`(*output_seqs, *final_states)`, if the program has run on tensors like these; else `None`.
+    """`(*output_seqs, *final_states)` of `repeated_call`."""
+    return repeated_call(program, inputs, states, instead, formula)
 
-    What `prepare` and `scan` would find in the way of a launch has been looked for then. This compares what decides
-    about it: the layout of all tensors, what the core reads, gradients, autocast and transforms.
 
-    Args:
-        inputs: `[T, *step]` each, or what broadcasts to it behind T.
-        states: initial states `[*step]`; none: zeros.
-        instead: as for `prepare`.
-        formula: what completes the gradient of the first input.
+def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """What `single_step` returns, if it has run a step like this one, without gradients; else `None`.
+
+    Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
     """
-    return _repeated(program, inputs, states, False, instead, formula)
+    return repeated_call(program, inputs, states, single=True)
 
 
 def scan_again(
@@ -73,54 +196,26 @@ def scan_again(
     Raises:
         As `prepare`.
     """
-    results = repeated_scan(program, inputs, states, instead)
-    if results is not None:
-        return tuple(results)
-    step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    found = scan(step, arguments, state_seqs=False)
-    remember(program, inputs, states, step, arguments, instead=instead)
-    return found
+    return run_program(program, inputs, states, instead)
 
 
-def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """What `single_step` returns, if it has run a step like this one, without gradients; else `None`.
-
-    Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
-    """
-    return _repeated(program, inputs, states, True)
-
-
-def _repeated(
+def run_program(
     program: ScanProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
-    single: bool,
     instead: Mapping[int, Tensor] | None = None,
-    formula: object = None,
-) -> Sequence[Tensor] | None:
-    given = (*inputs, *states)
-    autocast = _autocast(given)
-    kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast, formula
-    latest: RepeatedCall | None = program.latest_calls.get(kind)
-    if latest is not None:
-        lifted = latest.step.captured(instead)
-        if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
-            return latest.run((*given, *latest.at_zero, *lifted))
-    try:
-        key = _key(inputs, given, single, instead, autocast, formula)
-        known: RepeatedCall | None = program.repeated.get(key)
-    except (AttributeError, RuntimeError):  # no tensors, or without memory
-        return None
-    if known is None or transform_at_work() is not None:
-        return None
-    lifted = known.step.captured(instead)
-    if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
-        return None
-    tensors = (*given, *lifted)
-    if not known.has_layout(tensors):
-        known.has_layout = same_layout(tensors)
-    program.latest_calls[kind] = known
-    return known.run((*given, *known.at_zero, *lifted))
+    *,
+    state_seqs: bool = False,
+) -> tuple[Tensor, ...]:
+    """The same, and with `state_seqs` the states after every step in place of the final ones."""
+    results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
+    if results is not None:
+        return tuple(results)
+    step, arguments = prepare(program, (*inputs, *states), instead=instead)
+    found = scan(step, arguments, state_seqs=state_seqs)
+    run = _run_of(step, arguments, state_seqs)
+    note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs)
+    return found
 
 
 def remember(
@@ -144,43 +239,87 @@ def remember(
         single: whether it was a single step, without time.
         formula, completed: what completes the gradient of the first input, and the scan that does.
     """
-    given = (*inputs, *states)
-    if not isinstance(step, Specialization) or program.requires_grad is not None or any(t.is_neg() for t in given):
+    run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
+    if single and isinstance(step, Specialization) and not _is_training(arguments):
+        plan = forward_scan(step, arguments, state_seqs=False, training=False).single
+        run = executed(plan, [t is not None for t in arguments.all])
+    elif single:
+        run = partial(_run_single, step, run)
+    note(program, inputs, states, step, arguments, run, instead=instead, single=single, formula=formula)
+
+
+def note(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    step: CoreSpecialization,
+    arguments: Arguments,
+    run: Run,
+    *,
+    instead: Mapping[int, Tensor] | None = None,
+    formula: object = None,
+    single: bool = False,
+    state_seqs: bool = False,
+) -> None:
+    """The same, with what runs such calls.
+
+    Args:
+        run: takes `[*inputs, *states, *lifted]`.
+        single, state_seqs: as for `repeated_call`.
+    """
+    given = program.masked((*inputs, *states))
+    if any(t.is_neg() for t in given) or step.trace.reads.derived:  # the core sets attributes anew at each call
         return
-    if step.trace.reads.derived:  # the core sets attributes anew at each call
-        return
-    wanted = tuple(t is not None and t.requires_grad for t in arguments.all)
-    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
-    if torch.is_grad_enabled() and any(wanted):
-        if single:
-            return
-        run = partial(run_trained, completed or trained_scan(step, arguments, wanted, state_seqs=False))
-    else:
-        found = forward_scan(step, arguments, state_seqs=False, training=False)
-        run = found.run_single if single else found.run
+    autocast = _autocast(inputs) if is_any_autocast() else None
+    grad, shape = torch.is_grad_enabled(), inputs[0].shape
+    kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
+    layout, lifted = _layout(given, instead), arguments.lifted
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
-    program.repeated[_key(inputs, given, single, instead, _autocast(given), formula)] = call
+    call = RepeatedCall.of(step, layout, given, lifted, at_zero, run)
+    others = [other for other in program.plans.get(kind, ()) if other.layout != layout]
+    program.plans[kind] = (call, *others[: _MOST - 1])
+
+
+def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
+    """What repeats a call of a step."""
+    if isinstance(step, RecurrentSpecialization):
+        return partial(_run_staged, step, state_seqs)
+    assert isinstance(step, Specialization)
+    if _is_training(arguments):
+        wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
+        return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
+    plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
+    return executed(plan, [t is not None for t in arguments.all])
+
+
+def _run_staged(
+    step: RecurrentSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    trace = step.trace
+    arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+    return scan_staged(step, arguments, state_seqs=state_seqs)
+
+
+def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """One step as a sequence of one."""
+    count, outputs = step.trace.num_inputs, step.trace.num_outputs
+    results = run((*[None if x is None else x.unsqueeze(0) for x in tensors[:count]], *tensors[count:]))
+    return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
+
+
+def _is_training(arguments: Arguments) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments.all)
 
 
 def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
     """The dtype of autocast, which `alike` does not know."""
-    if not is_any_autocast():
-        return None
     device = getattr(given[0], "device", None) if given else None
     return autocast_now(device) if isinstance(device, torch.device) else None
 
 
-def _key(
-    inputs: Sequence[Tensor],
-    given: Sequence[Tensor],
-    single: bool,
-    instead: Mapping[int, Tensor] | None,
-    autocast: torch.dtype | None,
-    formula: object,
-) -> Hashable:
+def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
     # Which captured tensors require grad is part of what is compared of them.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])
-    return single, len(inputs), grads, autocast, formula, layout_key(given)
+    return grads, layout_key(given)

@@ -19,8 +19,8 @@ _OTHER_REGISTERS = 60  # of a thread, beside the matrices
 _MOST_THREADS = 1024
 # Of the matrices in a thread; more of them leave none for operands that are under way.
 _MOST_OF_MATRICES = 192
-# Wider steps, and those in half precision, are faster in programs that exchange through global memory, as measured on an
-# H100 (benchmarks/results/clusters.md).
+# Wider steps, and those in half precision, are faster in programs that exchange through global memory, on an H100
+# (benchmarks/results/clusters.md).
 _MOST_COLUMNS = 256
 
 

@@ -11,27 +11,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flexsn_codegen import TRITON, CoreSource, KernelSource
+from flexsn_codegen import CoreSource, KernelSource
 from flexsn_codegen.errors import CompilationError, UnsupportedOpError
 from flexsn_codegen.recurrent import (
-    COUNTER_DISTANCE,
-    Call,
     Load,
     Loop,
-    LoopKernel,
     LoopSpec,
     Multiply,
     NotOneLaunchError,
-    Place,
-    Tiles,
+    StageCall,
+    ValueLayout,
     loop_of,
-    loop_source,
     memory_of,
     two_strides,
 )
 from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, cluster_source
+from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
@@ -96,10 +92,7 @@ class Loops:
         key = (*_kind(over, loop, memory), tiles)
         found = self._kernels.get(key)
         if found is None:
-            cores = [step.core_of(part.stage) if isinstance(part, Call) else None for part in loop.parts]
-            written = [core for core in cores if core is not None]
-            if any(core.target is not TRITON for core in written):
-                raise NotOneLaunchError("its kernels are not written in Triton")
+            cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
                 kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores), tiles)
             except ValueError as error:
@@ -121,7 +114,7 @@ class Loops:
         found = self._in_clusters.get(key)
         if found is None:
             try:
-                cores = [step.core_in_cuda(part.stage) if isinstance(part, Call) else None for part in loop.parts]
+                cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
                 spec = _spec(over, loop, memory, cores)
                 kernel = cluster_source(_name(step, over), spec, cluster)
             except UnsupportedOpError as error:
@@ -167,8 +160,8 @@ class Memory:
         matrices: by number.
     """
 
-    loads: tuple[tuple[Load, Place], ...]
-    stores: tuple[tuple[View, Place], ...]
+    loads: tuple[tuple[Load, ValueLayout], ...]
+    stores: tuple[tuple[View, ValueLayout], ...]
     tensors: Mapping[Port, Tensor]
     numbers: Mapping[str, int]
     matrices: Mapping[int, Tensor]
@@ -270,8 +263,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _In
         raise NotOneLaunchError("there is one step")
     if over.arriving:
         raise NotOneLaunchError("gradients come to the states after each step")
-    if torch.version.hip or (step.device.type != "cuda" and not triton_interpreted()):
-        raise NotOneLaunchError("only CUDA launches programs that wait for each other")
+    why = step.backend.why_not_together(step.device)
+    if why is not None:
+        raise NotOneLaunchError(why)
     loops, staged = step.loops, over.staged
     loop = loops.loop(staged, over.lasting)
     to_load, to_store = loops.memory(staged, over.lasting)
@@ -392,7 +386,7 @@ def _sources(
     for number in memory.matrices:
         found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
     for part in loop.parts:
-        if isinstance(part, Call):
+        if isinstance(part, StageCall):
             for i, layout in part.stage.graph.layouts.items():
                 found[Port(Role.LIFTED, i)] = partial(_lifted, i=i, offset=layout.offset, device=device)
     for port in kernel.params:
@@ -429,7 +423,7 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
     tensors: dict[Port, Tensor] = {}
     numbers: dict[str, int] = {}
 
-    def place(port: Port, rows: Rows, shape: tuple[int, ...]) -> Place:
+    def place(port: Port, rows: Rows, shape: tuple[int, ...]) -> ValueLayout:
         sequence = rows.sequence
         missing = len(shape) + 1 - sequence.dim()  # of a value that broadcasts to the step
         memory = sequence[(slice(None), *(None,) * missing)].expand(num_steps, *shape)
@@ -440,9 +434,9 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
             raise NotOneLaunchError(f"a value has {error}") from None
         time = memory.stride(0)
         if column == 1 and time == loop.num_rows * row:
-            return Place(row)
+            return ValueLayout(row)
         numbers.update({f"{port.name}_time": time, f"{port.name}_row": row, f"{port.name}_column": column})
-        return Place(None)
+        return ValueLayout(None)
 
     to_load, to_store = memory_of(loop)
     loads = [

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
 from flexsn_codegen.recurrent import NotOneLaunchError
-from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import (
     CoreTrace,
@@ -34,16 +33,16 @@ from flexsn_graph import (
     resized,
 )
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
-from flexsn_runtime.launches._cpp_launch import CppLaunch
-from flexsn_runtime.launches._launches import Launch, launch
+from flexsn_runtime.backend import TargetName
+from flexsn_runtime.launches._kernel import CompiledKernel
+from flexsn_runtime.launches._launches import Launch, LaunchByAddress, launch
 from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._backward_plan import BackwardPlan
@@ -211,7 +210,7 @@ class RecurrentSpecialization(CoreSpecialization):
         size = math.prod(stage.shape)
         num_ops = sum(node.op == "call_function" for node in stage.graph.graph.nodes)
         cost = StepCost(num_ops, tuple(view.dtype.itemsize for view in stage.reads), ())
-        usual = self._planner.plan(self._planner.size_class(size), cost, 0).inference
+        usual = self.backend.plan(self.backend.size_class(size), cost, 0).inference
         return LaunchConfig(chunk=1, block=usual.block, num_warps=usual.num_warps)
 
     def loop_kernel(self, source: KernelSource) -> CompiledKernel:
@@ -338,12 +337,11 @@ class StagedScan:
 
     def _launches(self, stage: Stage) -> Act:
         prepared, arguments = self._in_steps(stage)
-        if isinstance(prepared.kernel.function, CppKernel):
+        if self._step.backend.by_address:
             columns = [a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments]
             self._alive.append(arguments)
             example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
-            launched = self._launch(prepared, example)
-            assert isinstance(launched, CppLaunch)
+            launched = cast(LaunchByAddress, self._launch(prepared, example))
             return launched.at(example, list(zip(*columns, strict=True)))
         tensors = [a.tensors() if isinstance(a, Rows) else [a] * self._num_steps for a in arguments]
         by_step = list(zip(*tensors, strict=True))

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
-from flexsn_runtime._availability import triton_interpreted
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.launches._beside import compiling
-from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.recurrent._backward_plan import backward_plan
@@ -182,7 +181,7 @@ def _compiling_backward(
 
     As of a pointwise step, it is the one that most calls need. What it has memory for counts, not what is there.
     """
-    if needed is None or step.backward_plans or triton_interpreted():
+    if needed is None or step.backward_plans or step.backend.interpreted:
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # no other thread may ask for memory

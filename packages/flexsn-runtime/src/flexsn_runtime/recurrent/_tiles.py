@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flexsn_codegen.recurrent import Loop, Multiply, NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import Loop, Multiply, NotOneLaunchError
+from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime._availability import triton_interpreted
 
 _ROWS = (16, 32, 64)

@@ -11,13 +11,14 @@ import torch
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
 from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime.backend import TargetName
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans import _tuned as tuned
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk
 from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 
 _EXACT = Numerics()
 
@@ -62,22 +63,22 @@ class Specialization(CoreSpecialization):
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
         self._plans: dict[int, LaunchPlan] = {}  # by size class
-        # Prepared launches by the layout of their arguments: see `kernels/_scan.py`.
-        self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
-        self.backward_scans: Recent[Any] = Recent()
+        # Plans by kind and layout: see `kernels/_scan.py`.
+        self.plans: Recent[Any] = Recent()
+        self.has_backward = False  # one was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
             self._residuals = {}  # chosen by the size of a step
             self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
-        self.forward_scans, self.backward_scans = Recent(), Recent()
+        self.plans, self.has_backward = Recent(), False
         self._plans = {}  # those on disk may be others now
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
-        self.forward_scans, self.backward_scans = Recent(), Recent()
+        self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
         """Raises what the kernels' makers raise of the step, and compiles nothing."""
@@ -89,11 +90,11 @@ class Specialization(CoreSpecialization):
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        limit = self._planner.size_class(ncl)
+        limit = self.backend.size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            usual = self._planner.plan(limit, self.cost, carried)
+            usual = self.backend.plan(limit, self.cost, carried)
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 
@@ -120,20 +121,19 @@ class Specialization(CoreSpecialization):
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
-        limit = self._planner.size_class(ncl)
+        limit = self.backend.size_class(ncl)
         tuned.save(self._plan_key(limit), plan)
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""
         with self._lock:
             self._plans.clear()
-            self.forward_scans.clear()
-            self.backward_scans.clear()
+            self.plans.clear()
 
     def _plan_key(self, limit: int) -> dict[str, str | int]:
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
-        return {**key, "language": self._target.name}
+        return {**key, "language": self.backend.target.name}
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
         """The source of the step, which returns the residuals as well."""
@@ -244,5 +244,4 @@ class Specialization(CoreSpecialization):
         """Drops the compiled kernels, and what is prepared with them."""
         with self._lock:
             super().close()
-            self.forward_scans.clear()
-            self.backward_scans.clear()
+            self.plans.clear()

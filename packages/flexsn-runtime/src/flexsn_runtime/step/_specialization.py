@@ -5,31 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
-from flexsn_graph import CoreTrace, Port, RecurrentTrace, StepGraph, StepValue
+from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepValue
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TARGETS, TargetName
 from flexsn_runtime._torch_private import alike, never
+from flexsn_runtime.backend import BACKENDS, TargetName
 from flexsn_runtime.errors import CapturedTensorError, DtypeError
+from flexsn_runtime.launches._kernel import CompiledKernel
+from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.operands._order import ScanFormat
-from flexsn_runtime.plans._plans import PLANNERS
 from flexsn_runtime.step._tracing import trace_values
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """A kernel, its calling convention, and the compiler's options that it is made for."""
-
-    function: Any  # a `CppKernel`, or a `triton.JITFunction`, or what stands for that in the interpreter
-    params: tuple[Port, ...]
-    sizes: tuple[str, ...]
-    options: Mapping[str, bool]
 
 
 class CoreSpecialization:
@@ -49,12 +39,11 @@ class CoreSpecialization:
         # Where nothing is approximate in the source itself, the compiler's options still are.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
-        self._planner = PLANNERS[target]
-        self._target = TARGETS[target]
+        self.backend = BACKENDS[target]
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _dtypes("state", trace.states, self._target)
-        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self._target)
+        self.state_dtypes = _dtypes("state", trace.states, self.backend.target)
+        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
         # Whether tensors are like captured ones that the step takes.
@@ -85,9 +74,9 @@ class CoreSpecialization:
             DtypeError: the language lacks a dtype of the step.
         """
         other = copy(self)
-        other._planner, other._target = PLANNERS[target], TARGETS[target]
-        _dtypes("state", self.trace.states, other._target)
-        _dtypes("captured tensor", self.trace.lifted_values, other._target)
+        other.backend = BACKENDS[target]
+        _dtypes("state", self.trace.states, other.backend.target)
+        _dtypes("captured tensor", self.trace.lifted_values, other.backend.target)
         other._kernels, other._kernel_names = Recent(), {}
         other._forget_sources()
         return other
@@ -172,9 +161,9 @@ class CoreSpecialization:
             precision=self.numerics.precision,
             fast_math=self.numerics.fast_math,
             fast_division=fast_division,
-            target=target or self._target,
+            target=target or self.backend.target,
             numbers=role if takes_numbers else None,
-            once=once and self._target.once,
+            once=once and self.backend.target.once,
         )
 
     def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
@@ -236,19 +225,21 @@ class CoreSpecialization:
             self._kernel_names.clear()
 
     def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
-        key = (self._target.name, key)  # a step's name does not tell
+        key = (self.backend.target.name, key)  # a step's name does not tell
         with self._lock:
             kernel = self._kernels.get(key)
             if kernel is None:
                 source = write()
-                kernel = CompiledKernel(self._function(source), source.params, source.sizes, self._options)
+                function = source.target.compile(source)
+                kernel = CompiledKernel(function, source.params, source.sizes, self._options, self._launch)
                 self._kernels[key] = kernel
             self._kernel_names[kernel.function.__name__] = None
             return kernel
 
-    def _function(self, source: KernelSource) -> Any:
-        """What is called to launch a kernel."""
-        return source.target.compile(source)
+    @property
+    def _launch(self) -> Callable[..., Launch]:
+        """What makes launches of its kernels."""
+        return self.backend.launch
 
 
 def changed_between(what: str) -> CapturedTensorError:

@@ -99,22 +99,26 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """What launches a program: called with the arguments of its entry, addresses and integers."""
+    """What launches a program: called with the arguments of its entry, addresses and integers.
 
-    __slots__ = ("__weakref__", "_function", "_pack")  # the function keeps its library open
+    Attributes:
+        function, pack: the two parts of such a call: `function(pack(*arguments))`.
+    """
+
+    __slots__ = ("__weakref__", "function", "pack")  # the function keeps its library open
 
     def __init__(self, function: Any, count: int) -> None:
         function.argtypes, function.restype = [ctypes.c_char_p], None
         # In a quarter of the time that an array of ctypes takes.
-        self._function, self._pack = function, struct.Struct(f"{count}q").pack
+        self.function, self.pack = function, struct.Struct(f"{count}q").pack
 
     def __call__(self, arguments: Sequence[int]) -> None:
-        self._function(self._pack(*arguments))
+        self.function(self.pack(*arguments))
 
     @property
     def address(self) -> int:
         """Of a function that takes a pointer to the arguments, while this is there."""
-        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
 
 _programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()

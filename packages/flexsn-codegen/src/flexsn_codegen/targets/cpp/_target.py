@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from flexsn_codegen.source._dtypes import HALF_DTYPES
-from flexsn_codegen.source._source import KernelSource, Strided
+from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Statement, Target
 from flexsn_codegen.targets.cpp._kernel import CppKernel
 from flexsn_codegen.targets.cpp._literals import is_supported, literal
+from flexsn_codegen.targets.cpp._pointwise import pointwise, walk
 from flexsn_codegen.targets.cpp._rules import RULES
 from flexsn_codegen.targets.cpp._writer import CppWriter
 
@@ -61,6 +62,12 @@ class Cpp(Target):
         body = "\n".join(f"    {line}" for line in (*lines, f"return std::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
         return f"{head}DEV_INLINE auto {name}({given}) {{\n{body}\n}}\n"
+
+    def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[int]]:
+        return walk(sizes, strides)
+
+    def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        return pointwise(self, name, core, layouts, may_overlap=may_overlap)
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return CppWriter(self, strided, sizes)

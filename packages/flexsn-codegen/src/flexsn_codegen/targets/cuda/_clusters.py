@@ -11,22 +11,23 @@ has what others sent after they had read it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Multiply, NotOneLaunchError
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
+_LARGE = 2  # sums of products of first parts that do not wait for each other
+_FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 
 
@@ -81,7 +82,7 @@ def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel
     Raises:
         NotOneLaunchError: a loop that clusters do not compute.
     """
-    return _Writer(spec, cluster).write(name)
+    return _ClusterWriter(spec, cluster).write(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class _Sent:
         return f"sent_{self.number}"
 
 
-class _Writer:
+class _ClusterWriter:
     def __init__(self, spec: LoopSpec, cluster: Cluster) -> None:
         self._spec, self._loop, self._cluster = spec, spec.loop, cluster
         self._width = spec.loop.width
@@ -127,7 +128,7 @@ class _Writer:
         loop = self._loop
         widths = {width for width, _ in loop.carried.values()}
         for part in loop.parts:
-            widths |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+            widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         if widths != {self._width}:
             raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
         for e in loop.exchanges:
@@ -173,7 +174,7 @@ class _Writer:
             return (Columns(port, 0, self._loop.carried[port][0]),)
         found: set[Columns] = set()
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 found |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
                 found |= {Columns(port, first, count) for first, count in part.pieces}
@@ -238,17 +239,18 @@ class _Writer:
         arguments += [f"const int64_t {size}" for size in self._sizes]
         cores = {core.name: core for core in self._spec.cores if core is not None}
         body = "\n".join(self._lines)
-        digest = hashlib.sha256(f"({arguments})\n{body}\n{list(cores)} {cluster}".encode()).hexdigest()[:12]
-        full = f"{identifier(name, reserved=CUDA.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in cores.values())
+        content = f"({arguments})\n{body}\n{list(cores)} {cluster}"
         separator = ",\n    "
-        source = (
-            f"{CUDA.header}\n\n{functions}\n\n"
-            f"// All steps of a recurrent loop. One cluster: {cluster.rows} rows; one block: columns of each value.\n"
-            f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
-            f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
-        )
-        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), CUDA)
+
+        def write(full: str) -> str:
+            return (
+                "// All steps of a recurrent loop. "
+                f"One cluster: {cluster.rows} rows; one block: columns of each value.\n"
+                f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
+                f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
+            )
+
+        kernel = framed(name, CUDA, self._params, self._sizes, cores.values(), content, write)
         return ClusterKernel(kernel, threads, self._shared_bytes(), registers)
 
     # -- memory of a block -------------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ class _Writer:
 
     def _lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
-            if not isinstance(part, Call) or core is None:
+            if not isinstance(part, StageCall) or core is None:
                 continue
             for port in core.arguments:
                 if port.role is Role.LIFTED:
@@ -438,7 +440,7 @@ class _Writer:
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
-    def _call(self, i: int, part: Call) -> None:
+    def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
         assert core is not None
         arguments = [self._argument(i, part, port) for port in core.arguments]
@@ -458,7 +460,7 @@ class _Writer:
                 self._later.append((self._next_store, result, 0))
                 self._next_store += 1
 
-    def _argument(self, i: int, part: Call, port: Port) -> str:
+    def _argument(self, i: int, part: StageCall, port: Port) -> str:
         if port.role is Role.LIFTED:
             down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
             return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
@@ -501,9 +503,12 @@ class _Writer:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
-        for name in ("large", "small") if small else ("large",):
-            self._line(f"float {name}[{pieces}][row_tiles][2][4] = {{}};")
+        chains = {"small": self._small_chains(part), "large": _LARGE} if small else {"large": _LARGE}
+        for name, count in chains.items():
+            self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
+        pairs.sort(key=lambda pair: -sum(pair))
+        num_small = sum(a + b > 0 for a, b in pairs) if small else 0
         self._line("#pragma unroll")
         with self._block(f"for (int k = 0; k < {terms}; k++)"):
             self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
@@ -519,19 +524,23 @@ class _Writer:
                         value = f"*reinterpret_cast<const uint2*>({slot})"
                     self._line(f"const uint2 operand_{a} = {value};")
                 for number in range(pieces):
-                    for a, b in sorted(pairs, key=lambda pair: -sum(pair)):
-                        total = "small" if small and a + b else "large"
+                    for place, (a, b) in enumerate(pairs):
+                        is_small = small and a + b > 0
+                        chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {_LARGE}"
                         self._line(
-                            f"{sent.format}::multiply({total}[{number}][n][k & 1], matrix_{i}[{number}][k][{b}], "
-                            f"operand_{a}.x, operand_{a}.y);"
+                            f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
+                            f"matrix_{i}[{number}][k][{b}], operand_{a}.x, operand_{a}.y);"
                         )
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-            texts = [
-                f"({name}[p][n][0][j] + {name}[p][n][1][j])" for name in (("small", "large") if small else ("large",))
-            ]
-            self._line(f"total[p][n][j] = {' + '.join(texts)};")
+            sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
+            self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
+
+    def _small_chains(self, part: Multiply) -> int:
+        """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
+        registers = len(part.pieces) * self._terms(part) * self._matrix_parts(self._sent[part.operand.port]) * 4
+        return 4 if registers <= _FEW_REGISTERS else 2
 
     def _share(self, i: int, pieces: int) -> None:
         """Has the first warp of a tile the sums of all of them."""
@@ -636,7 +645,7 @@ class _Writer:
                 )
 
 
-def _written_by(part: Call | Multiply) -> Iterable[Port]:
+def _written_by(part: StageCall | Multiply) -> Iterable[Port]:
     if isinstance(part, Multiply):
         return (part.port,)
     return tuple(columns.port for columns in part.writes if columns is not None)

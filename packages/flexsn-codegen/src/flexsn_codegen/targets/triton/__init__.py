@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from flexsn_codegen.targets.triton._interpreting import interpreting
-from flexsn_codegen.targets.triton._launcher import Entry, entry, launcher
+from flexsn_codegen.targets.triton._launcher import CompiledEntry, entry, launcher, on_device
 from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen.targets.triton._target import TRITON, Triton
 
 __all__ = [
     "TRITON",
-    "Entry",
+    "CompiledEntry",
     "OfflineJob",
     "ResourceUse",
     "Triton",
@@ -17,4 +17,5 @@ __all__ = [
     "entry",
     "interpreting",
     "launcher",
+    "on_device",
 ]

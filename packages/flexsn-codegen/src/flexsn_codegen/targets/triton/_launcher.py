@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+_HERE: AbstractContextManager[object] = nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CompiledEntry:
     """What the CUDA driver needs to launch a compiled kernel.
 
     Attributes:
@@ -41,14 +45,34 @@ def launcher(
             numbers, which have to be the same in each launch; nobody looks.
         grid: of each launch.
         numbers: of each launch, the constant ones too.
-        device: a GPU, which has to be the current one.
+        device: a GPU, whether or not it is the current one.
     """
     from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be there
 
-    return _triton_private.launcher(compiled, grid, numbers, device)
+    launch = _triton_private.launcher(compiled, grid, numbers, device)
+    if _single_device():
+        return launch
+
+    def launch_there(tensors: Sequence[torch.Tensor]) -> None:
+        with on_device(device):
+            launch(tensors)
+
+    return launch_there
 
 
-def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """A context for a launch: Triton launches on the current device, which need not be the tensors'."""
+    if _single_device() or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+@functools.cache
+def _single_device() -> bool:
+    return torch.cuda.device_count() == 1
+
+
+def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
     """How to launch a compiled kernel without Python, on an NVIDIA GPU.
 
     Args:

@@ -12,18 +12,19 @@ A program that has all columns of its rows exchanges nothing: it multiplies what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Multiply
-from flexsn_codegen.recurrent._spec import Load, LoopSpec, Place, two_strides
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, StageCall
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import tl_name
+from flexsn_codegen.targets.triton._writer import jit_function
 from flexsn_graph import Port, Role, View
 
 _LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
@@ -87,7 +88,7 @@ COUNTER_DISTANCE = 32  # numbers: counters in memory lines of their own
 
 def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:
     """Writes the kernel of a loop, whose name starts with `name`."""
-    return _Writer(spec, tiles).write(name)
+    return _LoopWriter(spec, tiles).write(name)
 
 
 def _power(n: int) -> int:
@@ -126,7 +127,7 @@ class _Block:
         return " & ".join(found)
 
 
-class _Writer:
+class _LoopWriter:
     def __init__(self, spec: LoopSpec, tiles: Tiles) -> None:
         loop = spec.loop
         self._spec, self._loop, self._tiles = spec, loop, tiles
@@ -177,16 +178,9 @@ class _Writer:
         body = "\n".join(self._lines)
         cores = {core.name: core for core in self._spec.cores if core is not None}
         text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._tiles}"
-        full = f"{identifier(name, reserved=TRITON.reserved)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
-        unspecialised = ", ".join(f'"{size}"' for size in self._sizes)
-        functions = "\n\n".join(core.source for core in cores.values())
         doc = "All steps of a recurrent loop. One program: BLOCK rows, some columns of each value, all T."
-        source = (
-            f"{TRITON.header}\n\n{functions}\n\n@triton.jit(do_not_specialize=[{unspecialised}])\n"
-            f'def {full}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
-        )
-        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
+        write = partial(jit_function, arguments=arguments, unspecialised=self._sizes, body=body, doc=doc)
+        kernel = framed(name, TRITON, self._params, self._sizes, cores.values(), text, write)
         exchanges = self._loop.exchanges if self._tiles.exchanged else ()
         slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in exchanges)
         return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
@@ -194,7 +188,7 @@ class _Writer:
     def _widths(self) -> set[int]:
         found = {width for width, _ in self._loop.carried.values()}
         for part in self._loop.parts:
-            found |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+            found |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         return found
 
     # -- before the rows -----------------------------------------------------------------------------------------
@@ -279,7 +273,7 @@ class _Writer:
 
     def _lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
-            if not isinstance(part, Call) or core is None:
+            if not isinstance(part, StageCall) or core is None:
                 continue
             for port in core.arguments:
                 if port.role is Role.LIFTED:
@@ -347,7 +341,7 @@ class _Writer:
             self._line(line)
         self._later.clear()
 
-    def _call(self, i: int, part: Call) -> None:
+    def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -482,7 +476,7 @@ class _Writer:
             return [Columns(port, 0, self._loop.carried[port][0])]
         found: set[Columns] = set()
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 found |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
                 found |= {Columns(port, first, count) for first, count in part.pieces}
@@ -517,7 +511,7 @@ class _Writer:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _address(self, role: Role, i: int, place: Place, step: str, width: int, first: int = 0) -> str:
+    def _address(self, role: Role, i: int, place: ValueLayout, step: str, width: int, first: int = 0) -> str:
         pointer = self._param(role, i)
         own = f"({first} + own_{width}[None, :])" if first else f"own_{width}[None, :]"
         if place.row is not None:
@@ -559,7 +553,7 @@ class _Writer:
         stored: list[tuple[int, View, int, int]] = []
         number = 0
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 for view in part.stored:
                     if view is not None:
                         stored.append((number, view, part.width, 0))

@@ -16,7 +16,7 @@ import triton
 from flexsn_codegen.source._cache import compile_triton_code_str
 from flexsn_codegen.targets.triton._triton_private import launches_on_nvidia
 
-_HEADER = """import triton
+HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
@@ -36,32 +36,37 @@ _KNOWN = frozenset({"triton", "tl", "libdevice"})
 
 def standalone(kernel: Any) -> Any:
     """`kernel`, a `triton.JITFunction` made of generated source, as one that calls nothing outside of its module."""
-    linker = _Linker(kernel)
+    # AMD's compilers have no such instruction: there, a product and a sum may become one operation.
+    linker = _Linker(kernel, rounds=launches_on_nvidia())
     return compile_triton_code_str(linker.source(), kernel.fn.__name__)
 
 
+def linked(kernel: Any) -> dict[str, str]:
+    """The source of each function of a kernel, by name, for a launch without fused multiply-add."""
+    return _Linker(kernel, rounds=False).written
+
+
 class _Linker:
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, *, rounds: bool) -> None:
         self._kernel = kernel
-        # AMD's compilers have no such instruction: there, a product and a sum may become one operation.
-        self._rounds = launches_on_nvidia()
-        self._written: dict[str, str] = {}
+        self._rounds = rounds
+        self.written: dict[str, str] = {}
         self._add(kernel)
 
     def source(self) -> str:
         # The kernel was the first to be begun, and what it calls stands before it.
         rounded_product = [_ROUNDED_PRODUCT] if self._rounds else []
-        return "\n\n".join([_HEADER, *rounded_product, *self._written.values()]) + "\n"
+        return "\n\n".join([HEADER, *rounded_product, *self.written.values()]) + "\n"
 
     def _add(self, function: Any) -> str:
         name = self._name(function)
-        if name in self._written:
+        if name in self.written:
             return name
         tree = ast.parse(function.src)
         rounds = self._rounds and function is not self._kernel  # the kernel itself multiplies sizes alone
         linked = _Linked(function.fn.__globals__, self._add, rounds=rounds).visit(tree)
         linked.body[0].name = name
-        self._written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
+        self.written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
         return name
 
     def _name(self, function: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton._launcher import Entry
+from flexsn_codegen.targets.triton._launcher import CompiledEntry
 from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
 
 say_if_newer("triton")
@@ -106,7 +106,7 @@ def launcher(
     return launch
 
 
-def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
+def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
     """As `targets.triton.entry`, which says what it is for."""
     if not _told or torch.version.hip is not None:
         return None
@@ -125,7 +125,7 @@ def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
     if any(not str(kind).startswith("*") for kind in kinds[: len(kinds) - len(numbers)]):
         return None
     hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
-    return Entry(
+    return CompiledEntry(
         compiled.function,
         32 * metadata.num_warps,
         metadata.shared,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -165,8 +165,16 @@ class TritonWriter(KernelWriter):
                 self.line("pass")
 
     def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
-        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
-        # They are not specialised on: one binary serves every T, and every number.
-        names = ", ".join(f'"{name}"' for name in self._unspecialised)
-        options = f"(do_not_specialize=[{names}])" if names else ""
-        return f'@triton.jit{options}\ndef {name}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
+        return jit_function(name, arguments, self._unspecialised, body, doc)
+
+
+def jit_function(name: str, arguments: Sequence[str], unspecialised: Iterable[str], body: str, doc: str) -> str:
+    """A kernel's function around its lines, for blocks of `BLOCK`.
+
+    Args:
+        unspecialised: numbers that Triton does not specialise on: one binary serves every T, and every number.
+    """
+    signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
+    names = ", ".join(f'"{name}"' for name in unspecialised)
+    options = f"(do_not_specialize=[{names}])" if names else ""
+    return f'@triton.jit{options}\ndef {name}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'

@@ -5,11 +5,8 @@
 
 namespace dev {
 
-DEV_INLINE float atan(float x) {
-    float a = abs(x);
-    bool far = a > 1.0f;
-    // atan(a) = pi / 2 - atan(1 / a).
-    float t = far ? 1.0f / a : a;
+// Of a number from 0 to 1.
+DEV_INLINE float atan_to_one(float t) {
     float square = t * t;
     float p = -0.0017936272f;
     p = fused(p, square, 0.010914633f);
@@ -20,7 +17,15 @@ DEV_INLINE float atan(float x) {
     p = fused(p, square, -0.14264242f);
     p = fused(p, square, 0.19998549f);
     p = fused(p, square, -0.333333f);
-    float near = fused(p * square, t, t);
+    return fused(p * square, t, t);
+}
+
+DEV_INLINE float atan(float x) {
+    float a = abs(x);
+    bool far = a > 1.0f;
+    // atan(a) = pi / 2 - atan(1 / a).
+    float t = far ? 1.0f / a : a;
+    float near = atan_to_one(t);
     // pi / 2 in two parts.
     return copysign(far ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near, x);
 }
@@ -36,7 +41,20 @@ DEV_INLINE float acosh(float x) { return float(__builtin_acosh(double(x))); }
 DEV_INLINE double acosh(double x) { return __builtin_acosh(x); }
 DEV_INLINE float atanh(float x) { return float(__builtin_atanh(double(x))); }
 DEV_INLINE double atanh(double x) { return __builtin_atanh(x); }
-DEV_INLINE float atan2(float y, float x) { return float(__builtin_atan2(double(y), double(x))); }
+
+DEV_INLINE float atan2(float y, float x) {
+    float a = abs(y), b = abs(x);
+    float high = a > b ? a : b, low = a > b ? b : a;
+    bool beyond = high == infinity<float>();
+    float t = low / (high == 0.0f ? 1.0f : high);
+    t = beyond ? (low == high ? 1.0f : 0.0f) : t;
+    float near = atan_to_one(t);
+    // pi / 2 and pi in two parts.
+    float angle = a > b ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near;
+    angle = signbit(x) ? 0x1.921fb6p1f - (angle + 0x1.777a5cp-24f) : angle;
+    return x != x || y != y ? x + y : copysign(angle, y);
+}
+
 DEV_INLINE double atan2(double y, double x) { return __builtin_atan2(y, x); }
 
 }  // namespace dev

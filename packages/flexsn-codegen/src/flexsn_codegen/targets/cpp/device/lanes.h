@@ -46,6 +46,14 @@ static inline float load(const bfloat16& place) { return float(place); }
 template <typename T, typename V>
 static inline void store(T& place, V value) { place = T(value); }
 
+// Of half values that are rounded already, without what rounding takes.
+template <typename T, typename V>
+static inline void store_rounded(T& place, V value) { store(place, value); }
+static inline void store_rounded(float16& place, float value) { place.bits = uint16_t(exact_float16_bits(value)); }
+static inline void store_rounded(bfloat16& place, float value) {
+    place.bits = uint16_t(value != value ? 0x7FC0u : bits_of(value) >> 16);
+}
+
 // What is read in the place of steps that do not exist.
 template <typename T, int64_t count>
 static const T zeros[count] = {};
@@ -116,6 +124,83 @@ static inline void add_offsets(
         offset = offset + stride == end ? 0 : offset + stride;
     }
 }
+
+// A dimension of an operand.
+struct Dimension {
+    int64_t size, stride;
+};
+
+// The elements of an operand in the order in which a kernel counts, row by row; the size of the outermost dimension does
+// not matter.
+template <int dimensions>
+struct Rows {
+    Dimension of[dimensions];
+    int64_t index[dimensions] = {};
+    int64_t row = 0;
+
+    Rows(const Dimension (&all)[dimensions], int64_t begin) {
+        for (int d = dimensions - 1; d >= 0; --d) {
+            of[d] = all[d];
+            index[d] = d > 0 ? begin % of[d].size : begin;
+            begin = d > 0 ? begin / of[d].size : 0;
+            if (d < dimensions - 1) row += index[d] * of[d].stride;
+        }
+    }
+
+    void next() {
+        for (int d = dimensions - 2; d >= 0; --d) {
+            row += of[d].stride;
+            if (d == 0 || ++index[d] < of[d].size) return;
+            row -= of[d].size * of[d].stride;
+            index[d] = 0;
+        }
+    }
+
+    // Calls `move(number, offset, count)` for runs of the next elements.
+    template <typename Move>
+    void each(int64_t lanes, Move move) {
+        const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
+        int64_t column = index[dimensions - 1];
+        for (int64_t lane = 0; lane < lanes;) {
+            const int64_t count = size - column < lanes - lane ? size - column : lanes - lane;
+            move(lane, row + column * stride, count);
+            lane += count;
+            column += count;
+            if (column == size) {
+                column = 0;
+                next();
+            }
+        }
+        index[dimensions - 1] = column;
+    }
+
+    template <typename T>
+    void gather(const T* from, T* to, int64_t lanes) {
+        const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
+        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // a row that repeats: what is there is copied
+            int64_t column = index[dimensions - 1];
+            for (int64_t i = 0; i < size; ++i) {
+                to[i] = from[column * stride];
+                column = column + 1 == size ? 0 : column + 1;
+            }
+            for (int64_t done = size; done < lanes; done *= 2)
+                __builtin_memcpy(to + done, to, sizeof(T) * size_t(done < lanes - done ? done : lanes - done));
+            index[dimensions - 1] = (index[dimensions - 1] + lanes) % size;
+            return;
+        }
+        each(lanes, [=](int64_t lane, int64_t offset, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) to[lane + i] = from[offset + i * stride];
+        });
+    }
+
+    template <typename T>
+    void scatter(const T* from, T* to, int64_t lanes) {
+        const int64_t stride = of[dimensions - 1].stride;
+        each(lanes, [=](int64_t lane, int64_t offset, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) to[offset + i * stride] = from[lane + i];
+        });
+    }
+};
 
 // Into how many threads a kernel's programs are shared out. Fewer elements, over all steps, take less time than waking
 // one.

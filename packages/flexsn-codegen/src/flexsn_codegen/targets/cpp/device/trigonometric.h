@@ -11,29 +11,29 @@ struct Turned {
     uint64_t quarters;
 };
 
-// x * part, which is exact in float64 if `part` has 29 bits, without a multiple of 4.
-DEV_INLINE double in_four_quarters(double x, double part) {
+// x * part, which is exact in float64 if `part` has 29 bits, without whole turns.
+DEV_INLINE double in_one_turn(double x, double part) {
     double product = x * part;
-    return product - 4.0 * round(0.25 * product);
+    return product - round(product);
 }
 
-// With as many bits of 2 / pi as the largest numbers need (Payne and Hanek, Radian reduction for trigonometric
+// With as many bits of 1 / (2 pi) as the largest numbers need (Payne and Hanek, Radian reduction for trigonometric
 // functions, SIGNUM Newsletter 18, 1983), in parts of 29 bits, and not in a table by the exponent: few processors load
 // from many places at once.
 DEV_INLINE Turned turned(float number) {
-    constexpr double shift = 0x1.8p52;
+    constexpr double shift = 0x1.8p50;  // of a sum with it, the last bit is a quarter
     double x = double(number);
-    double a = in_four_quarters(x, 0x1.45f306dp-1);
-    double b = in_four_quarters(x, 0x1.9391054p-30);
-    double c = in_four_quarters(x, 0x1.4fe13abp-59);
-    double d = in_four_quarters(x, 0x1.d1f534dp-88);
-    double e = in_four_quarters(x, 0x1.b81b6c5p-117);
-    double f = x * 0x1.5993c439041fep-148;
+    double a = in_one_turn(x, 0x1.45f306dp-3);
+    double b = in_one_turn(x, 0x1.9391054p-32);
+    double c = in_one_turn(x, 0x1.4fe13abp-61);
+    double d = in_one_turn(x, 0x1.d1f534dp-90);
+    double e = in_one_turn(x, 0x1.b81b6c5p-119);
+    double f = x * 0x1.5993c439041fep-150;
     double shifted = ((((a + b) + c) + d) + e) + shift;
     double n = shifted - shift;
     // In this order no partial sum loses a bit that counts: what it is larger by than the rest, its last bit is too.
     double rest = (((((a - n) + b) + c) + d) + e) + f;
-    return {rest * 1.5707963267948966, bits_of(shifted)};
+    return {rest * 6.283185307179586, bits_of(shifted)};
 }
 
 // Of an angle of at most pi / 4, to 2^-37 and 2^-33.

@@ -44,6 +44,15 @@ DEV_INLINE uint32_t float16_bits(float x) {
     return sign | (size > 0x7F800000u ? 0x7E00u : number);
 }
 
+// Of a number that a float16 has: the exponent's bias is 112 smaller, and the last bits are 0.
+DEV_INLINE uint32_t exact_float16_bits(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t size = bits & 0x7FFFFFFFu;
+    uint32_t number = bits_of(from_bits(size) * 0x1p-112f) >> 13;
+    number = size < 0x7F800000u ? number : size > 0x7F800000u ? 0x7E00u : 0x7C00u;
+    return (bits >> 16 & 0x8000u) | number;
+}
+
 DEV_INLINE float float16_value(uint32_t bits) {
     uint32_t size = (bits & 0x7FFFu) << 13;
     float scaled = from_bits(size) * 0x1p112f;
@@ -79,11 +88,13 @@ DEV_INLINE float round_float16(float x) {
     uint32_t bits = bits_of(x);
     uint32_t sign = bits & 0x80000000u;
     uint32_t size = bits & 0x7FFFFFFFu;
-    uint32_t normal = (size + 0x0FFFu + (size >> 13 & 1u)) & 0xFFFFE000u;
-    uint32_t denormal = bits_of((from_bits(size) + 0.5f) - 0.5f);
-    uint32_t number = size < 0x38800000u ? denormal : normal;
-    number = number >= 0x47800000u ? 0x7F800000u : number;
-    return size > 0x7F800000u ? x : from_bits(sign | number);
+    // A sum with 2^13 times the power of two in it has the last bit that a float16 has, and is rounded to it; below 2^-14
+    // that is 2^-24.
+    float power = from_bits((size & 0x7F800000u) + 0x06800000u);
+    power = power > 0.5f ? power : 0.5f;
+    float number = (from_bits(size) + power) - power;
+    uint32_t beyond = size > 0x7F800000u ? size : 0x7F800000u;  // NaN, or infinity
+    return from_bits(sign | (number < 65536.0f ? bits_of(number) : beyond));
 }
 
 DEV_INLINE float round_bfloat16(float x) {

@@ -6,23 +6,72 @@ arguments: a tracer calls `full` and records one constant instead.
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import fx
 
+from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import HigherOrderOperator, OpOverload
 from flexsn_hop.errors import LoweringError
 
-__all__ = ["read_graph", "write_graph"]
+__all__ = [
+    "from_text",
+    "merged",
+    "read_graph",
+    "read_layout",
+    "to_text",
+    "write_graph",
+    "write_layout",
+]
 
 MOST_CONSTANT_ELEMENTS = 4096
 
 _TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 _aten = torch.ops.aten
+
+
+# -- operators with a program as an argument ---------------------------------------------------------------------
+
+
+def to_text(content: Any) -> str:
+    """What JSON has as one argument of an operator: base64, since code generators put it into string literals."""
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+def from_text(text: str) -> Any:
+    """The content that :func:`to_text` took; tuples come back as lists."""
+    return json.loads(base64.b64decode(text))
+
+
+def write_layout(layout: ScanLayout | BackwardLayout) -> dict[str, Any]:
+    """The layout of an operator, as JSON has it."""
+    return asdict(layout)
+
+
+def read_layout(fields: dict[str, Any]) -> ScanLayout | BackwardLayout:
+    """The layout that :func:`write_layout` has written."""
+    values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in fields.items()}
+    if "scan" in values:
+        values["scan"] = read_layout(values["scan"])
+        return BackwardLayout(**values)
+    return ScanLayout(**values)
+
+
+def merged(
+    tensors: Sequence[torch.Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
+) -> list[Any]:
+    """Arguments in order, where tensors and sizes come apart. AOTInductor passes an empty list as None."""
+    args: list[Any] = list(tensors)
+    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
+        args.insert(position, size)
+    return args
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from flexsn_graph import FlexSNInfo
-from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.compat._kernels import ScanKernel
 from flexsn_runtime.errors import UnknownHandleError
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from flexsn_graph import StepValue
 from flexsn_runtime._saved import saved_of
-from flexsn_runtime.contract._handles import (
+from flexsn_runtime.compat._handles import (
     get_flexsn_kernel_handle,
     release_active_flexsn_kernel_handle,
     retain_flexsn_kernel_handle,
 )
-from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.compat._kernels import ScanKernel
 from flexsn_runtime.errors import TensorCountError, UnknownHandleError
 from flexsn_runtime.kernels._autograd import not_differentiable
 from flexsn_runtime.kernels._backward import split_cotangents

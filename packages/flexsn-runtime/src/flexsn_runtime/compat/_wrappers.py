@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from flexsn_graph import FlexSNInfo
-from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.compat._kernels import ScanKernel
 from flexsn_runtime.errors import TemplateNeededError, TensorCountError
 from flexsn_runtime.kernels._backward import split_cotangents
 from flexsn_runtime.kernels._scan import run_backward, run_forward

@@ -1,8 +1,7 @@
-"""The scan through PyTorch's own control-flow operators, ``scan`` and ``while_loop``.
+"""A scan through PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-They are kept for comparison. Where they are not right, they are refused: both do not take results
-that alias or that pass an argument through (everything is copied here), and both have given wrong
-gradients without a word (see :func:`lowerable_scan` and :func:`lowerable_while_loop_scan`).
+Where they are not right, they are refused: both do not take results that alias or that pass an argument through
+(everything is copied here), and both give wrong gradients without a word (`flexsn_hop.lowerable_scan`).
 """
 
 from __future__ import annotations
@@ -11,115 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
-from flexsn_hop._formats import copy_in_order, sequence_order, state_order
-from flexsn_hop._layout import ScanLayout
 from flexsn_hop._torch_private import builtin_scan, builtin_while_loop
 from flexsn_hop.errors import LoweringError, LoweringGradientError
-from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
-from flexsn_hop.operator._eager import check_step, contiguous_copy, empty_scan
+from flexsn_hop.formats import copy_in_order, sequence_order, state_order
+from flexsn_hop.loop._arguments import ScanCall, check_call
+from flexsn_hop.loop._eager import check_step, contiguous_copy, empty_scan
 
-__all__ = [
-    "lowerable_scan",
-    "lowerable_scan_available",
-    "lowerable_scan_final_state",
-    "lowerable_while_loop_available",
-    "lowerable_while_loop_scan",
-    "lowerable_while_loop_scan_final_state",
-    "through_scan",
-    "through_while_loop",
-]
-
-
-def lowerable_scan_available() -> bool:
-    """Whether this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
-    return builtin_scan is not None
-
-
-def lowerable_while_loop_available() -> bool:
-    """Whether this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
-    return builtin_while_loop is not None
-
-
-def lowerable_scan(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan` through PyTorch's ``scan`` operator.
-
-    Arguments, results and errors are those of :func:`eager_scan`.
-
-    Restrictions:
-        In training every floating state must require grad, if only to be ignored: where an initial
-        state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
-
-    Raises:
-        LoweringGradientError: A gradient is wanted and could be wrong (a ``RuntimeError``).
-        LoweringError: This torch has no ``scan`` (a ``ValueError``).
-    """
-    layout = ScanLayout(num_inputs, num_states, num_outputs)
-    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
-
-
-def lowerable_scan_final_state(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan_final_state` through ``scan``; see :func:`lowerable_scan`."""
-    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
-    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
-
-
-def lowerable_while_loop_scan(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
-
-    Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
-    loop: it gives the shapes of what the loop fills in.
-
-    Restrictions:
-        Without gradients only. ``while_loop`` gives wrong gradients, without a word, unless every
-        floating value that it carries requires grad (seen on 2.11 and 2.13).
-
-    Raises:
-        LoweringGradientError: A result would require grad (a ``RuntimeError``).
-        LoweringError: This torch has no ``while_loop`` (a ``ValueError``).
-    """
-    layout = ScanLayout(num_inputs, num_states, num_outputs)
-    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
-
-
-def lowerable_while_loop_scan_final_state(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan_final_state` through ``while_loop``.
-
-    See :func:`lowerable_while_loop_scan`.
-    """
-    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
-    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
+__all__ = ["through_scan", "through_while_loop"]
 
 
 def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Both forms of :func:`lowerable_scan`; Dynamo traces it for the lowering ``"scan"``."""
+    """The scan through ``scan``; Dynamo traces it for the lowering ``"scan"``."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
     _check(call)
@@ -151,7 +52,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Both forms of :func:`lowerable_while_loop_scan`; traced for the lowering ``"while_loop"``."""
+    """The scan through ``while_loop``; Dynamo traces it for the lowering ``"while_loop"``."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
     _check(call)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from flexsn_hop._formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
 from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
-from flexsn_hop.operator._absent import Gradients, StepVJP, zeros
-from flexsn_hop.operator._arguments import StepFunction
-from flexsn_hop.operator._eager import CoreSteps, run_steps, stack_values, state_copies, step_values
+from flexsn_hop.formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
+from flexsn_hop.loop._absent import Gradients, StepVJP, zeros
+from flexsn_hop.loop._arguments import StepFunction
+from flexsn_hop.loop._eager import CoreSteps, run_steps, stack_values, state_copies, step_values
 
 __all__ = [
     "backward_loop",

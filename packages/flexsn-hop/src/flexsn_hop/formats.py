@@ -1,4 +1,4 @@
-"""How results lie in memory: as if they were elementwise in the input sequences and the initial states."""
+"""Memory formats of results: as if they were elementwise in the input sequences and the initial states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 __all__ = [
+    "Operand",
+    "Order",
+    "broadcast_sequences",
+    "broadcast_states",
+    "contiguous_strides",
     "copy_in_order",
     "dense_strides",
     "memory_order",
@@ -95,7 +100,7 @@ def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
     return True
 
 
-def dense_strides(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
+def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     """The strides of memory without holes, in which dimensions have this order."""
     strides: list[Any] = [1] * len(shape)
     unit = 1
@@ -103,6 +108,11 @@ def dense_strides(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
         strides[d] = unit
         unit = unit * shape[d]
     return tuple(strides)
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a contiguous tensor."""
+    return dense_strides(shape, range(len(shape)))
 
 
 def order_like(tensor: torch.Tensor) -> Order:
@@ -118,27 +128,34 @@ def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states:
     Tensors that do not broadcast to it have no say: a core need not be elementwise.
     """
     whole = (inputs[0].shape[0], *shape)
-    given = [_over_time(whole, x.shape[0], x.shape[1:], x.stride(0), x.stride()[1:]) for x in _strided(inputs)]
-    also = [_over_time(whole, 1, v.shape, 0, v.stride()) for v in _strided(states)]
-    return memory_order(whole, [x for x in given if x is not None], [v for v in also if v is not None])
+    return memory_order(whole, broadcast_sequences(whole, _strided(inputs)), broadcast_states(whole, _strided(states)))
 
 
 def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
     """The order of a state ``[*shape]``, by the same rule."""
-    given = [_aligned(shape, x.shape[1:], x.stride()[1:]) for x in _strided(inputs)]
-    also = [_aligned(shape, v.shape, v.stride()) for v in _strided(states)]
-    return memory_order(shape, [x for x in given if x is not None], [v for v in also if v is not None])
+    steps = [(sizes[1:], strides[1:]) for sizes, strides in _strided(inputs)]
+    return memory_order(shape, _broadcast(shape, steps), _broadcast(shape, _strided(states)))
 
 
-def _strided(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors if tensor.layout is torch.strided]
+def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
+    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each with all dimensions of it."""
+    steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
+    pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
+    return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
-def _over_time(
-    whole: Sequence[Any], steps: Any, shape: Sequence[Any], time: Any, strides: Sequence[Any]
-) -> Operand | None:
-    step = _aligned(whole[1:], shape, strides)
-    return None if step is None else ((steps, *step[0]), (time, *step[1]))
+def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
+    """The states that broadcast to a step of a sequence ``whole``: the same at every step."""
+    return [((1, *sizes), (0, *strides)) for sizes, strides in _broadcast(whole[1:], states)]
+
+
+def _strided(tensors: Sequence[torch.Tensor]) -> list[Operand]:
+    return [(tensor.shape, tensor.stride()) for tensor in tensors if tensor.layout is torch.strided]
+
+
+def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
+    aligned = (_aligned(whole, *operand) for operand in operands)
+    return [operand for operand in aligned if operand is not None]
 
 
 def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
@@ -147,7 +164,8 @@ def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any])
     if missing < 0:
         return None
     sizes = (*[1] * missing, *shape)
-    if any(size != 1 and size != full for size, full in zip(sizes, whole, strict=True)):
+    # In this order: a size that equals the whole is not compared with 1, which may depend on data.
+    if any(size != full and size != 1 for size, full in zip(sizes, whole, strict=True)):
         return None
     return sizes, (*[0] * missing, *strides)
 

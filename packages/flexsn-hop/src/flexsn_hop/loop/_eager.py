@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from flexsn_hop._formats import copy_in_order, sequence_order, split_steps, stack_in_order, state_order
 from flexsn_hop._layout import ScanLayout
 from flexsn_hop.errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
-from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+from flexsn_hop.formats import copy_in_order, sequence_order, split_steps, stack_in_order, state_order
+from flexsn_hop.loop._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
 
 __all__ = [
     "CoreSteps",

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from flexsn_codegen.core._once import ancestors, computed_once, needed_for
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
 from flexsn_codegen.source._numerics import Numerics, Precision
-from flexsn_codegen.source._once import ancestors, computed_once, needed_for
 from flexsn_codegen.source._source import CoreSource, Once, identifier
 from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
 from flexsn_codegen.targets._base import Op
@@ -95,7 +95,7 @@ def emit_core(
     if not taken:
         # A result that is a constant needs a block to take its shape from.
         taken = {port: placeholders[port] for port in step.arguments[:1]}
-    writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
+    writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
     given = computed_once(step) if once else ()
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
@@ -168,7 +168,7 @@ def _is_inlined(node: fx.Node) -> bool:
     return node.target in LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
-class _Writer:
+class _StepWriter:
     """Writes nodes for a target.
 
     Attributes:

@@ -1,0 +1,143 @@
+"""The path of a warm call: how many of the project's functions it enters, in how many files, and what that costs.
+
+    python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
+
+A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
+`FlexSN.forward` on, and `files` those that they are written in; the generated check of what a core read is a call, and
+in no file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is
+the time of such a call without the count, the least of several runs that the rows take in turns, on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from measure import publish, table, where
+
+from flexsn_nn import ALIF, LIF, FlexSN
+
+STEPS, BATCH, FEATURES = 4, 4, 32
+WARM, CALLS, RUNS = 6, 200, 10
+_PACKAGES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "flexsn_nn")
+_GENERATED = "<flexsn_graph.reads>"
+Call = Callable[[], object]
+
+
+def path_of(call: Call) -> list[tuple[str, str]]:
+    """File and name of each of the project's functions that a call enters, in order."""
+    entered: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call":
+            package = next((p for p in _PACKAGES if f"{os.sep}{p}{os.sep}" in code.co_filename), None)
+            if package is not None:
+                entered.append((package + code.co_filename.rpartition(package)[2], code.co_qualname))
+            elif code.co_filename == _GENERATED:
+                entered.append((_GENERATED, code.co_qualname))
+
+    with torch.autograd.set_multithreading_enabled(False):
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+    return entered
+
+
+def works() -> list[tuple[str, Call]]:
+    """The rows: a call of each kind, warm."""
+    os.environ["FLEXSN_LAUNCHER"] = "python"
+    torch.manual_seed(0)
+    x = torch.rand(STEPS, BATCH, FEATURES)
+    leaf, grad = x.clone().requires_grad_(), torch.ones_like(x)
+
+    def inferring(neuron: FlexSN, given: torch.Tensor) -> Call:
+        def call() -> object:
+            with torch.no_grad():
+                return neuron(given)
+
+        return call
+
+    def training(neuron: FlexSN) -> Call:
+        def call() -> object:
+            neuron.reset()
+            return torch.autograd.grad(neuron(leaf), leaf, grad)
+
+        return call
+
+    def keeping(neuron: FlexSN) -> FlexSN:
+        neuron.store_state_seqs = True
+        return neuron
+
+    def counting(neuron: FlexSN) -> FlexSN:
+        neuron.count_spikes = True
+        return neuron
+
+    rows = [
+        ("inference, LIF", inferring(LIF(backend="cpp"), x)),
+        ("inference, ALIF", inferring(ALIF(backend="cpp"), x)),
+        ("inference, LIF, states kept", inferring(keeping(LIF(backend="cpp")), x)),
+        ("inference, LIF, counting", inferring(counting(LIF(backend="cpp")), x)),
+        ("single step, LIF", inferring(LIF(backend="cpp", step_mode="s"), x[0])),
+        ("training step, LIF", training(LIF(backend="cpp"))),
+        ("training step, ALIF", training(ALIF(backend="cpp"))),
+        ("training step, LIF, states kept", training(keeping(LIF(backend="cpp")))),
+        ("training step, LIF, counting", training(counting(LIF(backend="cpp")))),
+    ]
+    for _, call in rows:
+        for _ in range(WARM):
+            call()
+    return rows
+
+
+def least(rows: list[tuple[str, Call]]) -> list[float]:
+    """Microseconds of a call of each row; they take turns."""
+    best = [float("inf")] * len(rows)
+    for _ in range(RUNS):
+        for i, (_, call) in enumerate(rows):
+            begun = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            best[i] = min(best[i], 1e6 * (time.perf_counter() - begun) / CALLS)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
+    parser.add_argument("--paths", action="store_true", help="print the functions, too")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = works()
+    lines = []
+    for (name, call), us in zip(rows, least(rows), strict=True):
+        entered = path_of(call)
+        first = next(i for i, (_, function) in enumerate(entered) if function == "FlexSN.forward")
+        entered = entered[first:]
+        files = {file for file, _ in entered} - {_GENERATED}
+        lines.append([name, str(len(entered)), str(len(files)), f"{us:.1f}"])
+        if chosen.paths:
+            print(f"\n{name}\n" + "\n".join(f"  {file}: {function}" for file, function in entered))
+    head = [
+        "# The path of a warm call",
+        "",
+        "`python benchmarks/call_path.py`: functions of the packages that a call enters from `FlexSN.forward` on, and",
+        "their files; kernels are launched by Python.",
+        f"{STEPS} x {BATCH} x {FEATURES}, float32, one thread; the least of {RUNS} runs of {CALLS} calls, in turns.",
+        where(torch.device("cpu")),
+        "",
+    ]
+    publish([*head, *table(["call", "calls", "files", "us"], lines)], chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
+
+    python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15]
+
+Medians of whole calls, with what Python needs, taken in turns within one process; ratios are medians of the ratios of
+single rounds. On the CPU, in one thread, the time is that of the process, which others on the machine do not change.
+The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike, take most of
+the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest
+difference between the kernel's result and eager mode's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, table, where
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import pointwise
+
+Function = Callable[..., Any]
+HEADER = ["function", "pass", "eager, ms", "torch.compile, ms", "pointwise, ms", "to eager", "to compile", "differs by"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One function.
+
+    Attributes:
+        shapes: of its arguments.
+        dtypes: of its arguments; by default float32.
+        trains: whether a backward is measured.
+        low, high: limits of the arguments' values.
+        transposed: the last argument is a transposed view.
+    """
+
+    name: str
+    function: Function
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...] = ()
+    trains: bool = True
+    low: float = -3.0
+    high: float = 3.0
+    transposed: bool = False
+
+
+def bias(x: Tensor, b: Tensor) -> Tensor:
+    return x * b
+
+
+def bias_gelu(x: Tensor, b: Tensor) -> Tensor:
+    return functional.gelu(x + b, approximate="tanh")
+
+
+def per_row(x: Tensor, scale: Tensor) -> Tensor:
+    return x * scale
+
+
+def channel(x: Tensor, weight: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(x * weight + b)
+
+
+def product_of_chunks(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return a * b
+
+
+def swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def rotary_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def int8_per_row(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).round().clamp(-128, 127).to(torch.int8)
+
+
+def from_int8(q: Tensor, scale: Tensor) -> Tensor:
+    return q.to(torch.float32) * scale
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    return (x * 255).clamp(0, 255).to(torch.uint8)
+
+
+def from_uint8(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return (x.to(torch.float32) / 255 - mean) / deviation
+
+
+def remainder(x: Tensor, y: Tensor) -> Tensor:
+    return x % y
+
+
+def wrapped_angle(x: Tensor) -> Tensor:
+    return (x + math.pi) % (2 * math.pi) - math.pi
+
+
+def angle(y: Tensor, x: Tensor) -> Tensor:
+    return torch.atan2(y, x)
+
+
+def sine(x: Tensor) -> Tensor:
+    return torch.sin(x)
+
+
+def snake(x: Tensor, a: Tensor) -> Tensor:
+    return x + torch.sin(a * x).square() / a
+
+
+def half_chain(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(x * y + 0.5) * 0.9 - y
+
+
+def mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(functional.softplus(x))
+
+
+def lerp(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return x + w * (y - x)
+
+
+def ddim(x: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
+    return (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()
+
+
+def huber(x: Tensor, y: Tensor) -> Tensor:
+    difference = (x - y).abs()
+    return torch.where(difference < 1, 0.5 * difference * difference, difference - 0.5)
+
+
+def focal(x: Tensor, y: Tensor) -> Tensor:
+    p = torch.sigmoid(x)
+    return -(y * (1 - p) ** 2 * torch.log(p + 1e-6) + (1 - y) * p**2 * torch.log(1 - p + 1e-6))
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(-((x - y) ** 2))
+
+
+def symmetric(x: Tensor, transposed: Tensor) -> Tensor:
+    return (x + transposed) * 0.5
+
+
+def gray(x: Tensor) -> Tensor:
+    return 0.299 * x[..., 0] + 0.587 * x[..., 1] + 0.114 * x[..., 2]
+
+
+def colour_scale(x: Tensor, scale: Tensor) -> Tensor:
+    return (x - 0.5) * scale
+
+
+def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    m = 0.9 * m + 0.1 * g
+    v = 0.999 * v + 0.001 * g * g
+    return p - 1e-3 * m / (v.sqrt() + 1e-8), m, v
+
+
+def lennard_jones(r: Tensor) -> Tensor:
+    s = (1.0 / r) ** 6
+    return 4 * (s * s - s)
+
+
+def logistic(x: Tensor, rate: Tensor) -> Tensor:
+    return torch.sigmoid(x) * rate + torch.log1p(x.abs())
+
+
+_LARGE = (1024, 1024)
+_HALF, _INT8, _UINT8 = torch.float16, torch.int8, torch.uint8
+TRIALS = [
+    Trial("x * bias", bias, (_LARGE, (1024,))),
+    Trial("gelu(x + bias)", bias_gelu, (_LARGE, (1024,))),
+    Trial("per row", per_row, (_LARGE, (1024, 1))),
+    Trial("NCHW channel", channel, ((8, 64, 48, 48), (64, 1, 1), (64, 1, 1))),
+    Trial("NHWC channel", channel, ((8, 48, 48, 64), (64,), (64,))),
+    Trial("product of chunks", product_of_chunks, ((1024, 2048),)),
+    Trial("SwiGLU by chunk", swiglu, ((1024, 2048),)),
+    Trial("rotary, halves", rotary, ((4, 8, 512, 64), (512, 32), (512, 32))),
+    Trial("rotary, pairs", rotary_pairs, ((4, 8, 512, 64), (512, 32), (512, 32))),
+    Trial("int8 per row", int8_per_row, (_LARGE, (1024, 1)), trains=False, low=0.02),
+    Trial("from int8 per row", from_int8, (_LARGE, (1024, 1)), (_INT8, torch.float32), trains=False),
+    Trial("float to uint8", to_uint8, (_LARGE,), trains=False, low=0.0, high=1.0),
+    Trial("uint8 image, normed", from_uint8, ((8, 224, 224, 3), (3,), (3,)), (_UINT8,), trains=False, low=0.5),
+    Trial("x % y", remainder, (_LARGE, _LARGE), low=0.1),
+    Trial("wrapped angle", wrapped_angle, (_LARGE,), low=-9.0, high=9.0),
+    Trial("atan2", angle, (_LARGE, _LARGE)),
+    Trial("sin", sine, (_LARGE,)),
+    Trial("snake", snake, (_LARGE, (1024,)), low=0.1),
+    Trial("float16 chain", half_chain, (_LARGE, _LARGE), (_HALF, _HALF)),
+    Trial("mish", mish, (_LARGE,)),
+    Trial("lerp", lerp, (_LARGE, _LARGE, (1024, 1))),
+    Trial("DDIM step", ddim, ((8, 4, 128, 128), (8, 4, 128, 128), (8, 1, 1, 1)), low=0.1, high=0.9),
+    Trial("Huber", huber, (_LARGE, _LARGE)),
+    Trial("focal loss", focal, (_LARGE, _LARGE), low=0.0, high=1.0),
+    Trial("outer, exp", outer, ((1024, 1), (1, 1024))),
+    Trial("x + y.T", symmetric, (_LARGE, _LARGE), transposed=True),
+    Trial("RGB to gray", gray, ((8, 224, 224, 3),)),
+    Trial("3 channels, scaled", colour_scale, ((8, 224, 224, 3), (3,))),
+    Trial("LSTM cell", lstm_cell, ((1024, 2048), (1024, 512))),
+    Trial("Adam", adam, (_LARGE, _LARGE, _LARGE, _LARGE), trains=False, low=0.01),
+    Trial("Lennard-Jones", lennard_jones, (_LARGE,), low=0.8),
+    Trial("logistic, log1p", logistic, (_LARGE, ())),
+]
+
+
+def arguments_of(trial: Trial, device: torch.device, *, trained: bool) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for i, shape in enumerate(trial.shapes):
+        dtype = trial.dtypes[i] if i < len(trial.dtypes) else torch.float32
+        values = torch.rand(shape, generator=generator) * (trial.high - trial.low) + trial.low
+        tensor = (values * 40 if not dtype.is_floating_point else values).to(dtype).to(device)
+        if trial.transposed and i == len(trial.shapes) - 1:
+            tensor = tensor.t()
+        found.append(tensor.requires_grad_() if trained and dtype.is_floating_point else tensor)
+    return found
+
+
+def inference(function: Function, arguments: list[Tensor]) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return function(*arguments)
+
+    return call
+
+
+def training(function: Function, arguments: list[Tensor], given: list[Tensor]) -> Callable[[], Any]:
+    wanted = [t for t in arguments if t.requires_grad]
+
+    def call() -> Any:
+        return torch.autograd.grad(_results(function(*arguments)), wanted, given)
+
+    return call
+
+
+def _results(returned: Any) -> list[Tensor]:
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+def in_turns(calls: list[Callable[[], Any]], rounds: int, device: torch.device) -> list[list[float]]:
+    """Times in ms, a list for each call."""
+    for call in calls:
+        for _ in range(3):
+            call()
+    times: list[list[float]] = [[] for _ in calls]
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    gc.collect()
+    for _ in range(rounds):
+        for own, call in zip(times, calls, strict=True):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            begun = clock()
+            for _ in range(3):
+                call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            own.append((clock() - begun) / 3 * 1e3)
+    return times
+
+
+def rows_of(trial: Trial, device: torch.device, rounds: int) -> list[list[str]]:
+    torch._dynamo.reset()
+    compiled, fused = torch.compile(trial.function), pointwise(trial.function, autograd=True)
+    ways = (trial.function, compiled, fused)
+    plain = arguments_of(trial, device, trained=False)
+    with torch.no_grad():
+        pairs = zip(_results(fused(*plain)), _results(trial.function(*plain)), strict=True)
+        differs = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+    found = {"inference": [inference(way, plain) for way in ways]}
+    if trial.trains:
+        leaves = arguments_of(trial, device, trained=True)
+        given = [torch.rand_like(r) for r in _results(trial.function(*leaves))]
+        found["training"] = [training(way, leaves, given) for way in ways]
+    rows = []
+    for name, calls in found.items():
+        times = in_turns(calls, rounds, device)
+        ratios = [
+            statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)) for k in (0, 1)
+        ]
+        medians = [f"{statistics.median(own):.3f}" for own in times]
+        rows.append([trial.name, name, *medians, *(f"{r:.2f}" for r in ratios), f"{differs:.1e}"])
+    return rows
+
+
+def keep_memory() -> None:
+    """Makes the C library keep what is freed."""
+    threshold, mapped = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(mapped, 1 << 30)
+        ctypes.CDLL(None).mallopt(threshold, (1 << 31) - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "function_trial.md")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", default=[""])
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    keep_memory()
+    device = torch.device(given.device)
+    rows = []
+    for trial in TRIALS:
+        if any(text in trial.name for text in given.only):
+            rows += rows_of(trial, device, given.rounds)
+            print(*(" | ".join(row) for row in rows[-2:]), sep="\n", flush=True)
+    head = f"`python benchmarks/function_trial.py`: medians in turns of {given.rounds} rounds, "
+    head += f"{torch.get_num_threads()} threads. {where(device)}"
+    publish(["# Functions of other projects", "", head, "", *table(HEADER, rows)], given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Outcomes of random programs, by several processes, of which a run that is started again goes on with the others."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+Outcome = TypeVar("Outcome")
+
+
+def outcomes(
+    run: Callable[[int], tuple[int, Outcome]],
+    made: Callable[..., Outcome],
+    seeds: Sequence[int],
+    processes: int,
+    journal: Path | None,
+    *,
+    tasks: int,
+) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes of all seeds, first of those in the journal.
+
+    Args:
+        run: from a seed to the seed and its outcome, in another process.
+        made: the dataclass of an outcome.
+        tasks: after this many seeds, a process is replaced.
+    """
+    known: dict[int, Outcome] = {}
+    if journal is not None and journal.exists():
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            seed = entry.pop("seed")
+            known[seed] = made(**entry)
+    yield from ((seed, known[seed]) for seed in seeds if seed in known)
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=tasks) as pool:
+        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")  # type: ignore[call-overload]
+            yield seed, outcome
+
+
+def publish_counts(lines: Sequence[str], counts: Mapping[Any, int], wrong: Sequence[str], path: Path) -> int:
+    """Writes the lines, and what is wrong; returns the status to end with."""
+    found = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
+    path.write_text("\n".join([*lines, *found]) + "\n", encoding="utf-8")
+    print(f"{dict(counts)} -> {path}")
+    return 1 if wrong else 0

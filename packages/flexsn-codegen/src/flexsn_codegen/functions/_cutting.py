@@ -1,0 +1,162 @@
+"""Functions that are kernels for arguments of their own shapes alone.
+
+They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or lay a tensor
+along a dimension in the middle, as a weight for each channel. Such a function becomes a kernel on the elements of one
+piece, for which each piece of an argument or a result is an operand with strides of its own. Nothing is copied, and
+nothing is read twice: see `flexsn_graph.cells`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.functions._calls import Structure, put_together
+from flexsn_codegen.functions._captured import Captured
+from flexsn_codegen.functions._host_numbers import Notes, noting
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._words import in_words_of
+from flexsn_codegen.source._numerics import Numerics
+from flexsn_graph import StatefulCoreError, Substituted, TorchError, cells_effects
+from flexsn_graph.reads import Reads
+
+# Sizes that are cut into a few equal pieces, or into pieces of an even size.
+_CUT_SIZES = (2, 3, 4, 6, 8, 12, 24, 64)
+
+
+def cut_of(
+    fn: Callable[..., Any],
+    name: str,
+    numerics: Numerics,
+    structure: Structure,
+    examples: Sequence[Tensor],
+    numbers: Sequence[Any],
+    *,
+    must_cut: bool = True,
+) -> Kernel:
+    """A function, called in such a structure, as one that cuts.
+
+    Args:
+        must_cut: as for `Kernel`.
+        examples: the tensors of a call; shapes, dtypes and devices are looked at.
+        numbers: those of a call.
+    """
+    captured = Captured(fn, name)
+
+    def run(*values: Tensor) -> Any:
+        return _called(fn, structure, values, Notes(numbers))
+
+    tensors: tuple[Tensor, ...] = ()
+    with in_words_of(name), captured.reads.restored():
+        try:
+            tensors = cells_effects(run, examples, captured.reads).captured
+            with captured.reads.preserved():
+                cells_effects(run, examples)
+        except StatefulCoreError:
+            raise
+        except Exception:
+            pass  # its trace says why
+        captured.keep(tensors)
+    return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut)
+
+
+def cut_for_graphs(
+    fn: Callable[..., Any],
+    name: str,
+    numerics: Numerics,
+    structure: Structure,
+    kinds: Sequence[tuple[torch.dtype, int]],
+    numbers: Sequence[Any],
+    known: Kernel | None,
+    otherwise: Exception,
+) -> Kernel:
+    """A function, called in such a structure, as one that cuts arguments of which no sizes are known.
+
+    Args:
+        known: the same in eager mode, if it was called there.
+        otherwise: raised where it cuts nothing.
+    """
+    if known is not None and known.captured.fetch() is not None:
+        captured = known.captured
+    else:
+        captured = Captured(fn, name)
+        captured.keep(_captured_at_some_size(fn, structure, kinds, numbers, captured.reads))
+    must_cut = not isinstance(otherwise, TorchError)
+    return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut, otherwise=otherwise)
+
+
+def _cut_function(
+    fn: Callable[..., Any],
+    name: str,
+    numerics: Numerics,
+    structure: Structure,
+    captured: Captured,
+    *,
+    must_cut: bool,
+    otherwise: Exception | None = None,
+) -> Kernel:
+    now = captured.tensors
+    has_captured = bool(now)
+
+    def bind(notes: Notes) -> Callable[..., Any]:
+        def function(*values: Tensor) -> Any:
+            count = len(values) - len(now)
+            stand_ins = dict(zip(map(id, now), values[count:], strict=True))
+            with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
+                return _called(fn, structure, values[:count], notes)
+
+        # What is called as it is keeps its own name and lines.
+        plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
+        if not plain_call or has_captured:
+            return function
+
+        @functools.wraps(fn, updated=())
+        def plain(*values: Tensor) -> Any:
+            with captured.reads.preserved():
+                return fn(*values)
+
+        return plain
+
+    return Kernel(name, numerics, bind, captured=captured, cuts=True, must_cut=must_cut, otherwise=otherwise)
+
+
+def _captured_at_some_size(
+    fn: Callable[..., Any],
+    structure: Structure,
+    kinds: Sequence[tuple[torch.dtype, int]],
+    numbers: Sequence[Any],
+    reads: Reads,
+) -> tuple[Tensor, ...]:
+    """The tensors that a function captures, found by running it at sizes that it may cut.
+
+    Args:
+        reads: records what else it reads, as far as it comes; its trace records the rest.
+    """
+    found: dict[int, Tensor] = {}
+
+    def run(*values: Tensor) -> Any:
+        return _called(fn, structure, values, Notes(numbers))
+
+    sizes = [1, *_CUT_SIZES]
+    for size in sizes:
+        examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
+        before = len(found)
+        with contextlib.suppress(Exception):
+            return cells_effects(run, examples, reads, found).captured
+        if len(found) > before:
+            # Sizes that may fit to what it captures, whole or cut into a few pieces.
+            own = sorted({n for tensor in found.values() for n in tensor.shape})
+            sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
+    return tuple(found.values())
+
+
+def _called(fn: Callable[..., Any], structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:
+    args, kwargs = put_together(structure, values, notes.arguments())
+    with noting() if notes.numbers else ExitStack():
+        return fn(*args, **kwargs)

@@ -1,0 +1,65 @@
+"""Errors of traces in the words of functions: whoever calls `pointwise` has no core, no step and no state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Longer phrases first. What follows the first line break is a place in the caller's own code.
+_PHRASES = (
+    (r"Return it as a state instead", "Return it, and pass it to the next call"),
+    (r"where the next step would find it, from an earlier call", "where the next call would find it"),
+    (
+        r"Kernels keep states alone: make it a state of the step, an argument of the core whose new value the core "
+        "returns",
+        "Pass it as an argument, and return its new value",
+    ),
+    (r"an input, a state, a captured tensor", "an argument, a captured tensor"),
+    (r"in-place ops on values that the core made in the step", "in-place ops on values that {name} made"),
+    (r"and pass them as an input", "and pass them as an argument"),
+    (r"a step function must work on each element of the step by itself", "a kernel works on each element by itself"),
+    (r"a step function must work on each element", "a kernel works on each element"),
+    (r"it cannot be part of a step function", "it cannot be part of a kernel"),
+    (r", or before the loop, with `StepTrace\.lift`", ""),
+    (r"which has to be done before the loop", "which has to be done before the call"),
+    (r"what the loop would save", "what eager mode would save"),
+    (r"what the kernel's next step would read", "what the next call would read"),
+    (r"recomputes the step", "recomputes the results"),
+    (r"the step's", "the arguments'"),
+    (r"in one step", "in one call"),
+    (r"what changes as a state", "what changes as an argument"),
+    (r"in every step", "in every call"),
+    (r"outside of the core", "outside of {name}"),
+    (r"[Tt]he core itself", "{name} itself"),
+    (r"[Tt]he core", "{name}"),
+    (r"a core\b", "a function"),
+    (r"[Tt]he step function", "{name}"),
+    (r"a step function", "a function"),
+    (r"input sequences?", "argument"),
+    (r"from step to step", "from call to call"),
+    (r"of the step\b", "of the arguments"),
+    (r"in the step\b", "in the call"),
+)
+
+
+@contextmanager
+def in_words_of(name: str) -> Iterator[None]:
+    """Lets the errors of a trace speak of a function.
+
+    Args:
+        name: the function's.
+    """
+    try:
+        yield
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str) and type(error).__module__.startswith("flexsn_graph"):
+            error.args = (_reworded(error.args[0], name), *error.args[1:])
+        raise
+
+
+def _reworded(message: str, name: str) -> str:
+    head, line_break, place = message.partition("\n")
+    for phrase, other in _PHRASES:
+        head = re.sub(phrase, lambda _, other=other: other.format(name=name), head)  # type: ignore[misc]
+    return head + line_break + place

@@ -1,0 +1,44 @@
+"""Offsets of the elements of strided operands, for a kernel that counts elements from 0."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from flexsn_codegen.source._source import DENSE, StepLayout
+
+
+def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
+    """The layout of each operand, and the numbers in them, one operand's after the other's.
+
+    A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`, whose numbers
+    are `inner_i, size_i, stride_i`.
+
+    Args:
+        sizes: of the dimensions, outermost first, without those of one element.
+        strides: of each operand.
+    """
+    layouts: list[StepLayout] = []
+    numbers: list[int] = []
+    numel = math.prod(sizes)
+    for own in strides:
+        terms = _terms(sizes, own)
+        dense = numel == 1 or terms == [(1, numel, 1)]
+        layouts.append(DENSE if dense else len(terms))
+        numbers += () if dense else itertools.chain.from_iterable(terms)
+    return tuple(layouts), numbers
+
+
+def _terms(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
+    """`(inner, size, stride)` of each run of dimensions that is evenly spaced in memory."""
+    terms: list[tuple[int, int, int]] = []
+    inner = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if terms and terms[-1][1] * terms[-1][2] == stride:
+            before, count, step = terms[-1]
+            terms[-1] = (before, count * size, step)
+        else:
+            terms.append((inner, size, stride))
+        inner *= size
+    return [term for term in terms if term[2] != 0]

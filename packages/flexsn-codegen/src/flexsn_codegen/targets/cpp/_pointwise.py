@@ -1,0 +1,221 @@
+"""Pointwise kernels in C++: loops nested over dimensions, the innermost one over elements that follow each other.
+
+Dimensions that are one run in the memory of every operand are one dimension. Of the innermost one, an operand has
+elements that follow each other, one element for all, or elements a stride apart: each is a loop of its own form, that
+compilers make vector code of. Where the innermost dimension is short, as of pixels of three colours, blocks of elements
+are gathered first, row by row, so that what is computed is still vector code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
+from flexsn_codegen.targets._base import Target
+from flexsn_codegen.targets.cpp._literals import cpp_name
+from flexsn_graph import Port
+
+# Elements of the innermost dimension, below which blocks are gathered.
+_SHORT = 16
+# Elements that are gathered at a time: those of all operands stay in the nearest cache.
+_GATHERED = 512
+
+Layout = str
+"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``; the first layout is ``"DIMENSIONS[ short]"``."""
+
+
+def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
+    """As `Target.walk`: layouts, and sizes of all dimensions but the outermost, and the strides of each operand that
+    is not dense."""
+    sizes, strides = _joined(sizes, strides)
+    short = len(sizes) > 1 and sizes[-1] < _SHORT
+    layouts = [f"{len(sizes)}{' short' if short else ''}"]
+    numbers = list(sizes[1:])
+    for own in strides:
+        if all(stride == math.prod(sizes[d + 1 :]) for d, stride in enumerate(own)):
+            layouts.append("dense")
+            continue
+        layouts.append("one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart")
+        numbers += own
+    return tuple(layouts), numbers
+
+
+def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Dimensions, fewer where two of them are one run for every operand."""
+    if not sizes:
+        return [1], [[1] for _ in strides]
+    found, places = [sizes[-1]], [[own[-1]] for own in strides]
+    for d in range(len(sizes) - 2, -1, -1):
+        if all(own[d] == place[0] * found[0] for own, place in zip(strides, places, strict=True)):
+            found[0] = sizes[d] * found[0]
+            continue
+        found.insert(0, sizes[d])
+        for own, place in zip(strides, places, strict=True):
+            place.insert(0, own[d])
+    return found, places
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    port: Port
+    layout: Layout
+    dimensions: int
+
+    @property
+    def name(self) -> str:
+        return self.port.name
+
+    @property
+    def strides(self) -> list[str]:
+        """The names of its strides, outermost first."""
+        return [] if self.layout == "dense" else [f"{self.name}_stride{d}" for d in range(self.dimensions)]
+
+    @property
+    def has_rows(self) -> bool:
+        """True if its rows are found by their offsets."""
+        return self.layout != "dense" and self.dimensions > 1
+
+    @property
+    def inner(self) -> str:
+        """The distance of two elements of a row, as a factor."""
+        return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
+
+
+def pointwise(
+    target: Target, name: str, core: CoreSource, layouts: Sequence[Layout], *, may_overlap: bool
+) -> KernelSource:
+    """As `Target.pointwise`."""
+    first, *of_operands = layouts
+    dimensions = int(first.split()[0])
+    pairs = zip((*core.arguments, *core.results), of_operands, strict=True)
+    operands = [_Operand(port, layout, dimensions) for port, layout in pairs]
+    count = len(core.arguments)
+    if first.endswith("short"):
+        body = _gathered(core, operands[:count], operands[count:], dimensions)
+    elif dimensions > 1:
+        body = _by_rows(core, operands[:count], operands[count:], dimensions)
+    else:
+        body = _in_one_row(core, operands[:count], operands[count:])
+    sizes = ["N", *(f"size{d}" for d in range(1, dimensions))]
+    for operand in operands:
+        sizes += operand.strides
+    numbers = []
+    for number in core.numbers:
+        sizes += number.arguments
+        words = ", ".join(number.arguments)
+        numbers.append(f"    const auto {number.name} = dev::number<{cpp_name(number.dtype)}>({words});\n")
+    types = ", ".join(f"typename {o.name}_t" for o in operands)
+    restrict = "" if may_overlap else "__restrict "
+    tensors = [f"{'const ' if i < count else ''}{o.name}_t* {restrict}{o.name}_ptr" for i, o in enumerate(operands)]
+    signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
+    text = f"""    const int64_t programs = (N + BLOCK - 1) / BLOCK;
+    const int64_t team = dev::team(threads, programs, N);
+{"".join(numbers)}    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t program = 0; program < programs; ++program) {{
+        const int64_t begin = program * BLOCK;
+        const int64_t end = begin + BLOCK < N ? begin + BLOCK : N;
+{body}    }}
+"""
+    digest = hashlib.sha256(f"{signature}\n{text}\n{core.name}".encode()).hexdigest()[:12]
+    full_name = f"{identifier(name, reserved=target.reserved)}_{digest}"
+    head = f"// One program: BLOCK elements.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full_name}("
+    kernel = f"{head}\n    {signature}) {{\n{text}}}\n"
+    source = f"{target.header}\n\n{core.source}\n\n{kernel}"
+    return KernelSource(full_name, source, tuple(o.port for o in operands), tuple(sizes), target)
+
+
+# -- loops over lanes ------------------------------------------------------------------------------------------
+
+
+def _in_one_row(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> str:
+    lines = ["const int64_t lanes = end - begin;"]
+    lines += [f"const auto {o.name}_at = {o.name}_ptr + begin{o.inner};" for o in (*inputs, *results)]
+    return _indented([*lines, *_lanes(core, inputs, results)], 2)
+
+
+def _by_rows(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], dimensions: int) -> str:
+    operands = [*inputs, *results]
+    inner = f"size{dimensions - 1}"
+    lines = _first_row(operands, dimensions)
+    lines += ["for (int64_t element = begin; element < end;) {"]
+    body = [f"const int64_t lanes = {inner} - column < end - element ? {inner} - column : end - element;"]
+    for o in operands:
+        place = "element" if o.layout == "dense" else f"{o.name}_row + column{o.inner}"
+        body.append(f"const auto {o.name}_at = {o.name}_ptr + {place};")
+    body += _lanes(core, inputs, results)
+    body += ["element += lanes;", "column = 0;", *_next_row(operands, dimensions)]
+    return _indented([*lines, *("    " + line for line in body), "}"], 2)
+
+
+def _gathered(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], dimensions: int) -> str:
+    moved = [o for o in (*inputs, *results) if o.layout != "dense"]
+    lines = [f"dev::Rows<{dimensions}> {o.name}_rows({{{_list(o, dimensions)}}}, begin);" for o in moved]
+    lines += [f"{o.name}_t {o.name}_of[{_GATHERED}];" for o in moved]
+    lines += [f"for (int64_t element = begin; element < end; element += {_GATHERED}) {{"]
+    body = [f"const int64_t lanes = end - element < {_GATHERED} ? end - element : {_GATHERED};"]
+    body += [f"{o.name}_rows.gather({o.name}_ptr, {o.name}_of, lanes);" for o in inputs if o.layout != "dense"]
+    for o in (*inputs, *results):
+        place = f"{o.name}_ptr + element" if o.layout == "dense" else f"{o.name}_of"
+        body.append(f"const auto {o.name}_at = {place};")
+    dense = [[_Operand(o.port, "dense", 1) for o in some] for some in (inputs, results)]
+    body += _lanes(core, *dense)
+    body += [f"{o.name}_rows.scatter({o.name}_of, {o.name}_ptr, lanes);" for o in results if o.layout != "dense"]
+    return _indented([*lines, *("    " + line for line in body), "}"], 2)
+
+
+def _list(operand: _Operand, dimensions: int) -> str:
+    sizes = ["1", *(f"size{d}" for d in range(1, dimensions))]
+    return ", ".join(f"{{{size}, {stride}}}" for size, stride in zip(sizes, operand.strides, strict=True))
+
+
+def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
+    """The place of a program's first element: its row, and the column in it."""
+    last = dimensions - 1
+    lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
+    for d in range(last - 1, 0, -1):
+        lines += [f"int64_t index{d} = rest % size{d};", f"rest /= size{d};"]
+    for o in operands:
+        if o.has_rows:
+            terms = [f"rest * {o.strides[0]}", *(f"index{d} * {o.strides[d]}" for d in range(1, last))]
+            lines.append(f"int64_t {o.name}_row = {' + '.join(terms)};")
+    return lines
+
+
+def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
+    lines = []
+    for d in range(dimensions - 2, -1, -1):
+        pad = "    " * (dimensions - 2 - d)
+        lines += [f"{pad}{o.name}_row += {o.strides[d]};" for o in operands if o.has_rows]
+        if d > 0:
+            lines.append(f"{pad}if (++index{d} == size{d}) {{")
+            lines.append(f"{pad}    index{d} = 0;")
+            lines += [f"{pad}    {o.name}_row -= size{d} * {o.strides[d]};" for o in operands if o.has_rows]
+    lines += ["    " * level + "}" for level in range(dimensions - 3, -1, -1)]
+    return lines
+
+
+def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
+    """The loop over the elements of a row, from `<operand>_at` on."""
+    before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
+    loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
+    arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
+    loop.append(f"const auto results = {core.name}({arguments});")
+    loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], std::get<{i}>(results));" for i, o in enumerate(results)]
+    return [
+        *before,
+        "DEV_LANES",
+        "for (int64_t lane = 0; lane < lanes; ++lane) {",
+        *("    " + line for line in loop),
+        "}",
+    ]
+
+
+def _lane(operand: _Operand) -> str:
+    return "lane" + (f" * {operand.strides[-1]}" if operand.layout == "apart" else "")
+
+
+def _indented(lines: Sequence[str], level: int) -> str:
+    return "".join("    " * level + line + "\n" for line in lines)

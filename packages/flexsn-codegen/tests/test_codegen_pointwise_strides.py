@@ -1,0 +1,118 @@
+"""Loops of pointwise kernels in C++ over operands that broadcast, are strided, transposed, short, or written so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen import pointwise
+from flexsn_codegen.targets.cpp import CPP, why_no_compiler
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where TRITON_INTERPRET is not set."""
+    from flexsn_codegen.targets.triton import device
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+
+
+def function(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y > 0, x * y, x) + y
+
+
+def tensor(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator)
+
+
+CASES = {
+    "bias": (tensor(129, 70), tensor(70)),
+    "per row": (tensor(129, 70), tensor(129, 1)),
+    "channel": (tensor(3, 5, 17, 19), tensor(5, 1, 1)),
+    "channels last": (tensor(3, 5, 17, 19).to(memory_format=torch.channels_last), tensor(5, 1, 1)),
+    "three colours": (tensor(2003, 3), tensor(3)),
+    "one of three": (tensor(2003, 3), tensor(2003, 1)),
+    "short, thrice": (tensor(301, 7, 5), tensor(7, 1)),
+    "transposed": (tensor(65, 90), tensor(90, 65).t()),
+    "every other": (tensor(65, 180)[:, ::2], tensor(130, 90)[::2]),
+    "outer": (tensor(70, 1), tensor(1, 90)),
+    "four, all apart": (tensor(3, 20, 5, 33), tensor(33, 5, 20, 3).permute(3, 2, 1, 0)),
+    "one element": (tensor(1, 1), tensor(1)),
+    "empty": (tensor(0, 5), tensor(5)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strides_change_nothing(name: str) -> None:
+    x, y = CASES[name]
+    expected = function(x, y)
+    kernel = pointwise(function)
+    result = kernel(x, y)
+    assert torch.equal(result, expected)
+    if result.numel():
+        out = torch.full([2 * n for n in result.shape], 7.0)
+        place = out[tuple(slice(None, None, 2) for _ in result.shape)]
+        kernel.into(place, x, y)
+        assert torch.equal(place, expected)
+        assert (out == 7.0).sum() == out.numel() - place.numel()
+
+
+def test_the_innermost_loop_is_over_elements_that_follow_each_other() -> None:
+    source = pointwise(function).source(tensor(129, 70), tensor(129, 1), target=CPP).source
+    assert "dev::load(input_0_at[lane])" in source
+    assert "const auto input_1 = dev::load(input_1_at[0]);" in source
+    assert "offset_of" not in source
+
+
+FLOATS = torch.tensor(
+    [0.0, -0.0, 1.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-45, -3.4e38, 1.2e-38, 65519.9, 65520.0]
+)
+
+
+def test_remainders_are_exact_for_all_floats() -> None:
+    bits = torch.randint(-(2**31), 2**31, (2, 20_000), generator=torch.Generator().manual_seed(0))
+    random = bits.to(torch.int32).view(torch.float32)
+    pairs = torch.cartesian_prod(FLOATS, FLOATS)
+    x, y = torch.cat([random[0], pairs[:, 0]]), torch.cat([random[1], pairs[:, 1]])
+    found = pointwise(torch.fmod)(x, y)
+    # Python's is exact in float64, and of float32 numbers the result is one.
+    expected = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+    assert torch.equal(found.nan_to_num(5.5), expected.nan_to_num(5.5))
+    assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+
+
+def _fmod(x: float, y: float) -> float:
+    try:
+        return math.fmod(x, y)
+    except ValueError:
+        return math.nan
+
+
+def test_angles_are_within_one_ulp() -> None:
+    pairs = torch.cartesian_prod(FLOATS, FLOATS)
+    y, x = torch.cat([tensor(2, 50_000), pairs.t()], 1)
+    found = pointwise(torch.atan2)(y, x)
+    expected = torch.atan2(y.double(), x.double()).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    distance = (found.view(torch.int32).long() - expected.view(torch.int32).long()).abs()
+    assert distance[~expected.isnan()].max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_values_are_rounded_as_in_eager_mode(dtype: torch.dtype) -> None:
+    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
+    near = torch.cat([every.float() * (1 + k * 2**-12) for k in range(9)] + [FLOATS])
+    for found, expected in (
+        (pointwise(lambda x: x.to(dtype))(near), near.to(dtype)),
+        (pointwise(lambda x: torch.relu(x * 1.37 + 0.1) * 0.9)(every), torch.relu(every * 1.37 + 0.1) * 0.9),
+    ):
+        a, b = found.float(), expected.float()
+        assert torch.equal(a.nan_to_num(5.5, 1e6, -1e6), b.nan_to_num(5.5, 1e6, -1e6))
+        assert torch.equal(a.signbit()[~b.isnan()], b.signbit()[~b.isnan()])
+        assert torch.equal(a.isnan(), b.isnan())

@@ -1,0 +1,109 @@
+"""The scan through PyTorch's own operators, by name: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_hop._layout import ScanLayout
+from flexsn_hop._torch_private import builtin_scan, builtin_while_loop
+from flexsn_hop.loop._arguments import OutputTemplateSpec, ScanCall, StepFunction
+from flexsn_hop.lowering._builtin import through_scan, through_while_loop
+
+__all__ = [
+    "lowerable_scan",
+    "lowerable_scan_available",
+    "lowerable_scan_final_state",
+    "lowerable_while_loop_available",
+    "lowerable_while_loop_scan",
+    "lowerable_while_loop_scan_final_state",
+]
+
+
+def lowerable_scan_available() -> bool:
+    """Whether this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
+    return builtin_scan is not None
+
+
+def lowerable_while_loop_available() -> bool:
+    """Whether this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
+    return builtin_while_loop is not None
+
+
+def lowerable_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan` through PyTorch's ``scan`` operator.
+
+    Arguments, results and errors are those of :func:`eager_scan`.
+
+    Restrictions:
+        In training every floating state must require grad, if only to be ignored: where an initial
+        state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
+
+    Raises:
+        LoweringGradientError: A gradient is wanted and could be wrong (a ``RuntimeError``).
+        LoweringError: This torch has no ``scan`` (a ``ValueError``).
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan_final_state` through ``scan``; see :func:`lowerable_scan`."""
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_while_loop_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
+
+    Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
+    loop: it gives the shapes of what the loop fills in.
+
+    Restrictions:
+        Without gradients only. ``while_loop`` gives wrong gradients, without a word, unless every
+        floating value that it carries requires grad (seen on 2.11 and 2.13).
+
+    Raises:
+        LoweringGradientError: A result would require grad (a ``RuntimeError``).
+        LoweringError: This torch has no ``while_loop`` (a ``ValueError``).
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_while_loop_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan_final_state` through ``while_loop``.
+
+    See :func:`lowerable_while_loop_scan`.
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))

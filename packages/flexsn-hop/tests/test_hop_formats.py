@@ -1,0 +1,77 @@
+"""The order of results in memory, against what PyTorch's own elementwise operations give."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_hop.formats import dense_strides, memory_order, order_like
+
+SIZES = (1, 2, 3, 5)
+
+
+def significant(tensor: Tensor) -> list[int | None]:
+    """The strides of dimensions of more than one element."""
+    return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
+    """A tensor that broadcasts to `shape`: permuted, sliced, expanded, or with sizes of 1; or several of these."""
+    dims = range(len(shape))
+    sizes = [1 if draw.random() < 0.15 else size for size in shape]
+    order = draw.sample(dims, len(shape))
+    if draw.random() < 0.3:
+        order = list(dims)
+    holes = [draw.choice((1, 1, 1, 2)) if draw.random() < 0.4 else 1 for _ in dims]
+    tensor = torch.empty([sizes[d] * holes[d] for d in order]).permute([order.index(d) for d in dims])
+    tensor = tensor[tuple(slice(None, None, hole) for hole in holes)]
+    if draw.random() < 0.3:
+        tensor = tensor.expand(shape) if draw.random() < 0.5 else tensor.expand(shape[0], *sizes[1:])
+    return tensor
+
+
+def format_of(*tensors: Tensor) -> tuple[int, ...]:
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    order = memory_order(shape, [(t.shape, t.stride()) for t in tensors])
+    return dense_strides(shape, order)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
+def test_one_operand(dims: int) -> None:
+    draw = random.Random(dims)
+    for _ in range(150):
+        shape = [draw.choice(SIZES) for _ in range(dims)]
+        x = layouts(shape, draw)
+        like = torch.empty_strided(x.shape, format_of(x))
+        assert significant(like) == significant(x * 2.0), (x.shape, x.stride())
+        assert like.stride() == dense_strides(x.shape, order_like(x))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
+def test_several_operands(dims: int) -> None:
+    draw = random.Random(10 + dims)
+    for _ in range(200):
+        shape = [draw.choice(SIZES) for _ in range(dims)]
+        x, y, z = (layouts(shape, draw) for _ in range(3))
+        for tensors, result in (((x, y), x + y), ((x, y, z), torch.addcmul(x, y, z))):
+            like = torch.empty_strided(result.shape, format_of(*tensors))
+            assert significant(like) == significant(result), [(t.shape, t.stride()) for t in tensors]
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last, torch.channels_last_3d], ids=str)
+def test_formats_with_a_name_are_kept_to_the_strides_of_single_elements(format_: torch.memory_format) -> None:
+    dims = 5 if format_ is torch.channels_last_3d else 4
+    for shape in itertools.product((1, 3), repeat=dims):
+        x = torch.empty(shape).to(memory_format=format_)
+        assert format_of(x) == x.neg().stride()
+        assert format_of(x, x) == (x + x).stride()
+
+
+def test_without_elements() -> None:
+    x = torch.empty(3, 4, 5).permute(2, 0, 1)[:0]
+    assert format_of(x) == x.neg().stride()

@@ -1,0 +1,49 @@
+"""The backends that there are, and which one is meant on a device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from flexsn_runtime.backend._backend import Backend
+from flexsn_runtime.backend._cpp import CppBackend
+from flexsn_runtime.backend._triton import TritonBackend
+
+TargetName = Literal["triton", "cpp"]
+
+BACKENDS: dict[str, Backend] = {"triton": TritonBackend(), "cpp": CppBackend()}
+"""One row for each."""
+
+
+def register_backend(backend: Backend) -> None:
+    """Adds a backend under its name, which programs give as `on_cpu`.
+
+    Raises:
+        ValueError: another backend has the name.
+    """
+    if BACKENDS.setdefault(backend.name, backend) is not backend:
+        raise ValueError(f"there is a backend {backend.name!r} already: give another name.")
+
+
+def target_on(device: torch.device, on_cpu: TargetName) -> TargetName:
+    """The name of the backend for a device.
+
+    Args:
+        on_cpu: that on the CPU, where Triton runs in its interpreter.
+    """
+    return on_cpu if device.type == "cpu" else "triton"
+
+
+def backend_on(device: torch.device, on_cpu: TargetName) -> Backend:
+    """The backend itself, as `target_on`."""
+    return BACKENDS[target_on(device, on_cpu)]
+
+
+def why_unavailable(device: torch.device, target: TargetName = "triton") -> str | None:
+    """The reason why compiled kernels cannot run on `device` and what to do about it; `None` when they can.
+
+    Args:
+        target: what they are written in.
+    """
+    return BACKENDS[target].why_unavailable(device)

@@ -1,0 +1,71 @@
+"""Triton, for GPUs and, slowly, in its interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.library import wrap_triton
+
+from flexsn_codegen import TRITON
+from flexsn_runtime._availability import triton_interpreted, why_no_triton
+from flexsn_runtime.backend._backend import Backend
+from flexsn_runtime.launches._kernel import CompiledKernel
+from flexsn_runtime.launches._launch import Launch as TritonLaunch
+from flexsn_runtime.launches._launches import Launch
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, size_class
+
+
+class TritonBackend(Backend):
+    name = "triton"
+    target = TRITON
+
+    @property
+    def interpreted(self) -> bool:
+        return triton_interpreted()
+
+    def why_unavailable(self, device: torch.device) -> str | None:
+        return why_no_triton(device)
+
+    def why_not_in_graphs(self) -> str | None:
+        return "Triton's interpreter is on, and a compiler cannot call it" if self.interpreted else None
+
+    def why_not_together(self, device: torch.device) -> str | None:
+        runs = torch.version.hip is None and (device.type == "cuda" or self.interpreted)
+        return None if runs else super().why_not_together(device)
+
+    def size_class(self, ncl: int) -> int:
+        return size_class(ncl)
+
+    def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:
+        return launch_plan(ncl, cost, interpreted=self.interpreted)
+
+    def launch(
+        self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
+    ) -> Launch:
+        return TritonLaunch(kernel, sizes, config, device)
+
+    def recorded(
+        self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
+    ) -> Launch:
+        if self.interpreted:
+            return self.launch(kernel, sizes, config, device)
+        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
+
+        return TritonLaunch(replace(kernel, function=_Recorded(standalone(kernel.function))), sizes, config, device)
+
+
+class _Recorded:
+    """A function of Triton's whose launches a tracer records."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
+            # The other options are about exactness, which the source itself takes care of.
+            wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
+
+        return launch

@@ -1,0 +1,197 @@
+"""A call of one kind as data: what is allocated, the steps, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime.launches._launches import Launch
+from flexsn_runtime.launches._sum import PlainSum
+from flexsn_runtime.operands._operands import Operands, picker
+
+Memory = list[Tensor | None]
+"""The tensors of a call: `[*given, *allocated]`, and behind them what steps add."""
+
+
+class PlanStep(Protocol):
+    """Changes the memory of a call, or what is in it."""
+
+    def __call__(self, memory: Memory) -> None: ...
+
+
+class Allocation(NamedTuple):
+    """A tensor that a call writes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def like(self) -> Tensor:
+        """A tensor of this layout, without memory."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+class Launched(NamedTuple):
+    """The launch of a kernel.
+
+    Attributes:
+        places: where the tensors that it takes are in memory, in its order.
+        pick: picks them.
+    """
+
+    launch: Launch
+    places: tuple[int, ...]
+    pick: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+
+    @classmethod
+    def of(cls, launch: Launch, places: Sequence[int]) -> Launched:
+        return cls(launch, tuple(places), picker(places))
+
+    def __call__(self, memory: Memory) -> None:
+        self.launch(self.pick(memory))
+
+
+class Copied(NamedTuple):
+    """A tensor in a layout that a kernel can read, in the place of one that it cannot."""
+
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __call__(self, memory: Memory) -> None:
+        tensor = memory[self.place]
+        assert tensor is not None
+        copy = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=tensor.device)
+        memory[self.place] = copy.copy_(tensor)
+
+
+class Summed(NamedTuple):
+    """A gradient of the shape of its tensor, of what a kernel has written.
+
+    Attributes:
+        place, like: where the gradient and its tensor are.
+        sum: of the two.
+        plain: the same as data, where it is nothing else than a sum.
+    """
+
+    place: int
+    like: int
+    sum: Callable[[Tensor, Tensor], Tensor]
+    plain: PlainSum | None = None
+
+    def __call__(self, memory: Memory) -> None:
+        written, like = memory[self.place], memory[self.like]
+        assert written is not None
+        assert like is not None
+        memory[self.place] = self.sum(written, like)
+
+
+class Moved(NamedTuple):
+    """What a kernel reads in place of captured tensors that it cannot read as they are, behind all else in memory.
+
+    Attributes:
+        operands: of the kernel.
+        places: where these tensors are.
+    """
+
+    operands: Operands
+    places: tuple[int, ...]
+
+    def __call__(self, memory: Memory) -> None:
+        tensors = memory[: len(self.operands.params)]
+        self.operands.move(tensors)
+        memory.extend([tensors[place] for place in self.places])
+
+
+def launching(
+    operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
+) -> list[PlanStep]:
+    """The steps up to a kernel's launch.
+
+    Args:
+        places: where the tensors that it takes are.
+        size: of the memory: what is given and what is allocated.
+        between: what is done right before the launch.
+    """
+    moved = {place: size + i for i, place in enumerate(operands.moved)}
+    first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
+    return [*first, *between, Launched.of(launch, [moved.get(place, place) for place in places])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What calls of one layout do, in order: allocate, take the steps, return what was allocated.
+
+    Attributes:
+        device: of what is allocated.
+        allocations: of the results; `None`: there is none in this place.
+        allocators: of each allocation, what makes it.
+        steps: what is done then.
+        absent: results that are not returned, though they are computed or allocated.
+    """
+
+    device: torch.device
+    allocations: tuple[Allocation | None, ...]
+    allocators: tuple[Callable[[], Tensor] | None, ...]
+    steps: tuple[PlanStep, ...]
+    absent: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        device: torch.device,
+        allocations: Sequence[Allocation | None],
+        steps: Sequence[PlanStep],
+        allocator: Callable[..., Callable[[], Tensor]],
+        absent: frozenset[int] = frozenset(),
+    ) -> Plan:
+        """A plan that allocates with `allocator`, as `Launch.allocator`."""
+        allocators = [
+            None if one is None else allocator(one.shape, one.strides, dtype=one.dtype, device=device)
+            for one in allocations
+        ]
+        return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent)
+
+    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Executes it in Python. The compiled launcher executes it otherwise: `native/`."""
+        memory = [*given]
+        for allocate in self.allocators:
+            memory.append(None if allocate is None else allocate())
+        for step in self.steps:
+            if step.__class__ is Launched:
+                step.launch(step.pick(memory))  # one call less than that of the step itself
+            else:
+                step(memory)
+        first = len(given)
+        for i in self.absent:
+            memory[first + i] = None
+        return memory[first : first + len(self.allocators)]
+
+    def compile(self, given: Sequence[Tensor | None]) -> None:
+        """Compiles what it launches, for tensors like these in dtype and alignment, without running it."""
+        memory = [*given]
+        for one in self.allocations:
+            memory.append(None if one is None else torch.empty(0, dtype=one.dtype, device=self.device))
+        for step in self.steps:
+            if isinstance(step, Launched):
+                step.launch.compile(step.pick(memory))
+                return
+            step(memory)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Nothing is to be compiled any more."""
+        return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
+
+    def without(self, absent: frozenset[int]) -> Plan:
+        """The same plan, whose call does not return these results."""
+        return replace(self, absent=self.absent | absent)
+
+    def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
+        """The plan with one more step, which then returns all but these."""
+        return replace(self, steps=(*self.steps, step), absent=absent)

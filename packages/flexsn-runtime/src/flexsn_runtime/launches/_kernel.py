@@ -1,0 +1,28 @@
+"""A compiled kernel and its calling convention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flexsn_graph import Port
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel, its calling convention, and the compiler's options that it is made for.
+
+    Attributes:
+        function: what the language's compiler gave.
+        params: the tensors that it takes.
+        sizes: the names of its integer arguments.
+        options: of the compiler.
+        launched_by: makes a launch of it, of the kernel, sizes, a configuration and a device.
+    """
+
+    function: Any
+    params: tuple[Port, ...]
+    sizes: tuple[str, ...]
+    options: Mapping[str, bool]
+    launched_by: Callable[..., Any] | None = None

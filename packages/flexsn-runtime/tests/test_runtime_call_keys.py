@@ -1,0 +1,159 @@
+"""What two calls of a program may differ in: after any one of them, each other is as in a program of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_runtime import ScanProgram, repeated_call, run_program, single_step
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+T, STEP = 4, (2, 16)
+
+
+class Core(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(0.1, 0.9, 16))
+        self.threshold = 1.0
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(v * self.decay) + torch.exp(x)
+        s = torch.relu(h - self.threshold)
+        return s, h - s
+
+
+def x(dtype: torch.dtype = torch.float32, steps: int = T, batch: int = 2) -> Tensor:
+    return torch.rand(steps, batch, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def v(batch: int = 2) -> Tensor:
+    return torch.rand(batch, 16, generator=torch.Generator().manual_seed(1))
+
+
+def run(program: ScanProgram, *inputs: Tensor, states: tuple[Tensor, ...] = (), **options: Any) -> Any:
+    return run_program(program, inputs, states, **options)
+
+
+def exchanged(program: ScanProgram, core: Core) -> Any:
+    stand_in = torch.full((16,), 0.25)
+    return run_program(program, (x(),), (v(),), {id(core.decay): stand_in})
+
+
+def within(context: Any) -> Callable[[ScanProgram, Core], Any]:
+    def call(program: ScanProgram, core: Core) -> Any:
+        with context():
+            return run(program, x(), states=(v(),))
+
+    return call
+
+
+def changed(change: Callable[[Core], object], back: Callable[[Core], object]) -> Callable[[ScanProgram, Core], Any]:
+    def call(program: ScanProgram, core: Core) -> Any:
+        change(core)
+        try:
+            return run(program, x(), states=(v(),))
+        finally:
+            back(core)
+
+    return call
+
+
+def unaligned(tensor: Tensor) -> Tensor:
+    """The same values, beginning one element behind what is aligned to 16 bytes."""
+    memory = tensor.new_empty(tensor.numel() + 1)
+    return memory[1:].view(tensor.shape).copy_(tensor)
+
+
+CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
+    "usual": lambda p, c: run(p, x(), states=(v(),)),
+    "from zero": lambda p, c: run(p, x()),
+    "all states": lambda p, c: run(p, x(), states=(v(),), state_seqs=True),
+    "all states from zero": lambda p, c: run(p, x(), state_seqs=True),
+    "one step": lambda p, c: tuple(single_step(p, (x()[0],), (v(),))),
+    "one step, input alone requires grad": lambda p, c: tuple(single_step(p, (x()[0].requires_grad_(),), (v(),))),
+    "more steps": lambda p, c: run(p, x(steps=7), states=(v(),)),
+    "larger batch": lambda p, c: run(p, x(batch=3), states=(v(3),)),
+    "other strides": lambda p, c: run(p, x().transpose(1, 2).contiguous().transpose(1, 2), states=(v(),)),
+    "another alignment": lambda p, c: run(p, unaligned(x()), states=(v(),)),
+    "lazily negated": lambda p, c: run(p, torch.complex(x(), -x()).conj().imag, states=(v(),)),
+    "another dtype": lambda p, c: run(p, x(torch.float64), states=(v().double(),)),
+    "input requires grad": lambda p, c: run(p, x().requires_grad_(), states=(v(),)),
+    "state requires grad": lambda p, c: run(p, x(), states=(v().requires_grad_(),)),
+    "without gradients": within(torch.no_grad),
+    "inference mode": within(torch.inference_mode),
+    "autocast": within(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast off": within(lambda: torch.autocast("cpu", enabled=False)),
+    "a stand-in": exchanged,
+    "another number": changed(lambda c: setattr(c, "threshold", 0.5), lambda c: setattr(c, "threshold", 1.0)),
+    "a frozen parameter": changed(lambda c: c.decay.requires_grad_(False), lambda c: c.decay.requires_grad_(True)),
+}
+
+
+def described(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
+    """Results, what is known of each, and the gradients where there are some."""
+    results = call(program, core)
+    found: list[Any] = []
+    for result in results:
+        found += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
+    flowing = [result for result in results if result.requires_grad]
+    if flowing and core.decay.requires_grad:
+        total = torch.stack([result.double().sum() for result in flowing]).sum()
+        (gradient,) = torch.autograd.grad(total, core.decay, allow_unused=True)
+        found.append(None if gradient is None else gradient)
+    return found
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, Tensor):
+            assert torch.equal(one, other)
+        else:
+            assert one == other
+
+
+def program_of(core: Core) -> ScanProgram:
+    return ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+
+
+@functools.cache
+def expected(name: str) -> list[Any]:
+    """What a call gives in a program of its own."""
+    core = Core()
+    return described(CALLS[name], program_of(core), core)
+
+
+@pytest.fixture(scope="module")
+def shared() -> tuple[ScanProgram, Core]:
+    core = Core()
+    return program_of(core), core
+
+
+@pytest.mark.long(all_but=["usual", "all states", "without gradients"])
+@pytest.mark.parametrize("first", CALLS)
+def test_what_a_call_found_out_serves_no_other_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
+    for name in CALLS:
+        for repeated in (first, name):
+            assert_same(described(CALLS[repeated], *shared), expected(repeated))
+
+
+def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those that have to be prepared anew: memory cannot be read as it is, or a step is traced for it."""
+    anew = {"lazily negated", "another number", "a frozen parameter"}
+    core = Core()
+    program = program_of(core)
+    for name in CALLS.keys() - anew:
+        for _ in range(2):
+            CALLS[name](program, core)
+        with monkeypatch.context() as patch:
+            for module in ("_repeated", "_single_step"):
+                patch.setattr(f"flexsn_runtime.program.{module}.prepare", None)
+            CALLS[name](program, core)
+    assert repeated_call(program, (x(),), (v().double(),)) is None

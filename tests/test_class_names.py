@@ -1,0 +1,70 @@
+"""A class name has one owner: a search for it finds one idea. Exceptions are listed, each with its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+
+_SAME_FILE = "graph and hop have the same file, and neither may need the other"
+_SAME_IDEA = "one mistake, of a trace in graph and of a scan in hop, neither of which may need the other"
+_PUBLIC = "both are public names of packages that do not meet"
+_ROWS = "rows of a step that one program walks, and rows of memory that steps write"
+
+SEVERAL_OWNERS: Mapping[str, str] = {
+    "Absorbed": "of a step, and of a report that is a public name",
+    "Call": "a public name of transforms, and a call of many functions at once",
+    "Converted": _PUBLIC,
+    "CoreArityError": _SAME_IDEA,
+    "ExampleError": _PUBLIC,
+    "Launch": "a launch of a function without time, and one of a scan, whose protocol has the same name",
+    "Missing": _SAME_FILE,
+    "MutationError": _SAME_IDEA,
+    "OverTime": "a public layer of nn, and a step's values over time in runtime",
+    "RandomOpError": _SAME_IDEA,
+    "Rows": _ROWS,
+    "UnsupportedVersionError": _SAME_FILE,
+    "UnsupportedVersionWarning": _SAME_FILE,
+    "_Prepared": "what is prepared for a stage, and for a loop of stages",
+}
+
+
+def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """The classes that several places define, by name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path}:{node.lineno}")
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def found_here() -> dict[str, list[str]]:
+    return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
+
+
+def test_a_class_name_has_one_owner() -> None:
+    found = found_here()
+    unlisted = {name: places for name, places in found.items() if name not in SEVERAL_OWNERS}
+    assert not unlisted, "give one of each another name, or list it with the reason"
+    assert not SEVERAL_OWNERS.keys() - found.keys(), "these have one owner: take them off the list"
+
+
+def test_the_files_that_stand_twice_are_equal_and_no_more() -> None:
+    twice = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
+    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in found_here()[name]}
+    assert files == {"versions.py"}
+    for name in twice:
+        assert len(found_here()[name]) == 2
+
+
+@pytest.mark.parametrize("second", ["class A: ...", "def f():\n    class A: ..."])
+def test_a_second_owner_is_found(second: str) -> None:
+    assert owners({"x.py": "class A: ...", "y.py": second}) == {"A": ["x.py:1", f"y.py:{1 + second.count(chr(10))}"]}
+    assert owners({"x.py": "class A: ...", "y.py": "class B: ..."}) == {}

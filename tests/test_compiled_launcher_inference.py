@@ -1,0 +1,119 @@
+"""Calls without gradients by the compiled launcher: equal to the loop's, and launched without Python."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN
+from flexsn_runtime.calls._plan import Plan
+from flexsn_runtime.kernels._inferred import InferredScan
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+T, STEP = 5, (3, 7)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NEURONS: dict[str, Callable[[str], FlexSN]] = {
+    "lif": lambda backend: LIF(backend=backend),
+    "plif": lambda backend: PLIF(backend=backend),
+    "alif": lambda backend: ALIF(backend=backend),
+}
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+
+
+def data(seed: int, device: str) -> Tensor:
+    return (2 * torch.rand(T, *STEP, generator=torch.Generator().manual_seed(seed))).to(device)
+
+
+def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
+    """A neuron with kernels, and the loop."""
+    found = []
+    for backend in ("triton" if device == "cuda" else "cpp", "torch"):
+        neuron = NEURONS[name]("auto").to(device)
+        for attribute, value in settings.items():
+            setattr(neuron, attribute, value)
+        neuron.backend = "auto" if device == "cuda" and backend == "triton" else backend
+        found.append(neuron)
+    return found[0], found[1]
+
+
+def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
+    torch.testing.assert_close(neuron(x), loop(x), rtol=0, atol=0)
+    torch.testing.assert_close(neuron.states, loop.states, rtol=0, atol=0)
+    torch.testing.assert_close(neuron.state_seqs, loop.state_seqs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"step_mode": "s"}, {"store_state_seqs": True}], ids=["sequence", "single step", "states kept"]
+)
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.long(all_but=["lif-*-cpu", "plif-sequence-cpu", "alif-single step-cpu"])
+def test_equals_the_loop_and_enters_no_python(
+    name: str, settings: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuron, loop = pair(name, device, **settings)
+
+    def given(seed: int) -> Tensor:
+        return data(seed, device)[0] if "step_mode" in settings else data(seed, device)
+
+    with torch.no_grad():
+        for seed in range(4):
+            assert_equal(neuron, loop, given(seed))
+        monkeypatch.setattr(Plan, "run", None)  # the executor of Python's
+        for seed in range(4, 7):
+            assert_equal(neuron, loop, given(seed))
+
+
+def test_results_of_inference_mode_belong_to_it() -> None:
+    neuron, loop = pair("lif", "cpu")
+    with torch.inference_mode():
+        for seed in range(3):
+            assert_equal(neuron, loop, data(seed, "cpu"))
+        assert neuron(data(3, "cpu")).is_inference()
+    x = data(4, "cpu").requires_grad_()
+    neuron.reset()
+    (gradient,) = torch.autograd.grad(neuron(x).sum(), x)
+    assert gradient.abs().sum() > 0
+
+
+def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexsn_runtime.launches._large_memory.LARGE", 64)
+    runs: list[object] = []
+    run = Plan.run
+    monkeypatch.setattr(Plan, "run", lambda plan, given: (runs.append(plan), run(plan, given))[1])
+    neuron, loop = pair("lif", "cpu")
+    with torch.no_grad():
+        for seed in range(4):
+            assert_equal(neuron, loop, data(seed, "cpu"))
+    assert len(runs) == 4
+
+
+def test_nothing_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[InferredScan]] = []
+    make = InferredScan.__init__
+
+    def noted(scan: InferredScan, *given: Any) -> None:
+        made.append(weakref.ref(scan))
+        make(scan, *given)
+
+    monkeypatch.setattr(InferredScan, "__init__", noted)
+    neuron, _ = pair("lif", "cpu")
+    with torch.no_grad():
+        for seed in range(3):
+            neuron(data(seed, "cpu"))
+    assert [scan() is not None for scan in made].count(True) >= 1
+    del neuron
+    for _ in range(3):
+        gc.collect()
+    assert [scan() for scan in made] == [None] * len(made)

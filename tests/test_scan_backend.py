@@ -1,0 +1,191 @@
+"""A backend outside of the packages: scans, their gradients and compiled graphs run through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy_target import NUMPY
+from scan_cores import CASES, problem
+from torch import Tensor
+
+from flexsn_hop import eager_scan_final_state, flex_sn_scan_final_state, register_scan_lowering
+from flexsn_runtime import (
+    KernelLowering,
+    LaunchConfig,
+    LaunchPlan,
+    ScanProgram,
+    TargetName,
+    prepare,
+    scan,
+    scan_again,
+    why_unavailable,
+)
+from flexsn_runtime.backend import BACKENDS, Backend, register_backend
+from flexsn_runtime.launches._kernel import CompiledKernel
+
+STEPS, STEP = 11, (3, 5)
+ON_CPU = cast(TargetName, "numpy")
+CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
+CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
+
+# By name: a graph that is compiled has no other way to say which kernel it runs.
+_functions: dict[str, Callable[..., None]] = {}
+
+
+def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        function(*(_array(tensor) for tensor in tensors), *sizes)
+
+
+def _array(tensor: Tensor) -> Any:
+    """The memory from where a tensor begins."""
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()
+
+
+@torch.library.custom_op("flexsn_tests::launch_numpy", mutates_args=("tensors",), device_types="cpu")
+def launch_numpy(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
+    run(_functions[name], tensors, sizes)
+
+
+@launch_numpy.register_fake
+def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
+    pass
+
+
+class NumPyLaunch:
+    """Calls a function with arrays; `called` does it, now or in a graph."""
+
+    is_compiled = True
+
+    def __init__(self, called: Callable[[Sequence[Tensor]], object]) -> None:
+        self._called = called
+
+    def allocator(
+        self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[], Tensor]:
+        return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+    def entry(self) -> None:
+        pass
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        self._called(tensors)
+
+
+class NumPyBackend(Backend):
+    name = "numpy"
+    target = NUMPY
+
+    def why_unavailable(self, device: torch.device) -> str | None:
+        return None if device.type == "cpu" else "arrays are on the CPU."
+
+    def size_class(self, ncl: int) -> int:
+        return 2**62
+
+    def plan(self, ncl: int, cost: object, carried: int) -> LaunchPlan:
+        return LaunchPlan(CONFIG, CONFIG, CONFIG)
+
+    def launch(
+        self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
+    ) -> NumPyLaunch:
+        numbers = [sizes[name] for name in kernel.sizes]
+        return NumPyLaunch(lambda tensors: run(kernel.function, tensors, numbers))
+
+    def recorded(
+        self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
+    ) -> NumPyLaunch:
+        numbers, name = [sizes[name] for name in kernel.sizes], kernel.function.__name__
+        _functions[name] = kernel.function
+        return NumPyLaunch(lambda tensors: launch_numpy(list(tensors), numbers, name))
+
+
+@pytest.fixture(autouse=True)
+def backend() -> Iterator[None]:
+    register_backend(NumPyBackend())
+    try:
+        yield
+    finally:
+        del BACKENDS["numpy"]
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="there is a backend 'numpy' already"):
+        register_backend(NumPyBackend())
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_a_scan_and_its_gradient(case: Any) -> None:
+    given = problem(case, STEPS, STEP, dtype=torch.float64)
+    program = ScanProgram(given.core, *given.counts, on_cpu=ON_CPU)
+    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
+    weights = [torch.randn_like(result) for result in expected]
+    wanted = torch.autograd.grad(expected, given.leaves, weights)
+    for call in (partial(_prepared, program), partial(scan_again, program), partial(scan_again, program)):
+        results = call(given.inputs, given.states)
+        torch.testing.assert_close(list(results), list(expected))
+        found = torch.autograd.grad(results, given.leaves, weights)
+        torch.testing.assert_close(found, wanted)
+
+
+def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    step, arguments = prepare(program, (*inputs, *states))
+    return scan(step, arguments, state_seqs=False)
+
+
+def test_a_step_with_products() -> None:
+    weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x + torch.nn.functional.linear(v, weight)
+        return h * h, h
+
+    x = torch.randn(STEPS, *STEP, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(STEP, dtype=torch.float64)
+    expected = eager_scan_final_state(core, 1, 1, 1, x, v)
+    found = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
+    torch.testing.assert_close(list(found), list(expected))
+    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (found, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_compiled_graph_launches_it() -> None:
+    case = next(case for case in CHOSEN if case.name == "lif_soft")
+    given = problem(case, STEPS, STEP, dtype=torch.float64)
+    release = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
+
+    def run_scan(*tensors: Tensor) -> tuple[Tensor, ...]:
+        results = flex_sn_scan_final_state(given.core, *given.counts, *tensors, lowering="kernel")
+        return tuple(results)
+
+    try:
+        _functions.clear()
+        torch._dynamo.reset()
+        # A graph that another process compiled names a function that this one lacks.
+        off = torch._functorch.config.patch(enable_autograd_cache=False)
+        with torch._inductor.config.patch(fx_graph_cache=False), off:
+            found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)
+            gradients = torch.autograd.grad(_total(found), given.leaves)
+    finally:
+        release()
+    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
+    wanted = torch.autograd.grad(_total(expected), given.leaves)
+    torch.testing.assert_close(list(found), list(expected))
+    torch.testing.assert_close(gradients, wanted)
+    assert {"forward", "backward"} == {name.split("_")[1] for name in _functions}
+
+
+def _total(results: Sequence[Tensor]) -> Tensor:
+    return torch.stack([result.sum() for result in results]).sum()
+
+
+def test_where_it_runs_is_its_own_to_say() -> None:
+    assert why_unavailable(torch.device("cuda"), ON_CPU) == "arrays are on the CPU."
