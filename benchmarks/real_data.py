@@ -8,7 +8,7 @@ Two data sets that a package ships or makes:
 - digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as scikit-learn's own
   example has it. Each pixel is a current at all 8 steps; two layers of `LIF`.
 - mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
-  all 8 steps; the three convolutions of its authors' network, each with `Leaky` behind it, and the mean over time of
+  all 4 steps; the three convolutions of its authors' network, each with `Leaky` behind it, and the mean over time of
   what a linear layer makes of the spikes.
 
 Both libraries begin at the same weights and see the same batches. Seconds of an epoch are measured in turns, training
@@ -194,11 +194,11 @@ TASKS = {
         load_mnist1d,
         _convolutional,
         lambda: SnnTorchLayers(BETA),
-        lambda x: x.expand(8, *x.shape).unsqueeze(2),
+        lambda x: x.expand(4, *x.shape).unsqueeze(2),
         "snnTorch 1.0.0",
         "94% the same convolutions, 68% perceptron, 32% logistic regression, no spikes "
         '(Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024)',
-        epochs=15,
+        epochs=10,
         batch=100,
         rate=5e-3,
         clip=1.0,
