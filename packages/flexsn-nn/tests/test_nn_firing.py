@@ -53,7 +53,7 @@ def test_a_layer_that_always_fires_is_warned_of() -> None:
 def test_single_steps_are_looked_at_now_and_then(make: Any) -> None:
     neuron = make()
     neuron.step_mode = "s"
-    assert found(neuron, torch.zeros(2, 3), calls=8 * 129 - 16) == []
+    assert found(neuron, torch.zeros(2, 3), calls=16 + 7 * 128 - 10) == []
     assert len(found(neuron, torch.zeros(2, 3), calls=20)) == 1
 
 
@@ -103,6 +103,14 @@ def test_a_look_changes_no_result_and_copies_count_for_themselves() -> None:
         assert copied.watch_firing
         assert found(copied, torch.zeros(6, 2, 3), calls=60) == []
         assert len(found(copied, torch.zeros(6, 2, 3), calls=10)) == 1
+
+
+def test_a_call_that_raises_ends_no_watch() -> None:
+    neuron = LIF()
+    for _ in range(40):
+        with pytest.raises(TypeError):
+            neuron(torch.zeros(5, 2, 3, dtype=torch.int64))
+    assert len(found(neuron, torch.zeros(5, 2, 3))) == 1
 
 
 @pytest.mark.gpu

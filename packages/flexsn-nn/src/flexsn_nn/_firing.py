@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
 # One of this many calls is looked at; of single steps, a number that divides few lengths of sequences.
-_EVERY = {"m": 16, "s": 129}
+EVERY = {"m": 16, "s": 129}
 # This many looks in a row find the same before there is a warning.
 _LOOKS = {"m": 4, "s": 8}
 _PAGE = "docs/my-network-does-not-learn.md"
@@ -33,22 +33,19 @@ class Firing:
     One of 16 calls in training (of 129 single steps) is followed by a count of its output's elements that are not 0.
     On a GPU, the count is copied to the host while the device goes on, and a later look reads it if it has arrived: no
     call waits for the device. Compiled graphs and replays of CUDA graphs are not looked at.
+
+    Attributes:
+        left: calls until the next look; `FlexSN.forward` counts down, and looks at 0. Below, there is no look.
     """
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.left = EVERY["m"]
         self._silent = self._full = 0
-        self._warned = False
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
     def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
         """A copy counts for itself."""
         return Firing, ()
-
-    def is_due(self, step_mode: str) -> bool:
-        """Counts a call; true if its output is to be looked at."""
-        self.calls += 1
-        return self.calls % _EVERY[step_mode] == 0 and not self._warned
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:
         """Counts what is not 0 in an output, or leaves it out where a count would wait or mean nothing."""
@@ -81,13 +78,13 @@ class Firing:
         self._full = self._full + 1 if is_full else 0
         if max(self._silent, self._full) < _LOOKS[neuron.step_mode]:
             return
-        self._warned = True
+        self.left = 0
         silent = self._silent > 0
         what = "never fires" if silent else "fires always"
         warn(
             f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
             f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls looked at, one of "
-            f"{_EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
+            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
         )

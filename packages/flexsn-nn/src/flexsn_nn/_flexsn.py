@@ -15,7 +15,7 @@ from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
-from flexsn_nn._firing import Firing, is_wanted
+from flexsn_nn._firing import EVERY, Firing, is_wanted
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -197,12 +197,15 @@ class FlexSN(Runs):
         if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
             raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
-        if not compiling and self._firing is not None and self.training and self._firing.is_due(self._step_mode):
-            # The call below is counted, too, and is not due.
-            changed: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
-            result = FlexSN.forward(self, *inputs, **changed)
-            self._firing.look(self, result if isinstance(result, Tensor) else result[0])
-            return result
+        firing = None if compiling else self._firing
+        if firing is not None and self.training:
+            firing.left -= 1
+            if firing.left == 0:
+                firing.left = EVERY[self._step_mode]  # before the call, which may raise
+                asked: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
+                result = FlexSN.forward(self, *inputs, **asked)
+                firing.look(self, result if isinstance(result, Tensor) else result[0])
+                return result
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         changes = self._transforms(affine, lengths, resets, transforms)
