@@ -196,6 +196,28 @@ def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]
     return dict(results)
 
 
+@act(weight=2, which=which, steps=lengths, seed=seed, ends=yes_or_no, begins=yes_or_no)
+def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends: bool, begins: bool) -> dict[str, Any]:
+    """Calls one neuron with lengths, if `ends`, and resets, if `begins`: `lengths=` and `resets=`."""
+    neuron = life.neuron(which)
+    if neuron is None:
+        return {}
+    generator = torch.Generator().manual_seed(seed)
+    x = life.sequence(steps, seed)
+    x = (x if life.step_mode == "m" else life.sequence(1, seed)[0]).requires_grad_()
+    batch = x.shape[:2] if life.step_mode == "m" else x.shape[:1]
+    options: dict[str, Tensor] = {}
+    if ends and life.step_mode == "m":
+        options["lengths"] = torch.randint(steps + 1, batch[1:], generator=generator).to(x.device)
+    if begins:
+        options["resets"] = (torch.rand(batch, generator=generator) < 0.3).to(x.device)
+    found = neuron(x, **options)
+    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    results.update(_seen_on(neuron, ""))
+    _keep(life, Graph(results, [x]))
+    return dict(results)
+
+
 def _inputs_of(neuron: FlexSN, x: Tensor) -> tuple[Tensor, ...]:
     return (x,) * neuron.num_inputs
 

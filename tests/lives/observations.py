@@ -137,9 +137,8 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, scale: float) ->
         ("type", type(loop).__name__, type(compiled).__name__),
         ("dtype", loop.dtype, compiled.dtype),
         ("shape", tuple(loop.shape), tuple(compiled.shape)),
-        # Kernels may take a result for one of a graph that the loop sees to depend on nothing that is learned.
-        ("requires_grad", loop.requires_grad, compiled.requires_grad and loop.requires_grad),
-        ("is_leaf", loop.is_leaf, loop.is_leaf if compiled.requires_grad != loop.requires_grad else compiled.is_leaf),
+        ("requires_grad", loop.requires_grad, compiled.requires_grad),
+        ("is_leaf", loop.is_leaf, compiled.is_leaf),
         ("is_inference", loop.is_inference(), compiled.is_inference()),
         ("strides", _strides(loop), _strides(compiled)),
     ):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from flexsn_nn.functional import detach_net
 from lives.acts import act, which, yes_or_no
 from lives.life import Life
 
@@ -56,6 +57,10 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
             parameter.copy_(parameter * factor)
         else:
             parameter.data = parameter.data * factor
+    if "data" in how:
+        # Autograd does not see it: of which value a gradient then is depends on what was kept, and what is recomputed.
+        life.drop_graphs()
+        detach_net(life.net)
     return {}
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from flexsn_nn import LIF, ExportError
+from flexsn_nn import ALIF, LIF, RLIF, ExportError, FlexSN
+from flexsn_nn.functional import reset_net
 
 backends = pytest.mark.parametrize("backend", ["torch", "hop"])
 strictness = pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
@@ -25,6 +27,29 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         spikes: Tensor = self.neuron(3.0 * self.linear(x))
         return spikes * 2.0
+
+
+class Again(nn.Module):
+    """Calls one neuron several times: on parts of a sequence, or step by step."""
+
+    def __init__(self, neuron: nn.Module, part: int) -> None:
+        super().__init__()
+        self.neuron, self.part = neuron, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.split(self.part) if self.neuron.step_mode == "m" else x
+        return torch.stack([self.neuron(part).mean(0) for part in parts])
+
+
+NEURONS: dict[str, Callable[[], FlexSN]] = {
+    "LIF": lambda: LIF(),
+    "loop": lambda: LIF(backend="torch"),
+    "steps": lambda: LIF(step_mode="s"),
+    "RLIF": lambda: RLIF(5),
+    "two states": lambda: ALIF(),
+    "FlexSN": lambda: FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1),
+}
+neurons = pytest.mark.parametrize("neuron", list(NEURONS))
 
 
 class WithState(Network):
@@ -85,3 +110,67 @@ def test_a_state_that_would_be_forgotten_is_refused() -> None:
     with pytest.raises(ExportError, match=r"reset\(\) before exporting.*neuron\.step\(inputs, states\)"):
         torch.export.export(network, (x,), strict=False)
     assert issubclass(ExportError, RuntimeError)
+
+
+@pytest.mark.long(all_but=["LIF", "steps"])
+@neurons
+def test_calls_in_one_program_go_on(neuron: str) -> None:
+    torch.manual_seed(0)
+    net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
+    wanted = net(x)
+    net.neuron.reset()
+    anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])
+    assert not torch.equal(wanted[-len(anew) :], anew), "the state matters"
+    for _ in range(2):  # nothing of one export is left for the next
+        net.neuron.reset()
+        program = torch.export.export(net, (x,), strict=False).module()
+        assert net.neuron.states == []
+        for _ in range(2):
+            torch.testing.assert_close(program(x), wanted)
+    torch.testing.assert_close(net(x), wanted)
+
+
+def test_a_neuron_in_a_closure_goes_on_in_one_program_alone() -> None:
+    neuron, x = LIF(), 2.0 * torch.rand(6, 2, 5)
+
+    class Hidden(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([neuron(part) for part in x.split(3)])
+
+    for _ in range(2):
+        program = torch.export.export(Hidden(), (x,), strict=False).module()
+        neuron.reset()
+        assert torch.equal(program(x), neuron(x))
+        neuron.reset()
+    pickle.loads(pickle.dumps(neuron))
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+def test_a_reset_between_two_calls_of_one_program() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.neuron = LIF()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.neuron(x)
+            reset_net(self)
+            return torch.cat([first, self.neuron(x)])
+
+    net, x = Twice(), 2.0 * torch.rand(3, 2, 5)
+    wanted = net(x)
+    net.neuron.reset()
+    for strict in (False, True):
+        assert torch.equal(torch.export.export(net, (x,), strict=strict).module()(x), wanted)
+
+
+@pytest.mark.long(all_but=["LIF", "steps"])
+@neurons
+def test_a_strict_export_refuses_a_second_call(neuron: str) -> None:
+    net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 2, 5)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"a second time in one program.*strict=False"):
+            torch.export.export(net, (x,), strict=True)
+    net.part = 6
+    if neuron != "steps":
+        torch.testing.assert_close(torch.export.export(net, (x,), strict=True).module()(x), net(x))

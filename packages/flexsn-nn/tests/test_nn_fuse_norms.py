@@ -288,3 +288,28 @@ class Positions(nn.Module):
 def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Tensor], Tensor]) -> None:
     fused = fuse_norms(Positions(make))
     assert len(fused.fused) + len(fused.left) == 1
+
+
+class SizedByValue(nn.Module):
+    """Takes a tensor's value for a size, in a function that calls `isinstance`, too."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.neuron, self.make = convolution(2, 4), LIF(), make
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        make, count = self.make, x.sum().int()
+        mask = torch.zeros(count) if make is torch.zeros else torch.Tensor(count) if make is None else make(count)
+        assert isinstance(mask, Tensor)
+        y: Tensor = self.neuron(self.layer(x))
+        return y * mask.sum()
+
+
+@pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
+def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
+    """With classes told by the names of a function's code, `torch.zeros` read a number's memory as a tensor's."""
+    net = SizedByValue(make)
+    report = fuse_norms(net)
+    assert len(report.fused) + len(report.left) == 1
+    assert not report.left or "cannot be followed" in str(report)

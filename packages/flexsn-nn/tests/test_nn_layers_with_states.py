@@ -16,6 +16,7 @@ from flexsn_nn.functional import detach_net, get_states, reset_net, set_states, 
 from flexsn_nn.layer import Delay, SharedDropout, Stateful
 from flexsn_nn.neuron import LIF, PSN, MaskedPSN, SlidingPSN
 from flexsn_nn.surrogate import Sigmoid
+from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
@@ -270,3 +271,50 @@ def test_a_past_on_another_device_is_refused() -> None:
     layer(data())
     with pytest.raises(StateError, match=r"earlier inputs is .* on cpu; for this input it is .* on meta"):
         layer(data().to("meta"))
+
+
+# -- a forgotten reset -------------------------------------------------------------------------------------------------
+
+
+class Filter(Stateful):
+    """Keeps what it computes by some operations of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.states[0] if self.states else torch.zeros_like(x[0])
+        self.states = [kept * torch.tanh(x[-1] * 2.0) + x.mean(0).square()]
+        return x * 3.0 + kept
+
+
+FORGETFUL: dict[str, Callable[[], Stateful]] = {
+    "Delay": lambda: Delay(2),
+    "learned Delay": lambda: Delay(1.5, learn=True),
+    "SlidingPSN": lambda: SlidingPSN(3),
+    "Sum": Sum,
+    "Filter": Filter,
+}
+
+
+@pytest.mark.parametrize("step_mode", ["m", "s"])
+@pytest.mark.parametrize("name", list(FORGETFUL))
+def test_a_forgotten_reset_is_named(name: str, step_mode: str) -> None:
+    if step_mode == "s" and name in ("Sum", "Filter"):
+        pytest.skip("it takes sequences alone")
+    layer = FORGETFUL[name]()
+    net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), layer)
+    set_step_mode(net, step_mode)
+    x = data() if step_mode == "m" else data()[0]
+    net(x).sum().backward()
+    with pytest.raises(FreedGraphError, match=r"reset it .*reset_net.*detach_net"):
+        net(x).sum().backward()
+    for between in (reset_net, detach_net):
+        between(net)
+        net(x).sum().backward()
+
+
+@pytest.mark.parametrize("name", list(FORGETFUL))
+def test_graphs_that_are_there_may_be_gone_through(name: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), FORGETFUL[name]())
+    net(data()).sum().backward(retain_graph=True)
+    net(data()).sum().backward()
+    reset_net(net)
+    (net(data()).sum() + net(data()).sum()).backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import OverTime, loss, metrics
+from flexsn_nn import OverTime, SharedStateWarning, loss, metrics
 from flexsn_nn import functional as F
 from flexsn_nn.data import length_mask, mask_padding, readout
 from flexsn_nn.distributed import FromReset, TimeShards
@@ -215,7 +215,8 @@ def test_the_error_says_what_to_do(name: str) -> None:
 
 def test_one_neuron_in_two_places() -> None:
     net = nn.Sequential(nn.Linear(5, 7), one, nn.Linear(7, 3), one)
-    F.reset_net(net)
+    with pytest.warns(SharedStateWarning):
+        F.reset_net(net)
     with pytest.raises(ValueError, match="one instance stands in two places of a network, give each place"):
         net(X)
     F.reset_net(net)

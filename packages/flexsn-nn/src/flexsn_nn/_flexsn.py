@@ -21,11 +21,13 @@ from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._programs import Programs
 from flexsn_nn._refusals import Refusals, kinds_of
+from flexsn_nn._shared_states import feeds_itself, warn_of_sharing
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._stateful import check_first_run
 from flexsn_nn._torch_private import backward_pass, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered
 from flexsn_nn.errors import ExportError
+from flexsn_nn.flexsn._exports import InExport
 from flexsn_nn.flexsn._options import CallOptions
 from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
@@ -150,6 +152,8 @@ class FlexSN(Runs):
         self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for = None
+        self._looks_for_sharing = True
+        self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
         self._reset_in = recomputation()  # in which reset() was called last
@@ -188,7 +192,8 @@ class FlexSN(Runs):
             StateError: the state was made for inputs of another shape; or the call is a recomputation
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels were asked for and cannot run.
-            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state. Or inside
+            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state, and later
+                calls of one program go on where the first one ended; with `strict=True`, they raise. Or inside
                 `torch.jit.trace`.
             ParameterError: `lengths` or `resets` that do not fit the input.
             StepModeError: `lengths` in step mode `"s"`.
@@ -217,6 +222,8 @@ class FlexSN(Runs):
                 check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
             if any(map(Tensor.is_inference, self.states)):
                 self.__dict__["states"] = for_autograd(self.states)
+            if self._looks_for_sharing and self.states and torch.is_grad_enabled():
+                self._look_for_sharing(inputs)
             if self._bits.asked > 0:
                 self._bits.forget()
                 if self._packs():
@@ -233,29 +240,39 @@ class FlexSN(Runs):
             if graph is not None and torch.is_grad_enabled():
                 graph.watch(self.states)
         exporting = compiling and not self._carries and is_exporting()
-        if exporting and self.states:
-            raise ExportError(
-                "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
-                "export functional.stateless(net), which takes the states and returns them."
-            )
+        begin = self._states_in_export() if exporting else self.states
         if not compiling and is_jit_tracing():
             raise ExportError(
                 "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
                 "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
-        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, transforms=changes)
+        outputs, states, state_seqs = self._run(inputs, begin, keep=self.store_state_seqs, transforms=changes)
         spikes = None
         if counts is not None and counts.total is not None:
             spikes = per_channel(counts.total, lead=0)
         elif counts is not None:
             spikes = per_channel(outputs[0], lead=1 if self._step_mode == "m" else 0)
-        if compiling and not exporting:
+        if exporting:
+            if not torch.compiler.is_dynamo_compiling():
+                self.__dict__["_exported"] = InExport(states)
+        elif compiling:
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, spikes
-        elif not compiling:
+        else:
             self._hold_results(states, state_seqs, spikes)
             # Kernels' own backwards say it by themselves.
             self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
+
+    def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
+        """Warns if the neuron's own output of the call before leads to this one's input; looks once.
+
+        Single steps are left alone: there, an output that comes back is a recurrent connection.
+        """
+        given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
+            self.__dict__["_looks_for_sharing"] = False
+            if feeds_itself(given, self.states, self._graph):
+                warn_of_sharing(self)
 
     def step(
         self,

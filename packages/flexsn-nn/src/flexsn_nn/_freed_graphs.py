@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,8 +13,12 @@ from torch import Tensor
 from flexsn_nn._torch_private import current_node, keeps_graph
 from flexsn_runtime import FreedGraphError, transform_at_work
 
+# In the metadata of a node: the call that it ends.
+_CALL = "flexsn_nn.call"
 # Nodes that are looked at for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
+# Nodes behind the states of a layer at which it is seen that a backward came by.
+_NODES_NEARBY = 16
 
 
 class GraphOfCall:
@@ -28,6 +33,13 @@ class GraphOfCall:
         for output in outputs:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(self._visit)
+                metadata: Any = output.grad_fn.metadata  # torch declares it as a method
+                metadata[_CALL] = self
+
+    def ends_at(self, node: Any) -> bool:
+        """True for the node of an output."""
+        found: object = node.metadata.get(_CALL)
+        return found is self
 
     def _visit(self, gradients: Any) -> None:
         self._freed |= not keeps_graph()
@@ -48,6 +60,38 @@ def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
+
+
+class GraphOfStates(GraphOfCall):
+    """As `GraphOfCall`, of a layer whose outputs are not known: told by what its new states were computed from.
+
+    Args:
+        states: after the call.
+    """
+
+    def __init__(self, states: Sequence[Tensor]) -> None:
+        super().__init__(())
+        for node in _nearest([state.grad_fn for state in states]):
+            node.register_prehook(self._visit)
+
+
+def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
+    """The graph that new states belong to, outside of compilers; `None`: there is none."""
+    if not torch.is_grad_enabled() or transform_at_work() is not None:
+        return None
+    return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
+
+
+def _nearest(starts: Sequence[Any]) -> list[Any]:
+    """The first nodes that a gradient goes to from some, without ends of the graph."""
+    found: dict[Any, None] = {}
+    waiting = deque(starts)
+    while waiting and len(found) < _NODES_NEARBY:
+        node = waiting.popleft()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(found)
 
 
 def _is_freed(node: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
 from flexsn_nn._checks import check_tensor
+from flexsn_nn._freed_graphs import GraphOfCall, graph_of_states
 from flexsn_nn._leaf import Leaf
 from flexsn_nn._torch_private import is_exporting, recomputation
 from flexsn_nn.errors import ExportError, InputDtypeError, StateError
@@ -81,6 +82,7 @@ class Stateful(Leaf):
         self._states: list[Tensor] = []
         self._reset_in = recomputation()
         self._set_in_export = False
+        self._graph: GraphOfCall | None = None  # of the states, until a call reads them
 
     @property
     def step_mode(self) -> str:
@@ -98,6 +100,9 @@ class Stateful(Leaf):
             check_first_run(
                 f"the layer {type(self).__name__}", self._reset_in, "a function that calls its reset() first"
             )
+            if self._graph is not None and torch.is_grad_enabled():
+                self._graph.watch(self._states)
+                self._graph = None
         elif self._states and not self._set_in_export and is_exporting():
             raise ExportError(
                 f"the layer {type(self).__name__} has a state, which an exported program cannot keep. Call reset() "
@@ -116,6 +121,7 @@ class Stateful(Leaf):
             self._set_in_export = is_exporting()
         else:
             self._reset_in, self._set_in_export = recomputation(), False
+            self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
         """The states before the first call with `x`, for `functional.stateless`; a layer of your own overrides it.
@@ -135,10 +141,12 @@ class Stateful(Leaf):
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it."""
         self._states = [state.detach() for state in self._states]
+        if not torch.compiler.is_compiling():
+            self._graph = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the state is cut off from its graph."""
-        return {**self.__dict__, "_states": [state.detach() for state in self._states]}
+        return {**self.__dict__, "_states": [state.detach() for state in self._states], "_graph": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -39,6 +39,12 @@ def _copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None
         target.copy_(source)
 
 
+_tracing_context = private(
+    "torch._guards",
+    "TracingContext.try_get",
+    "a second call of a neuron inside of one `torch.export` is refused",
+    default=lambda: None,
+)
 _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors one by one", default=_copy_each)
 _KEPT_BACK = "after a capture that failed, the allocator of a GPU keeps memory back"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
@@ -61,6 +67,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def is_exporting() -> bool:
     """Whether `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
+
+
+def tracing_context() -> object | None:
+    """Which trace of a compiler, or of `torch.export`, the call is in; `None`: in none, or it cannot be told."""
+    return _tracing_context()  # type: ignore[no-any-return]
 
 
 def is_onnx_exporting() -> bool:

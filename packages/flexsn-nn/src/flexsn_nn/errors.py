@@ -75,6 +75,10 @@ class FiringWarning(UserWarning):
     """A layer never, or always, fires in training."""
 
 
+class SharedStateWarning(UserWarning):
+    """One instance stands in two places of a network, and its state goes from one to the other."""
+
+
 class PortabilityError(NotImplementedError):
     """The same, where `set_portability("error")` asks for an error."""
 

@@ -12,6 +12,7 @@ from flexsn_nn._backends import check_backend, check_step_mode
 from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
+from flexsn_nn._shared_states import check_sequences
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
@@ -158,7 +159,7 @@ def _all_with_state(net: nn.Module) -> list[Any]:
     """The modules of `with_state(net)`, without their names, which take most of the time to make."""
     found: list[Any] = []  # a cast is a call, too
     kinds: dict[type, bool] = {}
-    seen, waiting = {net}, [net]
+    seen, waiting, again = {net}, [net], False
     while waiting:
         module = waiting.pop()
         kind = type(module)
@@ -170,6 +171,10 @@ def _all_with_state(net: nn.Module) -> list[Any]:
             if child is not None and child not in seen:
                 seen.add(child)
                 waiting.append(child)
+            elif child is not None:
+                again = True
+    if again:
+        check_sequences(net, (FlexSN, Stateful))
     return found
 
 

@@ -63,6 +63,7 @@ class CoreTrace:
         lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
+        leads_to: for each of those, the positions in `[*inputs, *states, *lifted]` that a gradient of it may flow to.
         reads: what the core read besides its arguments: where the captured tensors are, and what became a constant.
     """
 
@@ -92,7 +93,7 @@ class CoreTrace:
     def _trace_all(self, make: Callable[..., Tracer]) -> None:
         tracer = make(reads=self.reads)
         self._tracer: Tracer | None = tracer
-        self.differentiable = tracer.differentiable
+        self.differentiable, self.leads_to = tracer.differentiable, tracer.leads_to
         self.inputs = tuple(StepValue.of(t) for t in tracer.examples[: self.num_inputs])
         self.states = tuple(StepValue.of(t) for t in tracer.examples[self.num_inputs :])
         results = [StepValue.of(t) for t in tracer.results]

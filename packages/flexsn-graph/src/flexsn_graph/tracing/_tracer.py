@@ -65,6 +65,7 @@ class Tracer:
         lifted: the numbers of those values that the step needs.
         results: fake tensors like the function's results.
         differentiable: for each result, whether a gradient can flow through it.
+        leads_to: for each result, the positions in `primals` that a gradient of it may flow to.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Tracer:
         with self._reads.recording():
             self.results, self.differentiable = self._discover(needed)
         self.lifted = self.captures.lifted = tuple(sorted(needed))
+        self.leads_to = tuple(map(self._positions, self._reached))
         self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
 
     @property
@@ -346,8 +348,43 @@ class Tracer:
                     found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = found[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
+            self._reached = [self._reached_from(t, leaves, calls) for t in results]
             described = [fake_like(self.mode, t) for t in stand_ins]
         return described, tuple(t.requires_grad for t in results)
+
+    def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
+        """Where autograd leads from a result: the examples' positions, and -1 minus the number of a captured value.
+
+        `None`: to something else.
+        """
+        if not result.requires_grad:
+            return set()
+        known = {id(leaf): i for i, leaf in enumerate(leaves)}
+        for number in {*self.captures.tensors, *calls.variables}:
+            known.update((id(t), -1 - number) for t in self._targets(number, calls))
+        ends, found = self._ends(), set[int]()
+        if result.grad_fn is None:
+            return {known[id(result)]} if id(result) in known else None
+        for node, _ in nodes_behind([result.grad_fn], stop=ends):
+            variable = ends[node] if node in ends else getattr(node, "variable", None)
+            if variable is not None and id(variable) not in known:
+                return None
+            if variable is not None:
+                found.add(known[id(variable)])
+        return found
+
+    def _positions(self, reached: set[int] | None) -> frozenset[int]:
+        """Positions in `primals` for what `_reached_from` found; all of them where that is not certain."""
+        count = len(self.examples)
+        places = {-1 - number: i for i, number in enumerate(self.lifted, count)}
+        if reached is None or any(one < 0 and one not in places for one in reached):
+            return frozenset(range(count + len(self.lifted)))
+        if not reached:
+            return frozenset()
+        # A captured tensor without a gradient may get one later.
+        tensors = self.captures.tensors
+        later = {i for i, n in enumerate(self.lifted, count) if n not in tensors or not tensors[n].requires_grad}
+        return frozenset({places.get(one, one) for one in reached} | later)
 
     def _find_constants(self, error: TorchError) -> None:
         """Finds the examples by which torch refuses to differentiate, after an `error` with all of them."""

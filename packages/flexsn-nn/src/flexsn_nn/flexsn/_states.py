@@ -14,8 +14,9 @@ from flexsn_nn._programs import Programs
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import is_own
-from flexsn_nn._torch_private import recomputation
-from flexsn_nn.errors import StateError
+from flexsn_nn._torch_private import constant, is_exporting, recomputation
+from flexsn_nn.errors import ExportError, StateError
+from flexsn_nn.flexsn._exports import InExport
 from flexsn_nn.flexsn._settings import Settings
 
 
@@ -34,6 +35,7 @@ class KeepsStates(Settings):
     _programs: Programs
     _shapes_for: tuple[torch.Size, list[torch.Size]] | None
     _graph: GraphOfCall | None
+    _exported: InExport | None = None
     # In a call that gets the states from outside and returns them: see `functional.stateless`.
     _carries: bool = False
 
@@ -66,6 +68,8 @@ class KeepsStates(Settings):
         """Forgets the state: the next call starts from the initial one."""
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = [], [], None
+            if is_exporting():
+                self._end_export()
         else:  # as in forward
             self._forget(recomputation())
 
@@ -86,6 +90,39 @@ class KeepsStates(Settings):
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
         else:  # no assignment from outside, which would begin a second run of checkpointing
             self._hold_results(states, state_seqs, counts)
+
+    def _states_in_export(self) -> list[Tensor]:
+        """The states that a call begins with inside of `torch.export`; empty for the initial ones.
+
+        Raises:
+            ExportError: what is exported would not begin, or not go on, as the neuron does.
+        """
+        if self.states:
+            raise ExportError(
+                "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
+                "export functional.stateless(net), or a module that calls neuron.step(inputs, states) and returns the "
+                "states."
+            )
+        if torch.compiler.is_dynamo_compiling():
+            if self._is_exported_again():
+                raise ExportError(
+                    "the neuron is called a second time in one program, and torch.export.export(strict=True) cannot "
+                    "hand its state from call to call. Export with strict=False, or a module that calls "
+                    "neuron.step(inputs, states) and hands the states on."
+                )
+            return []
+        held = self._exported
+        return [] if held is None or not held.is_now() else held.states
+
+    @constant  # run by Dynamo itself, which would take an assignment for a side effect of the program
+    def _is_exported_again(self) -> bool:
+        held = self._exported
+        self.__dict__["_exported"] = InExport(())
+        return held is not None and held.is_now()
+
+    @constant
+    def _end_export(self) -> None:
+        self.__dict__["_exported"] = None
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
@@ -176,7 +213,7 @@ class KeepsStates(Settings):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = attributes["_graph"] = None
+        attributes["_repeats"] = attributes["_graph"] = attributes["_exported"] = None
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]

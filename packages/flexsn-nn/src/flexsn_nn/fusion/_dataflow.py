@@ -7,6 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from dis import get_instructions
+from functools import lru_cache
+from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
@@ -88,17 +91,34 @@ def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
 
 
 class _Proxy(fx.Proxy):
-    """Passes for a tensor in code that calls `isinstance`, and for no parameter.
+    """Passes for a tensor in a call of `isinstance`, and for no parameter.
 
-    Functions of torch's in C check classes, too, and take a number that passes for a tensor for the memory of one: the
-    process would crash.
+    Functions of torch's in C check classes, too, and take what passes for a tensor for the memory of one: the process
+    would crash.
     """
 
     _is_param = _is_buffer = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return Tensor if "isinstance" in sys._getframe(1).f_code.co_names else _Proxy
+        frame = sys._getframe(1)
+        return Tensor if _calls_isinstance(frame.f_code, frame.f_lasti) else _Proxy
+
+
+@lru_cache(maxsize=4096)
+def _calls_isinstance(code: CodeType, offset: int) -> bool:
+    """True if the instruction at an offset calls `isinstance` by its name: that is loaded where the call begins."""
+    if "isinstance" not in code.co_names:
+        return False
+    listed = list(get_instructions(code))
+    begins = {at.offset: (at.positions.lineno, at.positions.col_offset) for at in listed if at.positions}
+    called = begins.get(offset)
+    if called is None or None in called:
+        return False
+    return any(
+        at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval == "isinstance" and begins.get(at.offset) == called
+        for at in listed
+    )
 
 
 _SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement"})

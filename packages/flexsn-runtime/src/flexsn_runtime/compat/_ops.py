@@ -213,14 +213,18 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     num_results = program.num_outputs + program.num_states
     sequences, states, lifted = split_flat(program, flat_args)
     ctx.step = step = _specialize(kernel, sequences, states)
-    # T as a symbol is above 1: a compiler treats 0 and 1 apart.
-    num_steps = sequences[0].shape[0]
-    fixed = not_differentiable(
-        step, output[:num_results], num_steps if isinstance(num_steps, int) else 2, state_seqs=state_seqs
-    )
-    ctx.mark_non_differentiable(*fixed, *output[num_results:])
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
+    wanted = [t.requires_grad and may for t, may in zip(flat_args, ctx.allowed, strict=True)]
+    num_steps = sequences[0].shape[0]
+    fixed = not_differentiable(
+        step,
+        output[:num_results],
+        wanted,
+        num_steps if isinstance(num_steps, int) else None,
+        state_seqs=state_seqs,
+    )
+    ctx.mark_non_differentiable(*fixed, *output[num_results:])
     ctx.save_for_backward(*flat_args, *output[num_results:])
     ctx.handle, ctx.num_results = handle, num_results
     ctx.keeper = _Keeper(handle)

@@ -59,8 +59,13 @@ class _Scan(SingleLevelFunction):
 
 
 def not_differentiable(
-    step: CoreSpecialization, results: Sequence[Tensor], num_steps: int, *, state_seqs: bool
+    step: CoreSpecialization,
+    results: Sequence[Tensor],
+    wanted: Sequence[bool],
+    num_steps: int | None,
+    *,
+    state_seqs: bool,
 ) -> list[Tensor]:
-    """Those of the results that no gradient flows through. Without a step, final states are the initial ones."""
-    differentiable = differentiable_results(step, num_steps, state_seqs=state_seqs)
+    """Those of the results that no gradient flows through; arguments as of `differentiable_results`."""
+    differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
     return [t for t, flows in zip(results, differentiable, strict=False) if not flows]

@@ -95,7 +95,7 @@ class TrainedScan:
         self._residuals = step.residuals(self._wanted)
         self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
         self.first_kept = self._forward.first_kept
-        flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
+        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
         self.first_bits = self._forward.first_bits
         bits = range(self.first_bits, self.first_kept)
         self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
@@ -221,14 +221,46 @@ def trained_scan(
     return found
 
 
-def differentiable_results(step: Any, num_steps: int, *, state_seqs: bool) -> tuple[bool, ...]:
-    """Of which results gradients flow. Without a step, final states are the initial ones.
+def differentiable_results(
+    step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+) -> tuple[bool, ...]:
+    """For each result, whether a gradient flows from it to something that requires one, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.
+        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        num_steps: T; `None`: any number of steps, at least 1.
     """
-    differentiable: tuple[bool, ...] = step.trace.differentiable
-    if num_steps == 0 and not state_seqs:
-        states = (value.dtype.is_floating_point for value in step.trace.states)
-        differentiable = (*differentiable[: step.trace.num_outputs], *states)
-    return differentiable
+    trace = step.trace
+    first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
+    states = tuple(wanted[first:behind])
+    if num_steps == 0 and not state_seqs:  # final states are the initial ones
+        return (*_after_step(trace, wanted, states)[: trace.num_outputs], *states)
+    flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
+    begun: list[tuple[bool, ...]] = []  # which states required grad before each step
+    while states not in begun:
+        if num_steps is not None and len(begun) == max(num_steps, 1):
+            break
+        begun.append(states)
+        after = _after_step(trace, wanted, states)
+        flows = tuple(a or b for a, b in zip(flows, after, strict=True))
+        states = after[trace.num_outputs :]
+    if state_seqs or num_steps is None:
+        return flows
+    if states in begun:  # from there on, it repeats
+        again = begun.index(states)
+        states = begun[again + (num_steps - again) % (len(begun) - again)]
+    return (*flows[: trace.num_outputs], *states)
+
+
+def _after_step(trace: Any, wanted: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
+    """For each result of one step, whether it requires grad.
+
+    Args:
+        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad; that of states does not count.
+        states: for each state, whether it requires grad before the step.
+    """
+    first = trace.num_inputs
+    there = {i for i, want in enumerate((*wanted[:first], *states, *wanted[first + len(states) :])) if want}
+    found = zip(trace.differentiable, trace.leads_to, strict=True)
+    return tuple(flows and not there.isdisjoint(leads_to) for flows, leads_to in found)

@@ -62,7 +62,7 @@ class _StagedScan(SingleLevelFunction):
         ctx.save_for_backward(*tensors, *memory.values())
         ctx.step, ctx.state_seqs, ctx.kept = step, state_seqs, kept
         ctx.set_materialize_grads(False)
-        fixed = not_differentiable(step, returned, arguments.num_steps, state_seqs=state_seqs)
+        fixed = not_differentiable(step, returned, ctx.needs_input_grad[3:], arguments.num_steps, state_seqs=state_seqs)
         if fixed:
             ctx.mark_non_differentiable(*fixed)
         return returned

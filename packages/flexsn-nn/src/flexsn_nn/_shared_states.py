@@ -1,0 +1,72 @@
+"""One instance behind two layers of a network: the second place would go on with the state of the first."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_hop.callers import warn
+from flexsn_nn._freed_graphs import GraphOfCall
+from flexsn_nn.errors import SharedStateWarning
+
+# Nodes of a graph that are looked at; a step of a loop has a few dozen.
+_MOST_NODES = 4096
+
+
+def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: GraphOfCall | None) -> bool:
+    """True if the graph of a call's inputs leads to an output of the call before.
+
+    Args:
+        inputs: of the call.
+        states: that it begins with; kernels return them and the outputs by one node.
+        graph: of the call before, where a loop ran.
+    """
+    ends = {state.grad_fn for state in states if state.grad_fn is not None}
+    waiting = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
+    seen: set[Any] = set()
+    while ends and waiting and len(seen) < _MOST_NODES:
+        node = waiting.popleft()
+        if node in ends or (graph is not None and graph.ends_at(node)):
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    return False
+
+
+def warn_of_sharing(module: nn.Module) -> None:
+    """Warns, once for each module, that it stands in two places of a network."""
+    if module.__dict__.get("_told_of_sharing"):
+        return
+    module.__dict__["_told_of_sharing"] = True
+    warn(
+        f"one {type(module).__name__} stands in two places of a network, and the second place goes on with the state "
+        "that the first one left: give each place an instance of its own, or reset it between them.",
+        SharedStateWarning,
+    )
+
+
+def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
+    """Warns of modules of some kinds that a network of `nn.Sequential` calls twice in one call.
+
+    A module that has two names in other modules may be called by one of them alone.
+    """
+    for part in net.modules():
+        if type(part) is nn.Sequential:
+            for module, calls in _calls(part).items():
+                if calls > 1 and isinstance(module, tuple(kinds)):
+                    warn_of_sharing(module)
+
+
+def _calls(part: nn.Module) -> Counter[nn.Module]:
+    """How often a call of `nn.Sequential` calls each module."""
+    if type(part) is not nn.Sequential:
+        return Counter([part])
+    found: Counter[nn.Module] = Counter()
+    for child in part._modules.values():
+        if child is not None:
+            found += _calls(child)
+    return found

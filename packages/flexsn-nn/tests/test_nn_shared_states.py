@@ -1,0 +1,94 @@
+"""One instance in two places of a network shares its state, which a warning says once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, RLIF, OverTime, SharedStateWarning
+from flexsn_nn.functional import detach_net, reset_net, set_step_mode
+from flexsn_nn.layer import Delay
+
+X = torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Called(nn.Module):
+    """A network that is a function of its parts."""
+
+    def __init__(self, forward: Callable[..., Tensor], neuron: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.neuron = nn.Linear(5, 5), nn.Linear(5, 5), neuron
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def twice(net: Called, x: Tensor) -> Tensor:
+    out: Tensor = net.neuron(net.second(net.neuron(net.first(x))))
+    return out
+
+
+def in_chunks(net: Called, x: Tensor) -> Tensor:
+    return torch.cat([net.neuron(part) for part in net.first(x).split(2)])
+
+
+def once(net: Called, x: Tensor) -> Tensor:
+    out: Tensor = net.neuron(net.second(net.first(x)))
+    return out
+
+
+def fed_back(net: Called, x: Tensor) -> Tensor:
+    """One step at a time, with a recurrent connection."""
+    out = torch.zeros_like(x[0])
+    for step in x:
+        out = net.neuron(net.first(step) + net.second(out))
+    return out
+
+
+@pytest.mark.parametrize("make", [LIF, lambda: LIF(backend="torch"), lambda: RLIF(5)], ids=["LIF", "loop", "RLIF"])
+def test_a_call_that_its_own_output_leads_to(make: Callable[[], nn.Module]) -> None:
+    net = Called(twice, make())
+    with pytest.warns(SharedStateWarning, match="stands in two places of a network.*an instance of its own"):
+        net(X)
+    reset_net(net)
+    net(X)  # once
+
+
+@pytest.mark.parametrize("forward", [in_chunks, once, fed_back])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_usual_networks_are_left_alone(forward: Callable[..., Tensor], backend: str) -> None:
+    net = Called(forward, LIF(backend=backend))
+    if forward is fed_back:
+        set_step_mode(net, "s")
+    for between in (reset_net, detach_net):
+        for _ in range(2):
+            net(X).sum().backward()
+            between(net)
+
+
+def test_two_places_of_a_sequence_are_seen_by_a_reset() -> None:
+    for make in (lambda: LIF(step_mode="s"), lambda: Delay(1)):
+        shared = make()
+        with pytest.warns(SharedStateWarning):
+            reset_net(nn.Sequential(nn.Linear(5, 5), shared, nn.Linear(5, 5), shared))
+        block = nn.Sequential(nn.Linear(5, 5), make())
+        net = nn.ModuleList([nn.Sequential(block, nn.Sequential(block))])
+        with pytest.warns(SharedStateWarning):
+            reset_net(net)
+        reset_net(net)
+
+
+def test_two_names_of_one_place_are_left_alone() -> None:
+    net = Called(once, LIF())
+    net.alias, net.blocks = net.neuron, nn.ModuleList([net.neuron])
+    linear = nn.Linear(5, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reset_net(net)
+        reset_net(nn.Sequential(linear, LIF(), linear, OverTime(linear), LIF()))
+        net(X)
