@@ -65,6 +65,7 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
             f"forward of {type(net).__name__} cannot be traced by torch.fx: {error}. It may call layers, add their "
             "outputs, multiply them by constants and flatten them, without conditions on values."
         ) from error
+    _check_places(root, graph)
     runner = _Runner(fx.GraphModule(root, graph))
     states = get_states(net)
     try:
@@ -90,6 +91,18 @@ def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[s
             yield from flat(child, f"{name}.{child_name}", inside)
     else:
         yield name, module, folded
+
+
+def _check_places(root: nn.Module, graph: fx.Graph) -> None:
+    """Raises `NirError` if a layer with a state is called in two places."""
+    seen: set[nn.Module] = set()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            for name, layer, _ in flat(root.get_submodule(str(node.target)), str(node.target)):
+                if layer in seen:
+                    raise NirError(f"{name} is called twice: two places would share its state.")
+                if isinstance(layer, FlexSN | Stateful):
+                    seen.add(layer)
 
 
 class _Tracer(fx.Tracer):
@@ -197,8 +210,6 @@ class _Reader:
         self, name: str, layer: nn.Module, sources: tuple[str, ...], shape: tuple[int, ...], folded: bool
     ) -> tuple[str, ...]:
         if name in self._seen:
-            if isinstance(layer, FlexSN | Stateful):
-                raise NirError(f"{name} is called twice: two places would share its state.")
             name = f"{name}_{len(self._calls)}"
         self._seen.add(name)
         self._calls.append(Call(name, layer, sources, shape, folded))
