@@ -49,11 +49,16 @@ MANY_KERNELS = [
     "docs/exact-products.md",
     "docs/helpers.md",
     "docs/metrics-and-blocks.md",
+    "docs/faq.md",
     "docs/migrating.md",
+    "docs/my-network-does-not-learn.md",
     "docs/nir.md",
     "docs/recurrent.md",
+    "docs/reproducibility.md",
+    "docs/training-loops.md",
     "docs/training.md",
     "docs/transforms.md",
+    "docs/what-this-is-not.md",
 ]
 
 # Documents about what one version of torch does, which others may do otherwise.

@@ -32,7 +32,7 @@ from flexsn_nn import (
     functional,
     surrogate,
 )
-from flexsn_nn.layer import Delay
+from flexsn_nn.layer import Delay, NormNeuron, SEWBlock, SharedDropout
 from flexsn_nn.nir_exchange import Scale, from_nir, to_nir
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -241,16 +241,37 @@ def test_a_node_that_cannot_be_read_is_refused(node: Callable[[], Any], message:
         from_nir(nir.NIRGraph.from_list(node()), dt=DT)
 
 
-def test_a_graph_that_is_no_chain_is_refused() -> None:
+def graph_of(edges: list[tuple[str, str]]) -> Any:
     nodes = {
         "input": nir.Input(np.array([3])),
         "a": nir.IF(*arrays(1.0, 1.0)),
-        "b": nir.IF(*arrays(1.0, 1.0)),
+        "b": nir.IF(*arrays(1.0, 3.0)),
         "output": nir.Output(np.array([3])),
     }
-    forked = [("input", "a"), ("input", "b"), ("a", "output"), ("b", "output")]
-    with pytest.raises(NirError, match="forks or joins at the edge 'input' -> 'b'"):
-        from_nir(nir.NIRGraph(nodes, forked))
+    return nir.NIRGraph(nodes, edges, type_check=False)
+
+
+def test_a_graph_that_forks_and_joins_is_read() -> None:
+    net = from_nir(graph_of([("input", "a"), ("input", "b"), ("a", "output"), ("b", "output"), ("a", "b")]), dt=1.0)
+    x = torch.ones(4, 1, 3) * 0.75
+    a = IF(strict=True)(x)
+    b = IF(strict=True, v_threshold=3.0)(x + a)
+    assert torch.equal(net(x), a + b)
+    assert a.any()
+    assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("edges", "match"),
+    [
+        ([("input", "a"), ("a", "b"), ("b", "a"), ("b", "output")], "leads back|loop"),
+        ([("input", "a"), ("b", "output")], "nothing leads to the node 'b'"),
+        ([("input", "a")], "nothing leads to the output"),
+    ],
+)
+def test_graphs_that_cannot_run_are_refused(edges: list[tuple[str, str]], match: str) -> None:
+    with pytest.raises(NirError, match=match):
+        from_nir(graph_of(edges))
 
 
 def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,3 +396,215 @@ def test_delays_of_what_comes_back_are_refused() -> None:
     layer = Recurrent(LIF(backend="torch"), 3, delay=1)
     with pytest.raises(NirError, match="has delays in what comes back"):
         to_nir(layer, torch.rand(2, 1, 3))
+
+
+# -- layers between, blocks, and a forward of one's own ----------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """A forward with sums, a constant, a flatten and a layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.one, self.two, self.last = LIF(strict=True), LIF(strict=True), IF(strict=True)
+        self.register_buffer("gain", torch.full((6,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(self.first(x.flatten(2)))
+        inner = self.two(self.second(h)) + 2.0 * h
+        found: Tensor = self.last(self.second(inner) + self.gain * inner)
+        return found
+
+
+def block(**options: Any) -> nn.Module:
+    torch.manual_seed(1)
+    made = SEWBlock(2, 2, lambda: LIF(strict=True, v_threshold=0.25), **options)
+    with torch.no_grad():
+        made(3 * drawn(20, 4, 2, 6, 6))  # statistics of the norms
+    functional.reset_net(made)
+    return made.eval()
+
+
+def normed(*layers: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    net = nn.Sequential(*layers)
+    for _ in range(3):
+        functional.reset_net(net)
+        net(3 * drawn(*shape))
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            nn.init.uniform_(module.weight, 0.5, 2.0)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return net.eval()
+
+
+STRUCTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "pooling": (
+        lambda: nn.Sequential(
+            OverTime(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2)),
+            IF(strict=True, v_threshold=0.3),
+            OverTime(nn.AvgPool2d((2, 1), stride=1, divisor_override=1)),
+        ),
+        (2, 8, 6),
+        ["Conv2d", "AvgPool2d", "IF", "SumPool2d"],
+    ),
+    "dropout": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.Dropout(), SharedDropout(), LIF(strict=True, v_threshold=0.3), nn.Identity()
+        ).eval(),
+        (4,),
+        ["Affine", "LIF"],
+    ),
+    "folded norms": (
+        lambda: normed(
+            OverTime(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)),
+            IF(strict=True),
+            nn.Flatten(2),
+            OverTime(nn.Linear(48, 5, bias=False), nn.BatchNorm1d(5)),
+            IF(strict=True, v_threshold=0.5),
+            shape=(10, 4, 2, 6, 6),
+        ),
+        (2, 6, 6),
+        ["Conv2d", "IF", "Flatten", "Affine", "IF"],
+    ),
+    "norms alone": (
+        lambda: normed(
+            OverTime(nn.BatchNorm2d(2)),
+            IF(strict=True),
+            nn.Flatten(2),
+            NormNeuron(nn.BatchNorm1d(32), LIF(strict=True)),
+            shape=(10, 4, 2, 4, 4),
+        ),
+        (2, 4, 4),
+        ["Conv2d", "IF", "Flatten", "Affine", "LIF"],
+    ),
+    "a block": (block, (2, 6, 6), ["Conv2d", "LIF", "Conv2d", "LIF"]),
+    "a block that halves": (
+        lambda: block(stride=2),
+        (2, 6, 6),
+        ["Conv2d", "LIF", "Conv2d", "LIF", "Conv2d", "LIF"],
+    ),
+    "a forward": (Branches, (2, 2), ["Flatten", "Affine", "LIF", "Affine", "LIF", "Scale", "Affine", "Scale", "IF"]),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_round_trip_of_a_structure(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, shape, kinds = STRUCTURES[name]
+    net = make()
+    x = 3 * drawn(20, 3, *shape)
+    functional.reset_net(net)
+    graph = to_nir(net, x, dt=DT)
+    assert [type(node).__name__ for node in graph.nodes.values()] == ["Input", *kinds, "Output"]
+    assert not any(functional.get_states(net).values()), "the runs for the shapes leave no state"
+    nir.write(tmp_path / "net.nir", graph)
+    again = from_nir(nir.read(tmp_path / "net.nir", type_check=False), dt=DT)
+    with torch.no_grad():
+        wanted, found = net(x), again(x)
+    assert wanted.count_nonzero() > 0.02 * wanted.numel(), "some should fire"
+    # A folded norm rounds in another place, which moves few spikes.
+    assert float((wanted != found).double().mean()) <= (0.01 if "norm" in name or "block" in name else 0)
+
+
+def first_step(net: nn.Module, x: Tensor) -> Tensor:
+    """Membranes of the first layer after one step."""
+    functional.reset_net(net)
+    with torch.no_grad():
+        net(x[:1])
+    return next(iter(functional.get_states(net).values()))[-1]
+
+
+def test_a_folded_norm_is_the_norm() -> None:
+    net = normed(
+        OverTime(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)),
+        IF(v_threshold=1e9, strict=True),
+        shape=(5, 4, 2, 6, 6),
+    )
+    x = drawn(1, 2, 2, 6, 6)
+    torch.testing.assert_close(first_step(from_nir(to_nir(net, x)), x), first_step(net, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: IF(strict=True, v_threshold=0.75, v_reset=None),
+        lambda: LIF(tau=2.0, strict=True, v_reset=None),
+        lambda: CUBALIF(strict=True, v_reset=None),
+        lambda: RLIF(6, tau=2.0, strict=True, v_reset=None),
+    ],
+)
+def test_soft_resets_for_a_simulator_that_has_them(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), make())
+    functional.set_backend(net, "torch")
+    x = 3 * drawn(30, 5, 4)
+    with pytest.raises(NirError, match="soft_reset=True"):
+        to_nir(net, x, dt=DT)
+    nir.write(tmp_path / "net.nir", to_nir(net, x, dt=DT, soft_reset=True))
+    again = from_nir(nir.read(tmp_path / "net.nir"), dt=DT, backend="torch")
+    runs_alike(net, again, x)
+    with pytest.raises(NirError, match="leave soft_reset=True out"):
+        to_nir(LIF(strict=True), x, soft_reset=True)
+
+
+class Refused(nn.Module):
+    def __init__(self, how: Callable[..., Any]) -> None:
+        super().__init__()
+        self.neuron, self.how = LIF(strict=True), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.neuron(x), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: nn.Sequential(OverTime(nn.MaxPool2d(2))), "MaxPool2d"),
+        (lambda: nn.Sequential(OverTime(nn.AvgPool2d(2, ceil_mode=True))), "ceil_mode"),
+        (lambda: nn.Sequential(OverTime(nn.AvgPool2d(2, divisor_override=3))), "divisor_override=3"),
+        (lambda: nn.Sequential(OverTime(nn.BatchNorm2d(2))), "eval"),
+        (lambda: nn.Sequential(nn.Dropout()), "eval"),
+        (lambda: block(connect="and"), "multiplies two outputs"),
+        (lambda: block(connect="iand"), "constants"),
+        (lambda: Refused(lambda y, x: y.mean(0)), "mean"),
+        (lambda: Refused(lambda y, x: y if x.sum() > 0 else x), "cannot be traced"),
+        (lambda: Refused(lambda y, x: (y, x)), "several values"),
+        (lambda: Refused(lambda y, x: y + y), "the same output"),
+        (lambda: Refused(lambda y, x: torch.add(y, x, alpha=2)), "factor"),
+    ],
+)
+def test_what_a_graph_of_layers_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+    with pytest.raises(NirError, match=match):
+        to_nir(make(), 3 * drawn(2, 1, 2, 6, 6))
+
+
+def test_a_neuron_in_two_places_is_refused() -> None:
+    neuron = LIF(strict=True)
+    with pytest.raises(NirError, match="called twice"):
+        to_nir(nn.Sequential(neuron, neuron), drawn(2, 1, 4))
+
+
+def test_a_convolutional_network_runs_in_snntorch() -> None:
+    pytest.importorskip("nirtorch")
+    import_nir = pytest.importorskip("snntorch.import_nir")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        OverTime(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.AvgPool2d(2)),
+        LIF(tau=4.0, decay_input=False, strict=True, v_threshold=0.1),
+        nn.Flatten(2),
+        nn.Linear(27, 5),
+        LIF(tau=4.0, decay_input=False, strict=True, v_threshold=0.1),
+    ).eval()
+    x = 4 * drawn(12, 1, 1, 8, 8)
+    graph = to_nir(net, x)
+    theirs = import_nir.import_from_nir(graph)
+    outputs, state = [], None
+    for step in x:
+        output, state = theirs(step[0], state)  # its layers have no batch
+        outputs.append(output)
+    functional.reset_net(net)
+    with torch.no_grad():
+        wanted = net(x)[:, 0]
+    assert wanted.any()
+    assert float((torch.stack(outputs) != wanted).double().mean()) <= 0.02

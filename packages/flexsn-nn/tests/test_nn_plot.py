@@ -50,6 +50,22 @@ def test_trace_shows_membrane_threshold_and_spikes() -> None:
         plot.trace(v, SPIKES[0])
 
 
+def test_a_threshold_may_move_and_a_state_has_its_name() -> None:
+    v, moving = torch.tensor([0.5, 0.0, 0.75, 0.0]), torch.tensor([1.0, 1.5, 2.5, 2.0])
+    ax = plot.trace(v, SPIKES[:, 0], threshold=moving, label="current")
+    _, threshold = ax.lines
+    assert np.asarray(threshold.get_ydata()).tolist() == moving.tolist()
+    assert np.asarray(ax.collections[0].get_offsets()).tolist() == [[1, 2.5], [3, 2.5]]
+    assert ax.get_legend_handles_labels()[1] == ["current", "threshold", "spike"]
+    assert ax.get_ylabel() == "current"
+    assert len(plot.trace(v, threshold=torch.tensor(1.0)).lines) == 2, "a tensor of one number is a line"
+    with pytest.raises(ParameterError, match=r"\[\[4\], \[3\]\]"):
+        plot.trace(v, threshold=moving[:3])
+    bar = plot.heatmap(SPIKES, label="current").figure
+    assert bar is not None
+    assert bar.axes[1].get_ylabel() == "current"
+
+
 def test_heatmap_has_time_to_the_right() -> None:
     ax = plot.heatmap(SPIKES)
     (image,) = ax.images

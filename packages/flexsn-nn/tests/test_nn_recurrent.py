@@ -87,8 +87,11 @@ def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
 @pytest.mark.parametrize("all_to_all", [True, False])
 def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> None:
     pairs: list[tuple[Neuron, Neuron]] = [
-        (RLIF(H, tau=3.0, all_to_all=all_to_all, backend="torch"), LIF(tau=3.0, backend="torch")),
-        (RALIF(H, tau_a=4.0, all_to_all=all_to_all, backend="torch"), ALIF(tau_a=4.0, backend="torch")),
+        (RLIF(H, tau=3.0, all_to_all=all_to_all, backend="torch"), LIF(tau=3.0, decay_input=False, backend="torch")),
+        (
+            RALIF(H, tau_a=4.0, beta=1.8, decay_input=True, all_to_all=all_to_all, backend="torch"),
+            ALIF(tau_a=4.0, backend="torch"),
+        ),
     ]
     for named, inner in pairs:
         around = Recurrent(inner, H, all_to_all)

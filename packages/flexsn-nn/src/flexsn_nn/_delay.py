@@ -165,6 +165,11 @@ class Delay(Stateful):
         fit_checkpoint(state_dict, prefix, self._parameters, ["delay"])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """Zeros `[max_delay, *step]`, in the place of earlier inputs."""
+        step = x.shape[1:] if self.step_mode == "m" else x.shape
+        return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
+
     def _history(self, new: Tensor) -> Tensor:
         """The last `max_delay` inputs, zeros at first."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))

@@ -15,6 +15,7 @@ from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, segments, traffic, without_hash
+from flexsn_nn._firing import EVERY, Firing, is_wanted
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -27,6 +28,7 @@ from flexsn_nn._torch_private import backward_pass, is_exporting, is_jit_tracing
 from flexsn_nn._unregistered import unregistered
 from flexsn_nn.errors import ExportError
 from flexsn_nn.flexsn._exports import InExport
+from flexsn_nn.flexsn._options import CallOptions
 from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
 from flexsn_nn.noise._found import draws
@@ -77,6 +79,9 @@ class FlexSN(Runs):
         residuals: what compiled kernels keep for the backward besides the inputs: `"recompute"`: the states now and
             then, from which the rest is computed again; `"save"`: the fewest bytes from which the gradient can be
             computed; `"auto"`: whichever moves fewer bytes. Under `torch.compile`, they recompute.
+        watch_firing: whether to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of
+            16 calls is looked at, and none waits for a GPU. `FLEXSN_WATCH_FIRING=0` in the environment turns it off
+            for neurons made afterwards.
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
@@ -118,6 +123,7 @@ class FlexSN(Runs):
         *,
         precision: str = "eager",
         residuals: str = "auto",
+        watch_firing: bool = True,
     ) -> None:
         super().__init__()
         check_name("precision", precision, PRECISIONS)
@@ -153,6 +159,7 @@ class FlexSN(Runs):
         self._looks_for_sharing = True
         self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
+        self._firing = Firing() if watch_firing and is_wanted() else None
         self._reset_in = recomputation()  # in which reset() was called last
         self._get_program()
         if example_inputs is not None:
@@ -198,6 +205,15 @@ class FlexSN(Runs):
         if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
             raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
+        firing = None if compiling else self._firing
+        if firing is not None and self.training:
+            firing.left -= 1
+            if firing.left == 0:
+                firing.left = EVERY[self._step_mode]  # before the call, which may raise
+                asked: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
+                result = FlexSN.forward(self, *inputs, **asked)
+                firing.look(self, result if isinstance(result, Tensor) else result[0])
+                return result
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         changes = self._transforms(inputs, affine, lengths, resets, transforms)
@@ -227,7 +243,7 @@ class FlexSN(Runs):
             graph: GraphOfCall | None = self.__dict__.get("_graph")
             if graph is not None and torch.is_grad_enabled():
                 graph.watch(self.states)
-        exporting = compiling and is_exporting()
+        exporting = compiling and not self._carries and is_exporting()
         begin = self._states_in_export() if exporting else self.states
         if compiling:
             changes = self._with_draws(changes, begins=not begin, keep=not exporting)

@@ -123,6 +123,17 @@ class Stateful(Leaf):
             self._reset_in, self._set_in_export = recomputation(), False
             self._graph = graph_of_states(self._states)
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """The states before the first call with `x`, for `functional.stateless`; a layer of your own overrides it.
+
+        Raises:
+            StateError: the layer does not define them.
+        """
+        raise StateError(
+            f"{type(self).__name__} does not define its initial states: give it a method initial_states(x) that "
+            "returns a list of tensors."
+        )
+
     def reset(self) -> None:
         """Forgets the state."""
         self.states = []

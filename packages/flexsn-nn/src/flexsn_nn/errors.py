@@ -75,6 +75,10 @@ class RangeWarning(UserWarning):
     """A learned number has left its range, and counts as the nearest number in it."""
 
 
+class FiringWarning(UserWarning):
+    """A layer never, or always, fires in training."""
+
+
 class SharedStateWarning(UserWarning):
     """One instance stands in two places of a network, and its state goes from one to the other."""
 

@@ -22,6 +22,7 @@ from flexsn_nn.transforms import Lengths, Resets, Transform
 from flexsn_nn.transforms._compose import check_transforms
 
 if TYPE_CHECKING:
+    from flexsn_nn._stateless import Stateless
     from flexsn_nn.reports import NetworkReport, NetworkSummary
 
 __all__ = [
@@ -29,11 +30,13 @@ __all__ = [
     "explain",
     "get_states",
     "neurons",
+    "parameter_groups",
     "reset_net",
     "run",
     "set_backend",
     "set_states",
     "set_step_mode",
+    "stateless",
     "summary",
     "within",
 ]
@@ -316,3 +319,55 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
         check_name("neuron", name, found)
     for name, values in states.items():
         found[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset
+
+
+def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
+    """The parameters of a network in two groups for an optimizer: weights, and the numbers of its neurons.
+
+    Numbers of neurons are time constants, thresholds, decays and other learned values of a neuron, one or one per
+    channel. They have no weight decay, since it would pull a time constant to 0. Matrices inside of a step, and the
+    recurrent weights of a layer, are weights.
+
+    Args:
+        tau_lr: the learning rate of the numbers of neurons; `None`: the optimizer's.
+        options: of their group, as `weight_decay=1e-4` or `betas=(0.9, 0.99)`.
+
+    Returns:
+        Groups in the order of `net.parameters()`, each with `params`; a group without parameters is left out.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import PLIF
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), PLIF())
+        >>> groups = parameter_groups(net, tau_lr=1e-2)
+        >>> optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+        >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+        [(2, 0.001, 0.1), (1, 0.01, 0.0)]
+    """
+    from flexsn_nn._parameter_groups import parameter_groups as grouped  # which needs this module
+
+    check_module("net", net)
+    return grouped(net, tau_lr, options)
+
+
+def stateless(net: nn.Module) -> Stateless:
+    """`net` as one module with its states in and out, for streams, `torch.export` and other forms without a memory.
+
+    `output, states = module(inputs, states)`; `inputs` is a tensor, or a sequence of the network's inputs; `states` is
+    a flat list of tensors, which `module.initial_states(inputs)` makes. The module shares the parameters and the step
+    mode of `net`, and leaves its states alone. To run steps one by one, `set_step_mode(net, "s")` first.
+
+    A layer of your own with a state takes part if it has a method `initial_states(x)`, see `Stateful`.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> module = stateless(torch.nn.Sequential(IF(), IF()))
+        >>> x = torch.full((3, 1), 0.5)
+        >>> y, states = module(x, module.initial_states(x))
+        >>> y.flatten().tolist(), [state.tolist() for state in states]
+        ([0.0, 1.0, 0.0], [[0.5], [0.0]])
+    """
+    from flexsn_nn._stateless import Stateless  # which needs this module
+
+    return Stateless(net)

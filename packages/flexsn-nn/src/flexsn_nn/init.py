@@ -1,4 +1,6 @@
-"""Where recurrent weights start.
+"""Where weights start.
+
+`fluctuation_driven_` is for the weights in front of a neuron, of any kind that has a membrane.
 
 `torch.nn.init` has most of what the field uses, for `init=` of a recurrent neuron:
 
@@ -12,13 +14,23 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number, check_tensor
+from flexsn_nn._checks import check_count, check_number, check_tensor
 from flexsn_nn.errors import ParameterError
 
-__all__ = ["spectral_radius", "spectral_radius_"]
+if TYPE_CHECKING:
+    from flexsn_nn._flexsn import FlexSN
+
+__all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
+
+# A response ends where this part of its largest value is left. One that still has `_DECAYED` of it after the first
+# steps, or more than this part after the longest run, is taken for one that does not end.
+_NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
 def spectral_radius(weight: Tensor) -> float:
@@ -74,3 +86,115 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
         raise ParameterError("the spectral radius of weight is 0: no factor gives it another one.")
     with torch.no_grad():
         return weight.mul_(rho / found)
+
+
+def fluctuation_driven_(
+    weight: Tensor,
+    neuron: FlexSN,
+    rate: float,
+    xi: float = 1.0,
+    mean: float = 0.0,
+    share: float = 1.0,
+    num_steps: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws weights in front of a neuron, in place, so that its membrane fluctuates up to the threshold; returns them.
+
+    For inputs that spike independently at `rate`, the membrane without resets has the mean `mean` and the standard
+    deviation `(threshold - mean) / xi`, whatever the neuron's time constants are and whether it divides its input by
+    them: the response of the membrane to one small input is measured on a copy. With `n` inputs, its sum `e1` over time
+    and the sum of its squares `e2`, weights are normal, of mean `mean / (n rate e1)` and of variance
+    `share (threshold - mean)² / (xi² n rate e2)` less the square of their mean. Membranes count from where they rest.
+
+    Args:
+        weight: `[out, in, ...]`, of a linear layer or a convolution: `n` is the number of elements of `weight[0]`.
+        neuron: the neuron behind: ready-made, or one of yours with a state `v` and a threshold.
+        rate: spikes per input and step, above 0 and at most 1. Of inputs that are no spikes, the mean of their squares.
+        xi: the distance from mean to threshold in standard deviations, above 0; 1 to 3 in the source.
+        mean: of the membrane, below the threshold.
+        share: the part of the variance that these weights bring, above 0 and at most 1, where recurrent weights bring
+            the rest.
+        num_steps: the length of sequences; needed for a membrane that does not decay, as of `IF`.
+        generator: of the random numbers.
+
+    Raises:
+        ParameterError: numbers out of their ranges; a neuron without threshold or without a state `v`; a membrane that
+            does not decay, without `num_steps`; or a `mean` for which no such weights exist.
+
+    Source: Rossbroich, Gygax and Zenke, "Fluctuation-driven initialization for spiking neural network training",
+    Neuromorphic Computing and Engineering 2, 2022.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> linear = torch.nn.Linear(400, 100)
+        >>> _ = fluctuation_driven_(linear.weight, LIF(tau=10.0), rate=0.05)
+        >>> round(linear.weight.std().item(), 1)
+        1.0
+    """
+    check_tensor("weight", weight)
+    if weight.dim() < 2 or not weight.numel():
+        raise ParameterError(f"weight has shape {list(weight.shape)}; it must be [out, in, ...], and not be empty.")
+    check_number("rate", rate, above=0, at_most=1)
+    check_number("xi", xi, above=0)
+    check_number("mean", mean)
+    check_number("share", share, above=0, at_most=1)
+    if num_steps is not None:
+        check_count("num_steps", num_steps)
+    response, threshold = _membrane(neuron, num_steps)
+    if mean >= threshold:
+        raise ParameterError(f"mean is {mean:g}; it must be below the threshold, which is {threshold:g} above rest.")
+    inputs = weight[0].numel()
+    first, second = float(response.sum(0).mean()), float(response.square().sum(0).mean())
+    center = mean / (inputs * rate * first)
+    variance = share * ((threshold - mean) / xi) ** 2 / (inputs * rate * second) - center**2
+    if variance <= 0:
+        raise ParameterError(
+            f"no weights of {inputs} inputs give a membrane of mean {mean:g}: take a smaller mean or xi."
+        )
+    with torch.no_grad():
+        return weight.normal_(center, variance**0.5, generator=generator)
+
+
+def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
+    """The response `[T, *step]` of a membrane to an input of 1 at the first step, and the threshold above rest."""
+    from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # which start weights by functions of this module
+
+    inner = neuron.neuron if isinstance(neuron, Recurrent) else neuron
+    limit = getattr(inner, "v_threshold", getattr(inner, "threshold", None))
+    if not isinstance(inner, Neuron) or "v" not in inner.state_names or limit is None:
+        raise ParameterError(f"{type(inner).__name__} has no state v with a threshold: the size of weights is unknown.")
+    probe = deepcopy(inner).cpu().double().eval()
+    probe.reset()
+    probe.step_mode, probe.backend, probe.store_state_seqs = "m", "torch", True
+    if isinstance(probe, Feedback):
+        step = torch.Size((1, probe.V.shape[-1] if probe.V.dim() else 1))
+    else:
+        values = [*probe.parameters(), *probe.buffers()]
+        step = torch.broadcast_shapes((1, 1), *(value.shape for value in values))
+    length = num_steps or 256
+    size = 1e-6  # far below the threshold: the step is linear there
+    while True:
+        x = torch.zeros(length, *step, dtype=torch.float64)
+        resting = _voltage(probe, x)
+        x[0] = size
+        response = (_voltage(probe, x) - resting) / size
+        left = float(response[-1].abs().max()) / float(response.abs().max())
+        if num_steps is not None or left <= _NEGLIGIBLE:
+            break
+        if length >= _LONGEST or left > _DECAYED:
+            raise ParameterError(f"the membrane of {type(inner).__name__} does not decay: give num_steps.")
+        length *= 2
+    height = torch.as_tensor(limit).detach().double().cpu() - resting[-1]
+    return response, float(height.mean())
+
+
+def _voltage(probe: FlexSN, x: Tensor) -> Tensor:
+    from flexsn_nn.neuron import Neuron
+
+    assert isinstance(probe, Neuron)
+    probe.reset()
+    with torch.no_grad():
+        probe(x)
+    found = probe.state_seq("v")
+    assert found is not None
+    return found

@@ -7,8 +7,8 @@ NIR's neurons are differential equations. Here one step of `dt` seconds is one E
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-What NIR cannot express, or these neurons cannot, is refused. Networks are chains of layers on sequences
-`[T, B, ...]`. A neuron with recurrent weights is a graph of its own in the chain: the neuron, and a linear node from
+What NIR cannot express, or these neurons cannot, is refused. Networks are layers on sequences `[T, B, ...]` and sums of
+their outputs. A neuron with recurrent weights is a graph of its own in the chain: the neuron, and a linear node from
 its output to its input, which arrives a step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
@@ -17,7 +17,9 @@ Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Comm
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +28,12 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_number
 from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._nir_graph import LayerGraph
+from flexsn_nn._nir_trace import INPUT, Call, calls_of
 from flexsn_nn._over_time import OverTime
+from flexsn_nn._scale import Scale
 from flexsn_nn.errors import MissingExtraError, NirError
-from flexsn_nn.functional import get_states, set_states
+from flexsn_nn.layer import SharedDropout
 from flexsn_nn.neuron import CUBALIF, IF, LI, LIF, PLIF, RLIF, Feedback, ImmediateReset, Leaky, Recurrent, Synaptic
 from flexsn_nn.neuron._connections import OneToOne
 from flexsn_nn.surrogate import Surrogate
@@ -36,36 +41,26 @@ from flexsn_nn.surrogate import Surrogate
 __all__ = ["Scale", "from_nir", "to_nir"]
 
 
-class Scale(nn.Module):
-    """`x * scale`.
-
-    Args:
-        scale: broadcasts to the step.
-    """
-
-    scale: Tensor
-
-    def __init__(self, scale: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("scale", scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, *step] -> [T, B, *step]`."""
-        return x * self.scale
-
-
-def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality: bool = False) -> Any:
+def to_nir(
+    net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality: bool = False, soft_reset: bool = False
+) -> Any:
     """The network as a `nir.NIRGraph`.
 
     Args:
-        net: one layer, or layers in `nn.Sequential` and `OverTime`, nested at will: `nn.Linear`, `nn.Conv1d`,
-            `nn.Conv2d`, `nn.Flatten` of all but time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`,
-            `LI`, `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and
-            `RLeaky` and `RSynaptic` that reset to zero at once.
+        net: one layer, or layers in `nn.Sequential`, `OverTime`, blocks as `SEWBlock`, and modules with a `forward` of
+            their own, nested at will. `forward` is traced by `torch.fx`: it may call layers, add their outputs,
+            multiply them by constants and flatten them. Layers: `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.AvgPool2d`,
+            batch norms in evaluation (folded into the weights in front), dropout in evaluation (left out),
+            `nn.Flatten` of all but time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`,
+            `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and `RLeaky`
+            and `RSynaptic` that reset to zero at once.
         sample: an input `[T, B, ...]`; the network runs on it once, for the shapes.
         dt: seconds of one step.
         ignore_equality: NIR fires at `v > v_threshold`. Whether a neuron that fires at `v >= v_threshold` too
             is written down all the same, instead of refused.
+        soft_reset: the simulator that reads the graph resets by subtraction of the threshold, which NIR's equations do
+            not say: neurons with `v_reset=None`, and no others, are written, with `"reset": "subtract"` in their
+            metadata, where `from_nir` finds it.
 
     Raises:
         NirError: a layer that NIR cannot express; says what to do.
@@ -73,16 +68,11 @@ def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality:
     """
     nir = _import_nir()
     check_number("dt", dt, above=0)
-    nodes = [
-        _to_node(nir, name, layer, shape, dt, ignore_equality)
-        for name, layer, shape in _layers_with_shapes(net, sample)
-    ]
-    # The shapes are those of a run. nir 1.0's own check takes a kernel [3, 1] for [3, 3].
-    return nir.NIRGraph.from_list(*nodes, type_check=False)
+    return _to_graph(nir, net, sample, _Way(dt, ignore_equality, soft_reset))
 
 
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
-    """A network from a `nir.NIRGraph` that is a chain, in which neurons may have a linear node back to themselves.
+    """A network from a `nir.NIRGraph` without loops but those of linear nodes from a neuron back to itself.
 
     Layers have the names of its nodes. A recurrent neuron may also be a graph inside of the graph.
 
@@ -96,10 +86,11 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
         backend: of the neurons, as in `FlexSN`.
 
     Returns:
-        Takes and gives sequences `[T, B, ...]`.
+        Layers in a row; or one layer, `graph`, where outputs fork and are summed. Takes and gives sequences
+        `[T, B, ...]`.
 
     Raises:
-        NirError: no chain, or a node that these neurons cannot express.
+        NirError: another loop, several inputs or outputs, or a node that these neurons cannot express.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()
@@ -110,41 +101,140 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
 # -- to NIR ----------------------------------------------------------------------------------------------
 
 
-def _layers_with_shapes(net: nn.Module, sample: Tensor) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
-    """`(name, layer, shape of its input without time and batch)`, in order."""
-    layers = list(_flat(net, type(net).__name__))
-    shapes: dict[int, tuple[int, ...]] = {}
+@dataclass(frozen=True)
+class _Way:
+    """How neurons are written: the options of `to_nir`."""
 
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        # Inside of OverTime, time and batch are one dimension.
-        shapes[id(layer)] = tuple(inputs[0].shape[1 if id(layer) in folded else 2 :])
-
-    folded = {id(m) for over in net.modules() if isinstance(over, OverTime) for m in over.modules()}
-    hooks = [layer.register_forward_pre_hook(look) for _, layer in layers]
-    states = get_states(net)
-    try:
-        with torch.no_grad():
-            net(sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        set_states(net, states)
-    return [(name, layer, shapes[id(layer)]) for name, layer in layers]
+    dt: float
+    ignore_equality: bool
+    soft_reset: bool
 
 
-def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) in (nn.Sequential, OverTime):
-        for child_name, child in module.named_children():
-            yield from _flat(child, f"{name}.{child_name}")
-    else:
-        yield name, module
+class _Builder:
+    """Nodes by name, and edges.
+
+    Names are kinds of nodes in lower case, numbered from the second.
+    """
+
+    def __init__(self, nir: Any) -> None:
+        self.nir = nir
+        self.nodes: dict[str, Any] = {}
+        self.edges: list[tuple[str, str]] = []
+        self._outputs: dict[str, str] = {}  # by call, the node with its output
+        self._counts: dict[str, int] = {}
+
+    def add(self, node: Any, sources: Sequence[str]) -> str:
+        """Adds a node behind others; its name."""
+        kind = type(node).__name__.lower()
+        count = self._counts[kind] = self._counts.get(kind, -1) + 1
+        name = f"{kind}_{count}" if count else kind
+        self.nodes[name] = node
+        self.connect(sources, name)
+        return name
+
+    def connect(self, sources: Sequence[str], target: str) -> None:
+        """Edges from nodes to one."""
+        for source in dict.fromkeys(sources):
+            count = sources.count(source)
+            if count > 1:
+                raise NirError(f"{target} gets the same output {count} times: multiply it by {count} instead.")
+            self.edges.append((source, target))
+
+    def called(self, name: str, node: str) -> None:
+        """Notes which node has the output of a call."""
+        self._outputs[name] = node
+
+    def outputs(self, names: Sequence[str]) -> list[str]:
+        """The nodes with the outputs of calls."""
+        return [self._outputs[name] for name in names]
 
 
-def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: float, ignore_equality: bool) -> Any:
+def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
+    calls, last, shape = calls_of(net, sample)
+    consumers = Counter(source for call in calls for source in call.sources) + Counter(last)
+    builder = _Builder(nir)
+    builder.called(INPUT, builder.add(nir.Input({"input": _sizes(sample.shape[2:])}), []))
+    made: dict[str, str] = {}  # by call, its own node
+    for call in calls:
+        sources = builder.outputs(call.sources)
+        if isinstance(call.layer, nn.modules.batchnorm._BatchNorm):
+            before = made.get(call.sources[0]) if len(call.sources) == 1 and consumers[call.sources[0]] == 1 else None
+            node = _norm_to_nodes(builder, call, before, sources)
+        elif _passes(call):
+            if len(sources) > 1:
+                raise NirError(f"{call.name} ({type(call.layer).__name__}) is given a sum: leave it out.")
+            (node,) = sources
+        else:
+            node = builder.add(_to_node(nir, call.name, call.layer, call.shape, way), sources)
+            made[call.name] = node
+        builder.called(call.name, node)
+    builder.add(nir.Output({"output": _sizes(shape)}), builder.outputs(last))
+    # The shapes are those of a run. nir 1.0's own check takes a kernel [3, 1] for [3, 3].
+    return nir.NIRGraph(nodes=builder.nodes, edges=builder.edges, type_check=False)
+
+
+def _passes(call: Call) -> bool:
+    """True of layers that do nothing in evaluation."""
+    if isinstance(call.layer, nn.Identity):
+        return True
+    if not isinstance(call.layer, nn.modules.dropout._DropoutNd | SharedDropout):
+        return False
+    if call.layer.training:
+        raise NirError(f"{call.name} drops outputs at random in training; NIR has no dropout: call net.eval() first.")
+    return True
+
+
+def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
+    """A batch norm in evaluation: folded into the weights in front, or a layer that scales and shifts channels."""
+    norm, nir = call.layer, builder.nir
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    if norm.training or norm.running_mean is None or norm.running_var is None:
+        raise NirError(f"{call.name} normalises by statistics of the batch; NIR has constants: call net.eval() first.")
+    if not call.folded:
+        raise NirError(f"{call.name} is a batch norm on [T, B, ...]: put it into OverTime, so that C is dimension 1.")
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight.detach().double()
+    shift = -norm.running_mean.double() * scale
+    shift = shift if norm.bias is None else shift + norm.bias.detach().double()
+    scale, shift = scale.cpu(), shift.cpu()
+    node = builder.nodes.get(before) if before is not None else None
+    kind = type(node).__name__
+    if before is not None and node is not None and kind in ("Linear", "Affine", "Conv1d", "Conv2d"):
+        weight = _double(node.weight)
+        folded = _array((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float())
+        bias = _array((shift if kind == "Linear" else _double(node.bias) * scale + shift).float())
+        if kind == "Linear":
+            builder.nodes[before] = nir.Affine(weight=folded, bias=bias)
+        else:
+            node.weight, node.bias = folded, bias
+        return before
+    bias = _array(shift.float())
+    if len(call.shape) == 1:
+        return builder.add(nir.Affine(weight=_array(scale.diag().float()), bias=bias), sources)
+    if len(call.shape) not in (2, 3):
+        raise NirError(f"{call.name} normalises steps of {len(call.shape)} dimensions; NIR's layers have up to three.")
+    one = len(call.shape) == 2
+    made = (nir.Conv1d if one else nir.Conv2d)(
+        input_shape=call.shape[1] if one else call.shape[1:],
+        weight=_array(scale.float().view(-1, 1, *[1] * (len(call.shape) - 1))),
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=len(scale),
+        bias=bias,
+    )
+    return builder.add(made, sources)
+
+
+def _sizes(shape: Sequence[int]) -> Any:
+    return torch.tensor(list(shape)).numpy()
+
+
+def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way: _Way) -> Any:
     if isinstance(layer, Feedback):
-        return _recurrent_to_node(nir, name, layer, shape, dt, ignore_equality)
+        return _recurrent_to_node(nir, name, layer, shape, way)
     if isinstance(layer, FlexSN):
-        return _neuron_to_node(nir, name, layer, shape, dt, ignore_equality)
+        return _neuron_to_node(nir, name, layer, shape, way)
     if isinstance(layer, nn.Linear):
         return _linear_to_node(nir, name, layer, shape)
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
@@ -157,14 +247,16 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: 
                 "nn.Flatten(2), which leaves time and batch alone."
             )
         return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
+    if isinstance(layer, nn.AvgPool2d):
+        return _pool_to_node(nir, name, layer)
     if isinstance(layer, Scale):
         return nir.Scale(scale=_values(layer.scale, shape, name))
     if isinstance(layer, Delay):
-        return nir.Delay(delay=_values(layer.in_evaluation(), shape, name) * dt)
+        return nir.Delay(delay=_values(layer.in_evaluation(), shape, name) * way.dt)
     raise NirError(
         f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
-        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, Delay, IF, LIF, PLIF, CUBALIF, LI, Leaky, Synaptic, Recurrent, RLIF, "
-        "RLeaky, RSynaptic."
+        "nn.Conv1d, nn.Conv2d, nn.AvgPool2d, batch norms, nn.Flatten, Scale, Delay, IF, LIF, PLIF, CUBALIF, LI, Leaky, "
+        "Synaptic, Recurrent, RLIF, RLeaky, RSynaptic."
     )
 
 
@@ -176,9 +268,7 @@ def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...
     return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
 
 
-def _recurrent_to_node(
-    nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], dt: float, ignore_equality: bool
-) -> Any:
+def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], way: _Way) -> Any:
     """A graph of the neuron and its weights, as snnTorch writes one; weights of each neuron to itself are a matrix."""
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
@@ -194,7 +284,7 @@ def _recurrent_to_node(
         )
     nodes = {
         "input": nir.Input({"input": list(shape)}),
-        "neuron": _neuron_to_node(nir, name, neuron, shape, dt, ignore_equality),
+        "neuron": _neuron_to_node(nir, name, neuron, shape, way),
         "w_rec": weights,
         "output": nir.Output({"output": list(shape)}),
     }
@@ -224,9 +314,29 @@ def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tupl
     )
 
 
-def _neuron_to_node(
-    nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...], dt: float, ignore_equality: bool
-) -> Any:
+def _pair(value: Any) -> tuple[int, int]:
+    """Height and width of a number for both, or of two."""
+    first, *others = torch.as_tensor(value).flatten().tolist()
+    return int(first), int(others[0] if others else first)
+
+
+def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
+    """An average; with `divisor_override=1`, a sum."""
+    pads = any(_pair(layer.padding))
+    if layer.ceil_mode or (pads and not layer.count_include_pad and layer.divisor_override is None):
+        raise NirError(f"{name} has ceil_mode=True or count_include_pad=False, which NIR's pooling does not have.")
+    if layer.divisor_override not in (None, 1):
+        raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages, and sums (1).")
+    sizes = {
+        key: _sizes(_pair(value))
+        for key, value in (("kernel_size", layer.kernel_size), ("stride", layer.stride), ("padding", layer.padding))
+    }
+    return (nir.AvgPool2d if layer.divisor_override is None else nir.SumPool2d)(**sizes)
+
+
+def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...], way: _Way) -> Any:
+    dt, ignore_equality = way.dt, way.ignore_equality
+
     def array(value: float | Tensor) -> Any:
         return _values(value, shape, name)
 
@@ -234,6 +344,8 @@ def _neuron_to_node(
         tau = array(neuron.tau)
         return nir.LI(tau=tau * dt, r=tau**0 if neuron.decay_input else tau, v_leak=array(0.0))
     if isinstance(neuron, Leaky | Synaptic):
+        if way.soft_reset:
+            raise NirError(f"{name} is a {type(neuron).__name__}; with soft_reset=True, give IF, LIF, PLIF or CUBALIF.")
         _check_delayed(name, neuron)
         _check_strict(name, neuron.spike_grad, ignore_equality)
         steps = _steps(name, "beta", array(neuron.beta))
@@ -258,16 +370,23 @@ def _neuron_to_node(
     if type(neuron) not in (IF, LIF, PLIF, CUBALIF, RLIF):
         raise NirError(f"{name} is a {type(neuron).__name__}, which NIR does not have.")
     assert isinstance(neuron, ImmediateReset)
-    if neuron.v_reset is None:
+    if (neuron.v_reset is None) != way.soft_reset:
         raise NirError(
-            f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0."
+            f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction does not: train with "
+            "v_reset=None, or leave soft_reset=True out."
+            if way.soft_reset
+            else f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0, or, "
+            "for a simulator that resets by subtraction, give soft_reset=True."
         )
     _check_strict(name, neuron.surrogate_function, ignore_equality)
-    ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(neuron.v_reset)}
+    v_reset = 0.0 if neuron.v_reset is None else neuron.v_reset
+    ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(v_reset)}
+    if way.soft_reset:
+        ends["metadata"] = {"reset": "subtract"}
     if isinstance(neuron, IF):
         return nir.IF(r=array(1 / dt), **ends)
     if isinstance(neuron, CUBALIF):
-        if neuron.v_reset != 0:
+        if v_reset != 0:
             raise NirError(f"{name} starts at v_reset={neuron.v_reset} and leaks to 0: NIR has no such start.")
         synapse = _steps(name, "c_decay", array(neuron.c_decay))
         membrane = _steps(name, "v_decay", array(neuron.v_decay))
@@ -333,17 +452,27 @@ def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
 
 
 def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
-    net = nn.Sequential()
-    for name, node, weights in _chain(nir, graph):
+    edges, loops = _without_loops(graph)
+    order, sources, output = _ordered(nir, graph, edges)
+    layers: dict[str, nn.Module] = {}
+    # A dot would be a path to a submodule.
+    names = {name: name.replace(".", "_") for name in order}
+    for name in order:
+        node, weights = graph.nodes[name], loops.get(name)
         if isinstance(node, nir.NIRGraph):
             inner = _from_graph(nir, node, dt, backend)
             layer = inner[0] if len(inner) == 1 else inner
         else:
             layer = _from_node(name, node, dt, backend)
-        if weights is not None:
-            layer = _recurrent_from_node(name, layer, weights)
-        # A dot would be a path to a submodule.
-        net.add_module(name.replace(".", "_"), layer)
+        layers[names[name]] = layer if weights is None else _recurrent_from_node(name, layer, weights)
+    chain = [sources[name] for name in order] + [output]
+    net = nn.Sequential()
+    if chain == [[before] for before in ["", *order]]:
+        for name, layer in layers.items():
+            net.add_module(name, layer)
+        return net
+    named = {names[name]: [names.get(source, "") for source in sources[name]] for name in order}
+    net.add_module("graph", LayerGraph(layers, named, [names.get(source, "") for source in output]))
     return net
 
 
@@ -371,8 +500,8 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
     return made if gain is None else nn.Sequential(Scale(gain), made)
 
 
-def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The nodes between input and output, in order, each with its recurrent weights, a node, or `None`."""
+def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """The edges without those to and from recurrent weights, and these by their neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -383,20 +512,49 @@ def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any, Any]]:
                 raise NirError(f"{name} leads back to where it comes from, {neuron!r}: only one linear node may.")
             loops[neuron] = node
             edges = [edge for edge in edges if name not in edge]
-    following: dict[str, str] = {}
+    return [(source, target) for source, target in edges], loops
+
+
+def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    """Names of the nodes between input and output, each after its sources; their sources, `""` for the input; and those
+    of the output."""
+    ends: dict[str, list[str]] = {"input": [], "output": []}
+    for name, node in graph.nodes.items():
+        if isinstance(node, nir.Input):
+            ends["input"].append(name)
+        elif isinstance(node, nir.Output):
+            ends["output"].append(name)
+    for end, found in ends.items():
+        if len(found) != 1:
+            raise NirError(f"the graph has {len(found)} {end}s; only graphs with one can be read.")
+    (first,), (last,) = ends.values()
+    sources: dict[str, list[str]] = {}
     for source, target in edges:
-        if source in following or target in following.values():
-            raise NirError(f"the graph forks or joins at the edge {source!r} -> {target!r}; only chains can be read.")
-        following[source] = target
-    starts = [name for name, node in graph.nodes.items() if isinstance(node, nir.Input)]
-    if len(starts) != 1:
-        raise NirError(f"the graph has {len(starts)} inputs; only chains with one can be read.")
-    name, count = following.get(starts[0]), 0
-    while name is not None and not isinstance(graph.nodes[name], nir.Output):
-        yield name, graph.nodes[name], loops.get(name)
-        name, count = following.get(name), count + 1
-        if count > len(graph.nodes):
-            raise NirError("the graph has a loop; only chains can be read.")
+        sources.setdefault(target, []).append(source)
+    if last not in sources:
+        raise NirError("nothing leads to the output.")
+    order: dict[str, None] = {}
+    pending: list[tuple[str, bool]] = [(last, False)]
+    active: set[str] = set()
+    while pending:  # depth first
+        name, is_left = pending.pop()
+        if is_left:
+            active.discard(name)
+            order[name] = None
+        elif name not in order:
+            if name in active:
+                raise NirError("the graph has a loop other than recurrent weights around one neuron.")
+            if name not in sources and name != first:
+                raise NirError(f"nothing leads to the node {name!r}.")
+            active.add(name)
+            pending.append((name, True))
+            for source in reversed(sources.get(name, [])):
+                if source in active:
+                    raise NirError("the graph has a loop other than recurrent weights around one neuron.")
+                pending.append((source, False))
+    names = [name for name in order if name not in (first, last)]
+    named = {name: ["" if s == first else s for s in sources.get(name, [])] for name in (*names, last)}
+    return names, named, named[last]
 
 
 def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
@@ -409,6 +567,9 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
         return _filled(layer, weight, _tensor(node.bias) if kind == "Affine" else None)
     if kind in ("Conv1d", "Conv2d"):
         return OverTime(_conv_from_node(node, kind))
+    if kind in ("AvgPool2d", "SumPool2d"):
+        size, stride, padding = (_pair(value) for value in (node.kernel_size, node.stride, node.padding))
+        return OverTime(nn.AvgPool2d(size, stride, padding, divisor_override=None if kind == "AvgPool2d" else 1))
     if kind == "Flatten":
         if node.start_dim < 0 or node.end_dim not in (-1, len(node.input_type["input"]) - 1):
             raise NirError(f"{name} flattens {node.start_dim} to {node.end_dim}; only up to the last.")
@@ -426,8 +587,8 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
     if kind in ("IF", "LIF", "CubaLIF"):
         return _spiking_from_node(name, node, dt, backend)
     raise NirError(
-        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, Flatten, Scale, Delay, "
-        "IF, LIF, CubaLIF, LI, and graphs of these."
+        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, AvgPool2d, "
+        "SumPool2d, Flatten, Scale, Delay, IF, LIF, CubaLIF, LI, and graphs of these."
     )
 
 
@@ -458,7 +619,7 @@ def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Modu
     v_reset = _number(name, "v_reset", node.v_reset)
     common: dict[str, Any] = {
         "v_threshold": _compact(_tensor(node.v_threshold)),
-        "v_reset": v_reset,
+        "v_reset": None if _resets_softly(node) else v_reset,
         "strict": True,
         "backend": backend,
     }
@@ -477,6 +638,11 @@ def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Modu
     gain = _compact((_double(node.w_in) / synapse * _double(node.r) / membrane).float())
     neuron = CUBALIF(_compact((1 - 1 / synapse).float()), _compact((1 - 1 / membrane).float()), **common)
     return _scaled(gain, neuron)
+
+
+def _resets_softly(node: Any) -> bool:
+    found = (getattr(node, "metadata", None) or {}).get("reset")
+    return (found.decode() if isinstance(found, bytes) else found) == "subtract"
 
 
 def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:

@@ -33,46 +33,62 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def trace(v: Tensor, spikes: Tensor | None = None, threshold: float | None = None, ax: Axes | None = None) -> Axes:
-    """One neuron's membrane over time, with its threshold and its spikes.
+def trace(
+    v: Tensor,
+    spikes: Tensor | None = None,
+    threshold: float | Tensor | None = None,
+    ax: Axes | None = None,
+    *,
+    label: str = "membrane",
+) -> Axes:
+    """One neuron's membrane, or another state, over time, with its threshold and its spikes.
 
     Args:
         v: `[T]`.
         spikes: `[T]`.
-        threshold: a horizontal line.
+        threshold: a horizontal line; or `[T]`, of a threshold that moves, as `1.0 + 1.8 * a` of an `ALIF`.
         ax: where to draw; `None`: a new figure.
+        label: the name of `v`, in the legend and at the axis.
 
     Raises:
-        ParameterError: more than one neuron.
+        ParameterError: more than one neuron, or a threshold of another length.
     """
-    if v.dim() != 1 or (spikes is not None and spikes.shape != v.shape):
-        shapes = [list(t.shape) for t in (v, spikes) if t is not None]
+    moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
+    given = [tensor for tensor in (v, spikes, moving) if tensor is not None]
+    if v.dim() != 1 or any(tensor.shape != v.shape for tensor in given):
+        shapes = [list(tensor.shape) for tensor in given]
         raise ParameterError(f"got shapes {shapes}; wanted [T] of one neuron: v[:, 0, 3], say.")
     ax = _axes(ax)
     values = v.detach().float().cpu()
-    ax.plot(values.numpy(), label="membrane")
-    if threshold is not None:
-        ax.axhline(threshold, linestyle="--", color="gray", label="threshold")
+    ax.plot(values.numpy(), label=label)
+    top = float(values.max()) if len(values) else 0.0
+    if moving is not None:
+        limits = moving.detach().float().cpu()
+        ax.plot(limits.numpy(), linestyle="--", color="gray", label="threshold")
+        top = max(top, float(limits.max())) if len(limits) else top
+    elif threshold is not None:
+        ax.axhline(float(threshold), linestyle="--", color="gray", label="threshold")
+        top = max(top, float(threshold))
     if spikes is not None:
-        top = float(values.max()) if threshold is None else max(float(values.max()), threshold)
         times = spikes.detach().nonzero().flatten().cpu()
         ax.scatter(times.numpy(), [top] * len(times), marker="v", color="black", label="spike")
-    ax.set(xlabel="step", ylabel="membrane")
+    ax.set(xlabel="step", ylabel=label)
     ax.legend()
     return ax
 
 
-def heatmap(v: Tensor, ax: Axes | None = None) -> Axes:
-    """Membranes as colours: steps to the right, neurons upwards.
+def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Axes:
+    """Membranes, or another state, as colours: steps to the right, neurons upwards.
 
     Args:
         v: `[T, *step]`; the step's elements are numbered in order.
         ax: where to draw; `None`: a new figure.
+        label: the name of `v`, at the colour bar.
     """
     ax = _axes(ax)
     values = v.detach().flatten(1).T.float().cpu()
     image = ax.imshow(values.numpy(), aspect="auto", origin="lower", interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label="membrane")
+    ax.figure.colorbar(image, ax=ax, label=label)
     ax.set(xlabel="step", ylabel="neuron")
     return ax
 

@@ -8,6 +8,7 @@ from typing import Any
 from flexsn_nn._backends import BACKENDS, Backend, StepMode, check_backend, check_step_mode, takes_step_mode
 from flexsn_nn._checks import check_count
 from flexsn_nn._decisions import Decisions
+from flexsn_nn._firing import Firing
 from flexsn_nn._leaf import Leaf
 from flexsn_nn._refusals import Refusals
 from flexsn_nn._stateful import is_own_forward
@@ -38,6 +39,7 @@ class Settings(Leaf):
     _numbers: Numbers
     # Whether the core draws random numbers.
     _draws: bool
+    _firing: Firing | None
     # Those of every call, innermost.
     _own_transforms: tuple[Transform, ...] = ()
     # Those of the calls inside of `functional.run`.
@@ -103,6 +105,15 @@ class Settings(Leaf):
     def residuals(self) -> str:
         """What is kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
         return self._residuals
+
+    @property
+    def watch_firing(self) -> bool:
+        """True if a `FiringWarning` comes when the neuron never, or always, fires in training."""
+        return self._firing is not None
+
+    @watch_firing.setter
+    def watch_firing(self, watch_firing: bool) -> None:
+        self._firing = Firing() if watch_firing else None
 
     def _forget_decisions(self) -> None:
         """Begins the account of what runs again: another core, or another way to run it."""

@@ -39,6 +39,8 @@ class KeepsStates(Settings):
     _shapes_for: tuple[torch.Size, list[torch.Size]] | None
     _graph: GraphOfCall | None
     _exported: InExport | None = None
+    # In a call that gets the states from outside and returns them: see `functional.stateless`.
+    _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         kept: Any = self._as_states(value) if name == "states" else value
@@ -102,7 +104,8 @@ class KeepsStates(Settings):
         if self.states:
             raise ExportError(
                 "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
-                "export a module that calls neuron.step(inputs, states) and returns the states."
+                "export functional.stateless(net), or a module that calls neuron.step(inputs, states) and returns the "
+                "states."
             )
         if torch.compiler.is_dynamo_compiling():
             if self._is_exported_again():

@@ -65,5 +65,15 @@ class SharedDropout(Stateful):
         number = draw_all(self._numbers, shape, None, step.device, bits=24)
         return torch.ones_like(step) * (number >= self.p).to(step.dtype) / (1 - self.p)
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """No states, in evaluation.
+
+        Raises:
+            StateError: in training, where the first call draws a mask.
+        """
+        if self.training:
+            raise StateError("SharedDropout draws its mask in the first call in training: call eval() first.")
+        return []
+
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}, step_mode={self.step_mode!r}"

@@ -37,6 +37,19 @@ class Watcher(ABC):
         """Forgets what was recorded."""
 
     @abstractmethod
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The columns' names and a row per layer, as they are printed."""
+
+    def __repr__(self) -> str:
+        from flexsn_nn.reports._layers import table  # which watches layers, too
+
+        header, rows = self._table()
+        running = "" if self._hooks else ", stopped"
+        if not rows:
+            return f"{type(self).__name__}: nothing was recorded yet{running}"
+        return "\n".join([f"{type(self).__name__}{running}", *table(header, rows)])
+
+    @abstractmethod
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Called after each call of a layer."""
 

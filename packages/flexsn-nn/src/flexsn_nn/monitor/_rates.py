@@ -46,6 +46,14 @@ class RateMonitor(Monitor):
         """The mean output of each layer that has run."""
         return {name: float(spikes) / max(self._counts[name], 1) for name, spikes in self._spikes.items()}
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for name, rate in self.rates().items():
+            neuron = self.layers[name]
+            what = "mean output" if neuron.spike_range is None else "spikes per neuron and step"
+            rows.append([name, type(neuron).__name__, f"{rate:.4g}", what])
+        return ["layer", "kind", "value", "of"], rows
+
     def clear(self) -> None:
         """Starts again at zero."""
         self._spikes.clear()

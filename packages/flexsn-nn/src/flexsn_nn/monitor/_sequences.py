@@ -34,6 +34,14 @@ class _SequenceMonitor(Monitor):
             raise ParameterError(f"nothing was recorded of {name!r} yet: run the network first.")
         return torch.cat(self._kept[name])
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for name, kept in self._kept.items():
+            if kept:
+                shape = [sum(len(tensor) for tensor in kept), *kept[-1].shape[1:]]
+                rows.append([name, type(self.layers[name]).__name__, str(shape)])
+        return ["layer", "kind", "recorded"], rows
+
     def clear(self) -> None:
         """Forgets what was recorded."""
         for kept in self._kept.values():

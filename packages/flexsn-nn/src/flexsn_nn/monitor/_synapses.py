@@ -104,6 +104,11 @@ class SynapseMonitor(Watcher):
             sum(o.accumulates for o in each), sum(o.multiplies for o in each), sum(o.dense for o in each)
         )
 
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        found = self.operations().items()
+        rows = [[name, str(each.accumulates), str(each.multiplies), str(each.dense)] for name, each in found]
+        return ["layer", "accumulates", "multiplies", "dense"], rows
+
     def clear(self) -> None:
         """Starts again at zero."""
         self._counts.clear()

@@ -38,6 +38,7 @@ class RunOptions(TypedDict, total=False):
     store_state_seqs: bool
     precision: str
     residuals: str
+    watch_firing: bool
 
 
 class Neuron(FlexSN):
@@ -62,7 +63,7 @@ class Neuron(FlexSN):
 
     Args:
         num_inputs: how many inputs `dynamics` takes before its states.
-        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, as in `FlexSN`.
+        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, `watch_firing`, as in `FlexSN`.
 
     Attributes:
         state_names: the states that `dynamics` takes, and returns behind its one output, in this order.

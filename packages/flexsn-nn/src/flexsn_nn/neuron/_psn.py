@@ -177,6 +177,11 @@ class SlidingPSN(Stateful):
         """As of `FlexSN`."""
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """Zeros `[k - 1, *step]`, in the place of earlier inputs."""
+        step = x.shape[1:] if self.step_mode == "m" else x.shape
+        return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])
         super()._load_from_state_dict(state_dict, prefix, *args)

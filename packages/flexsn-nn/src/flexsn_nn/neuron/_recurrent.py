@@ -143,6 +143,7 @@ class Recurrent(Feedback):
             "store_state_seqs": neuron.store_state_seqs,
             "precision": neuron.precision,
             "residuals": neuron.residuals,
+            "watch_firing": neuron.watch_firing,
         }
         theirs.update(options)
         super().__init__(neuron.num_inputs, **theirs)

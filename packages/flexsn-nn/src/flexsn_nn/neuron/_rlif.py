@@ -14,13 +14,15 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class RLIF(Feedback, LIF):
-    """`h = v + (x + V s - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x + V s`.
+    """`h = v - (v - v_reset) / tau + x + V s`, or with `decay_input` `h = v + (x + V s - (v - v_reset)) / tau`.
 
     `LIF`, with the spikes `s` of the step before through a matrix `V` into its input. Then `ImmediateReset`.
 
     Args:
         features: how many neurons, the last dimension of the step.
-        tau, decay_input: as in `LIF`.
+        tau: as in `LIF`.
+        decay_input: as in `LIF`, where it is on: a single spike, divided by `tau`, moves a membrane too little for a
+            stack of these layers to learn as it starts.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
         options: as in `ImmediateReset`.
@@ -37,7 +39,7 @@ class RLIF(Feedback, LIF):
         self,
         features: int | None = None,
         tau: float | Tensor = 2.0,
-        decay_input: bool = True,
+        decay_input: bool = False,
         v_threshold: float | Tensor = 1.0,
         v_reset: float | None = 0.0,
         surrogate_function: SpikeFunction = SIGMOID,
@@ -61,15 +63,17 @@ class RLIF(Feedback, LIF):
 
 
 class RALIF(Feedback, ALIF):
-    """`h = v + (x + V s - (v - v_reset)) / tau`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
+    """`h = v - (v - v_reset) / tau + x + V s`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
 
-    `ALIF`, with the spikes `s` of the step before through a matrix `V` into its input: a layer of an LSNN. The
-    LSNN's neurons without adaptation are those whose `beta` is 0: `beta=torch.cat([torch.zeros(60), torch.full((40,),
-    1.8)])`.
+    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF`, with the spikes `s` of the step before
+    through a matrix `V` into its input: a layer of an LSNN. The LSNN's neurons without adaptation are those whose
+    `beta` is 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
         features: how many neurons, the last dimension of the step.
-        tau_a, beta, tau, decay_input: as in `ALIF`.
+        tau_a, tau: as in `ALIF`.
+        beta: as in `ALIF`. There it is 1.8, with which a neuron fires about once in `tau_a` steps.
+        decay_input: as in `RLIF`.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
         options: as in `ImmediateReset`.
@@ -84,9 +88,9 @@ class RALIF(Feedback, ALIF):
         self,
         features: int | None = None,
         tau_a: float | Tensor = 200.0,
-        beta: float | Tensor = 1.8,
+        beta: float | Tensor = 0.2,
         tau: float | Tensor = 2.0,
-        decay_input: bool = True,
+        decay_input: bool = False,
         v_threshold: float | Tensor = 1.0,
         v_reset: float | None = 0.0,
         surrogate_function: SpikeFunction = SIGMOID,

@@ -1,0 +1,111 @@
+"""Two recurrent layers as they start, trained for a few epochs: which settings fire and learn: a table.
+
+    python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
+
+The task has four classes: two groups of channels burst, or do not, in two windows of 50 steps, over noise. The network
+is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`; Adam at
+3e-3. 512 samples for training, 512 for the test; a guess has 25%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn import LI, RALIF, RLIF, functional, monitor
+from flexsn_nn.errors import FiringWarning
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS: dict[str, Callable[..., nn.Module]] = {"RLIF": RLIF, "RALIF": RALIF}
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    (kind, {"tau": tau, **options})
+    for kind, variants in (
+        ("RLIF", [{"decay_input": True}, {"decay_input": False}]),
+        (
+            "RALIF",
+            [
+                {"decay_input": True, "beta": 1.8},
+                {"decay_input": True, "beta": 0.2},
+                *({"decay_input": False, "beta": beta} for beta in (1.8, 0.9, 0.5, 0.2, 0.1)),
+            ],
+        ),
+    )
+    for tau in (2.0, 10.0)
+    for options in variants
+]
+
+
+def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`[50, count, 20]` spikes and classes `[count]`."""
+    labels = torch.randint(4, (count,), generator=generator)
+    x = (torch.rand(50, count, 20, generator=generator) < 0.03).float()
+    for start, channels, on in ((5, slice(0, 5), labels // 2), (25, slice(5, 10), labels % 2)):
+        bursts = torch.rand(10, count, 5, generator=generator) < 0.5 * on[:, None]
+        x[start : start + 10, :, channels] = bursts.float()
+    return x, labels
+
+
+def row(kind: str, options: dict[str, Any], epochs: int) -> str:
+    """Trains, and makes a row of the table."""
+    generator = torch.Generator().manual_seed(0)
+    (x, y), (x_test, y_test) = sequences(512, generator), sequences(512, generator)
+    torch.manual_seed(0)
+    make = LAYERS[kind]
+    net = nn.Sequential(
+        nn.Linear(20, 64),
+        make(64, **options),
+        nn.Linear(64, 64),
+        make(64, **options),
+        nn.Linear(64, 4),
+        LI(tau=10.0, decay_input=False),
+    )
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(epochs):
+        for chosen in torch.randperm(512).split(64):
+            functional.reset_net(net)
+            value = F.cross_entropy(net(x[:, chosen]).mean(0), y[chosen])
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    functional.reset_net(net)
+    with torch.no_grad(), monitor.RateMonitor(net, ["1", "3"]) as rates:
+        right = float((net(x_test).mean(0).argmax(1) == y_test).float().mean())
+    shown = ", ".join(f"{name}={value}" for name, value in options.items())
+    first, second = rates.rates().values()
+    line = f"| {kind} | {shown} | {right:.0%} | {first:.4f} | {second:.4f} |"
+    print(line, flush=True)
+    return line
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Writes the table."""
+    parser = argparse.ArgumentParser(description="Recurrent layers as they start.")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "recurrent_defaults.md")
+    parser.add_argument("--epochs", type=int, default=8)
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", FiringWarning)
+    rows = [row(kind, settings, options.epochs) for kind, settings in SETTINGS]
+    head = [
+        "# Recurrent layers as they start",
+        "",
+        "`python benchmarks/recurrent_defaults.py`, whose head says what is trained. "
+        f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
+        f"Accuracy after {options.epochs} epochs, and the rates of both layers then.",
+        "",
+        "| layers | settings | accuracy | rate of the first | rate of the second |",
+        "|---|---|---|---|---|",
+    ]
+    options.output.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Warns once of a layer that never, or always, fires in training."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flexsn_hop.callers import warn
+from flexsn_nn.errors import FiringWarning
+from flexsn_runtime import transform_at_work
+
+if TYPE_CHECKING:
+    from flexsn_nn._flexsn import FlexSN
+
+# One of this many calls is looked at; of single steps, a number that divides few lengths of sequences.
+EVERY = {"m": 16, "s": 129}
+# This many looks in a row find the same before there is a warning.
+_LOOKS = {"m": 4, "s": 8}
+_PAGE = "docs/my-network-does-not-learn.md"
+
+
+def is_wanted() -> bool:
+    """True unless the environment turns the warning off, by `FLEXSN_WATCH_FIRING=0`."""
+    return os.environ.get("FLEXSN_WATCH_FIRING", "1") != "0"
+
+
+class Firing:
+    """Counts of spikes of a neuron, in a few of its calls.
+
+    One of 16 calls in training (of 129 single steps) is followed by a count of its output's elements that are not 0.
+    On a GPU, the count is copied to the host while the device goes on, and a later look reads it if it has arrived: no
+    call waits for the device. Compiled graphs and replays of CUDA graphs are not looked at.
+
+    Attributes:
+        left: calls until the next look; `FlexSN.forward` counts down, and looks at 0. Below, there is no look.
+    """
+
+    def __init__(self) -> None:
+        self.left = EVERY["m"]
+        self._silent = self._full = 0
+        self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
+
+    def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
+        """A copy counts for itself."""
+        return Firing, ()
+
+    def look(self, neuron: FlexSN, output: Tensor) -> None:
+        """Counts what is not 0 in an output, or leaves it out where a count would wait or mean nothing."""
+        if type(output) is not Tensor or not output.numel() or not torch.is_grad_enabled():
+            return
+        if transform_at_work() is not None:
+            return
+        if output.device.type == "cpu":
+            self._found(neuron, int(torch.count_nonzero(output.detach())), output.shape)
+        elif output.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self._look_on_gpu(neuron, output.detach())
+
+    def _look_on_gpu(self, neuron: FlexSN, output: Tensor) -> None:
+        if self._pending is not None:
+            count, event, shape = self._pending
+            if not event.query():
+                return
+            self._pending = None
+            self._found(neuron, int(count), shape)
+        with torch.cuda.device(output.device):
+            count = torch.empty((), dtype=torch.int64, pin_memory=True)
+            count.copy_(torch.count_nonzero(output), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._pending = count, event, output.shape
+
+    def _found(self, neuron: FlexSN, count: int, shape: torch.Size) -> None:
+        self._silent = self._silent + 1 if count == 0 else 0
+        is_full = count == shape.numel() and neuron.spike_range == (0, 1)
+        self._full = self._full + 1 if is_full else 0
+        if max(self._silent, self._full) < _LOOKS[neuron.step_mode]:
+            return
+        self.left = 0
+        silent = self._silent > 0
+        what = "never fires" if silent else "fires always"
+        warn(
+            f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
+            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls looked at, one of "
+            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
+            "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
+            FiringWarning,
+        )
+
+
+def _remedy(neuron: FlexSN, silent: bool) -> str:
+    if not silent:
+        return "Make its input or its weights smaller, or its threshold higher."
+    inner = getattr(neuron, "neuron", neuron)  # of a Recurrent
+    if getattr(inner, "decay_input", False) is True:
+        return (
+            "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "
+            "start them by init.fluctuation_driven_."
+        )
+    return "Make its input or its weights larger, start them by init.fluctuation_driven_, or lower its threshold."

@@ -1,0 +1,42 @@
+"""A network whose layers are connected as a graph without loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+
+class LayerGraph(nn.Module):
+    """Layers whose inputs are sums of outputs.
+
+    Args:
+        layers: by name, in an order in which each comes after its sources.
+        sources: by layer, the names whose outputs are summed, `""` for the network's input.
+        output: the names whose outputs are summed as the network's.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, nn.Module], sources: Mapping[str, Sequence[str]], output: Sequence[str]
+    ) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._order = tuple(layers)
+        self._sources = {name: tuple(found) for name, found in sources.items()}
+        self._output = tuple(output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, B, ...] -> [T, B, ...]`."""
+        values = {"": x}
+        for name in self._order:
+            values[name] = self.get_submodule(name)(_sum(values, self._sources[name]))
+        return _sum(values, self._output)
+
+
+def _sum(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    first, *others = names
+    total = values[first]
+    for name in others:
+        total = total + values[name]
+    return total

@@ -1,0 +1,221 @@
+"""A network as calls of layers and sums between them, for graphs that have nothing else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._over_time import OverTime
+from flexsn_nn._scale import Scale
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.errors import NirError
+from flexsn_nn.functional import get_states, reset_net, set_states
+from flexsn_nn.layer import NormNeuron
+
+INPUT = "input"
+_SUMS = (operator.add, operator.iadd, torch.add)
+_PRODUCTS = (operator.mul, operator.imul, torch.mul)
+_SAME = ("contiguous", "clone")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        name: unique; that of the module in the network, where it is called once.
+        layer: a module without children that are called one by one.
+        sources: names of the calls whose outputs are summed as its input, or `INPUT`.
+        shape: of its input, without time and batch.
+        folded: time and batch are one dimension of its input, as inside of `OverTime`.
+    """
+
+    name: str
+    layer: nn.Module
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    folded: bool
+
+
+def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
+    """The calls in order, the sources of the output, and its shape without time and batch.
+
+    `forward` of modules that are neither PyTorch's nor this package's is traced; it may call layers, add their outputs,
+    multiply them by constants and flatten them.
+
+    Raises:
+        NirError: a `forward` with anything else.
+    """
+    root = nn.Sequential()
+    root.add_module(type(net).__name__, net)  # a layer alone is a call, too
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(root)
+    except NirError:
+        raise
+    except Exception as error:  # forward may do anything with what stands for a tensor
+        raise NirError(
+            f"forward of {type(net).__name__} cannot be traced by torch.fx: {error}. It may call layers, add their "
+            "outputs, multiply them by constants and flatten them, without conditions on values."
+        ) from error
+    _check_places(root, graph)
+    runner = _Runner(fx.GraphModule(root, graph))
+    states = get_states(net)
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for module in root.modules():
+                stack.callback(module.register_forward_pre_hook(runner.look).remove)
+            reset_net(net)
+            output = runner.run(sample)
+    finally:
+        set_states(net, states)
+    calls, last = _Reader(root, runner).read(graph)
+    return calls, last, tuple(output.shape[2:])
+
+
+def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
+    """`(name, layer, folded)` of a chain, in order."""
+    if type(module) is NormNeuron:
+        yield from flat(module.norm, f"{name}.norm", True)
+        yield from flat(module.neuron, f"{name}.neuron", folded)
+    elif type(module) is nn.Sequential or isinstance(module, OverTime):
+        inside = folded or isinstance(module, OverTime)
+        for child_name, child in module.named_children():
+            yield from flat(child, f"{name}.{child_name}", inside)
+    else:
+        yield name, module, folded
+
+
+def _check_places(root: nn.Module, graph: fx.Graph) -> None:
+    """Raises `NirError` if a layer with a state is called in two places."""
+    seen: set[nn.Module] = set()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            for name, layer, _ in flat(root.get_submodule(str(node.target)), str(node.target)):
+                if layer in seen:
+                    raise NirError(f"{name} is called twice: two places would share its state.")
+                if isinstance(layer, FlexSN | Stateful):
+                    seen.add(layer)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        whole = isinstance(m, FlexSN | Stateful | OverTime | Scale | NormNeuron)
+        return whole or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Runner(fx.Interpreter):
+    """Runs the graph, and notes the shapes of values and of layers' inputs."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, tuple[int, ...]] = {}
+        self.inputs: dict[int, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            self.values[n.name] = tuple(result.shape)
+        return result
+
+    def look(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            self.inputs[id(layer)] = tuple(inputs[0].shape)
+
+
+class _Reader:
+    """Turns a graph of torch.fx into calls."""
+
+    def __init__(self, root: nn.Module, runner: _Runner) -> None:
+        self._root = root
+        self._runner = runner
+        self._calls: list[Call] = []
+        self._values: dict[str, tuple[str, ...]] = {}
+        self._seen: set[str] = set()
+
+    def read(self, graph: fx.Graph) -> tuple[list[Call], tuple[str, ...]]:
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                if self._values:
+                    raise NirError(f"the network takes several inputs; {node.name} is the second: NIR chains have one.")
+                self._values[node.name] = (INPUT,)
+            elif node.op == "call_module":
+                self._values[node.name] = self._module(node)
+            elif node.op in ("call_function", "call_method"):
+                self._values[node.name] = self._operation(node)
+            elif node.op == "output":
+                if not isinstance(node.args[0], fx.Node):
+                    raise NirError("the network returns several values; NIR graphs of this export have one output.")
+                return self._calls, self._source(node.args[0], node)
+        raise AssertionError("a graph ends with an output")
+
+    def _source(self, value: Any, node: fx.Node) -> tuple[str, ...]:
+        if not isinstance(value, fx.Node) or value.name not in self._values:
+            raise _refused(node, f"takes {value!r}, which is no output of a layer")
+        return self._values[value.name]
+
+    def _module(self, node: fx.Node) -> tuple[str, ...]:
+        assert isinstance(node.target, str)
+        if len(node.args) != 1 or node.kwargs:
+            raise _refused(node, "is called with more than one input")
+        module = self._root.get_submodule(node.target)
+        sources = self._source(node.args[0], node)
+        whole = self._runner.inputs[id(module)][2:]
+        for name, layer, folded in flat(module, node.target):
+            # The norm of a NormNeuron is not called: the neuron computes it, on the same steps.
+            given = self._runner.inputs.get(id(layer))
+            sources = self._add(name, layer, sources, whole if given is None else given[1 if folded else 2 :], folded)
+        return sources
+
+    def _operation(self, node: fx.Node) -> tuple[str, ...]:
+        target, args = node.target, node.args
+        first = args[0] if args else None
+        if target in _SAME:
+            return self._source(first, node)
+        if target in _SUMS or target in ("add", "add_"):
+            if len(args) != 2 or node.kwargs:
+                raise _refused(node, "adds with a factor")
+            return self._source(first, node) + self._source(args[1], node)
+        if target in _PRODUCTS or target in ("mul", "mul_"):
+            value, constant = (first, args[1]) if self._constant(args[1]) is not None else (args[1], first)
+            scale = self._constant(constant)
+            if scale is None:
+                raise _refused(node, "multiplies two outputs")
+            return self._step(node, Scale(scale), self._source(value, node), value)
+        if target in (torch.flatten, "flatten"):
+            given: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
+            layer = nn.Flatten(given.get("start_dim", 0), given.get("end_dim", -1))
+            return self._step(node, layer, self._source(first, node), first)
+        raise _refused(node, "does something else with its input")
+
+    def _step(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
+        return self._add(node.name, layer, sources, self._runner.values[value.name][2:], folded=False)
+
+    def _constant(self, value: Any) -> Tensor | None:
+        if isinstance(value, int | float):
+            return torch.tensor(float(value))
+        if isinstance(value, fx.Node) and value.op == "get_attr":
+            found = operator.attrgetter(str(value.target))(self._root)
+            return found.detach() if isinstance(found, Tensor) else None
+        return None
+
+    def _add(
+        self, name: str, layer: nn.Module, sources: tuple[str, ...], shape: tuple[int, ...], folded: bool
+    ) -> tuple[str, ...]:
+        if name in self._seen:
+            name = f"{name}_{len(self._calls)}"
+        self._seen.add(name)
+        self._calls.append(Call(name, layer, sources, shape, folded))
+        return (name,)
+
+
+def _refused(node: fx.Node, why: str) -> NirError:
+    target = getattr(node.target, "__name__", node.target)
+    return NirError(f"{node.name} ({target}) {why}: NIR has layers, sums of their outputs and products with constants.")

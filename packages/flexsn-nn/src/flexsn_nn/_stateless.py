@@ -1,0 +1,129 @@
+"""A network as a function of its inputs and its states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_module
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.errors import StateError
+
+
+class Stateless(nn.Module):
+    """A network that takes its states and returns them, and keeps none: see `functional.stateless`.
+
+    Args:
+        net: a network; its parameters and its step mode are shared, its own states are left alone.
+
+    Attributes:
+        net: as given.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        from flexsn_nn.functional import with_state  # which has a function that makes this
+
+        super().__init__()
+        check_module("net", net)
+        self.net = net
+        self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
+        # By layer: how many states. A layer that is no neuron shows it with its first input.
+        self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
+
+    def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:
+        """The states before the first step, of all layers in the order of `functional.get_states`.
+
+        Runs the network once, without gradients, and leaves it as it was.
+
+        Args:
+            inputs: of the network: a tensor, or several.
+
+        Raises:
+            StateError: a layer that was not called, or one of your own without `initial_states`.
+        """
+        from flexsn_nn.reports._layers import forget, unchanged
+
+        found: dict[str, list[Tensor]] = {}
+        with ExitStack() as stack:
+            stack.enter_context(unchanged(self.net))
+            forget(self.net)
+            for name, layer in self._layers:
+                hook = layer.register_forward_pre_hook(_noting(found, name), with_kwargs=True)
+                stack.callback(hook.remove)
+            with torch.no_grad():
+                self.net(*_as_tuple(inputs))
+        missing = [name for name, _ in self._layers if name not in found]
+        if missing:
+            raise StateError(f"the network did not call {missing[0]}: its states are unknown.")
+        self._counts = [len(found[name]) for name, _ in self._layers]
+        return [state for name, _ in self._layers for state in found[name]]
+
+    def forward(
+        self, inputs: Tensor | Sequence[Any], states: Sequence[Tensor] | None = None
+    ) -> tuple[Any, list[Tensor]]:
+        """`output, states = module(inputs, states)`.
+
+        Args:
+            inputs: of the network: a tensor, or several.
+            states: as `initial_states` or an earlier call returned them; `None`: the initial ones.
+
+        Raises:
+            StateError: another number of states.
+        """
+        given = self.initial_states(inputs) if states is None else list(states)
+        counts = self._counts_of(given)
+        before = [_left(layer) for _, layer in self._layers]
+        try:
+            start = 0
+            for (_, layer), count in zip(self._layers, counts, strict=True):
+                layer.states = given[start : start + count]
+                start += count
+                if isinstance(layer, FlexSN):
+                    layer._carries = True
+            output = self.net(*_as_tuple(inputs))
+            return output, [state for _, layer in self._layers for state in layer.states]
+        finally:
+            for (_, layer), left in zip(self._layers, before, strict=True):
+                _put(layer, left)
+
+    def _counts_of(self, given: list[Tensor]) -> list[int]:
+        counts = [count for count in self._counts if count is not None]
+        if len(counts) < len(self._counts):
+            raise StateError("a layer keeps a state and is no neuron: call initial_states(inputs) first.")
+        if len(given) != sum(counts):
+            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as initial_states makes them.")
+        return counts
+
+
+def _as_tuple(inputs: Tensor | Sequence[Any]) -> tuple[Any, ...]:
+    return (inputs,) if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable) else tuple(inputs)
+
+
+def _noting(found: dict[str, list[Tensor]], name: str) -> Any:
+    def hook(layer: FlexSN | Stateful, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if isinstance(layer, FlexSN):
+            found[name] = [state.contiguous() for state in layer._initial(layer._checked(args))]
+        else:
+            found[name] = layer.initial_states(*args)
+
+    return hook
+
+
+def _left(layer: FlexSN | Stateful) -> tuple[Any, ...]:
+    """The results of earlier calls that a layer holds."""
+    if isinstance(layer, FlexSN):
+        return layer.states, layer.state_seqs, layer.spike_counts
+    return (layer._states,)
+
+
+def _put(layer: FlexSN | Stateful, left: tuple[Any, ...]) -> None:
+    if isinstance(layer, FlexSN):
+        layer._carries = False
+        layer.states, layer.state_seqs, layer.spike_counts = left
+    else:
+        layer.states = left[0]
