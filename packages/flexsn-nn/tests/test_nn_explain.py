@@ -271,7 +271,7 @@ def called_in_a_mode(layer: FlexSN) -> Any:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collects who runs: the kernels, or the core itself."""
     ran: list[str] = []
-    for name in ("run_again", "single_step", "repeated_scan", "repeated_step"):
+    for name in ("run_kernels", "single_step", "repeated_call"):
         original = getattr(_running, name)
 
         def kernels(*args: Any, original: Any = original, **options: Any) -> Any:

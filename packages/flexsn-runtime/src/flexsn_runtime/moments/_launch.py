@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets.triton import accumulator
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 
@@ -62,7 +63,7 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
         (-(-channels // width),),
         (parts, x, mean, var, moved.mean, moved.var, mean if tracked is None else tracked),
         (len(parts), channels, first, count, float(moved.momentum)),
-        (running is not None, tracked is not None, _power(len(parts)), width, _accumulated(kind)),
+        (running is not None, tracked is not None, _power(len(parts)), width, accumulator(kind)),
         num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )
     return mean, var
@@ -75,7 +76,7 @@ def _of_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     across = -(-columns // width)
     programs, tiles = _shared(-(-rows // height), across, x.device)
     parts = torch.empty(programs, 3, columns, dtype=kind, device=x.device)
-    constants = (height, width, _accumulated(kind))
+    constants = (height, width, accumulator(kind))
     numbers = (rows, columns, tiles)
     run_kernel(_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, _warps(height * width))
     return parts
@@ -88,7 +89,7 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     height = min(max(_tile() // width, 1), _power(samples))
     programs, tiles = _shared(-(-samples // height) * -(-size // width), channels, x.device)
     parts = torch.empty(programs, 3, channels, dtype=kind, device=x.device)
-    constants = (height, width, _accumulated(kind))
+    constants = (height, width, accumulator(kind))
     numbers = (samples, channels, size, tiles)
     run_kernel(_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, _warps(height * width))
     return parts
@@ -123,13 +124,6 @@ def _warps(elements: int) -> int:
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@functools.cache
-def _accumulated(kind: torch.dtype) -> Any:
-    import triton.language as tl
-
-    return tl.float64 if kind == torch.float64 else tl.float32
 
 
 @functools.cache

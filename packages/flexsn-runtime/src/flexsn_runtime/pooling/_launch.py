@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets.triton import accumulator
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, matrix, memory_format
@@ -32,7 +33,7 @@ def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor |
     bits = window.bits if codes else 8
     tile, grid = _tiles(-(-rows * bits // 8), columns, last)
     numbers = (rows, columns, *x.shape[1:], *y.shape[2:])
-    constants = (*window.numbers, last, codes, bits, *tile, _accumulated(x.dtype))
+    constants = (*window.numbers, last, codes, bits, *tile, accumulator(x.dtype))
     given = (x, y, x if found is None else found)
     run_kernel(_kernels().maximum_kernel, grid, given, numbers, constants, _NUM_WARPS)
     return y, found
@@ -50,7 +51,7 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     rows, columns = matrix(_four(y), last)
     tile, grid = _tiles(rows, columns, last)
     numbers = (rows, columns, *x.shape[1:], *y.shape[2:])
-    constants = (*window.numbers[:6], last, divisor, pads, *tile, _accumulated(x.dtype))
+    constants = (*window.numbers[:6], last, divisor, pads, *tile, accumulator(x.dtype))
     run_kernel(_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
     return y
 
@@ -77,7 +78,7 @@ def gradient(
     tile, grid = _tiles(rows, columns, last)
     numbers = (rows, columns, *shape[1:], *grad.shape[2:])
     bits = 0 if codes is None else window.bits
-    constants = (*window.numbers, last, bits, divisor, pads, *tile, _accumulated(grad.dtype))
+    constants = (*window.numbers, last, bits, divisor, pads, *tile, accumulator(grad.dtype))
     given = (grad, grad if codes is None else codes, out)
     run_kernel(_kernels().gradient_kernel, grid, given, numbers, constants, _NUM_WARPS)
     return out
@@ -104,13 +105,6 @@ def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[
     width = min(1 << (columns - 1).bit_length(), _MOST_CHANNELS if last else _MOST_PIXELS)
     height = max(tile // width, 1)
     return (height, width), (-(-rows // height), -(-columns // width))
-
-
-@functools.cache
-def _accumulated(dtype: torch.dtype) -> Any:
-    import triton.language as tl
-
-    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache

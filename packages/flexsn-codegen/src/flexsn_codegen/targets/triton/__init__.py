@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexsn_codegen.targets.triton._interpreting import interpreting
 from flexsn_codegen.targets.triton._launcher import CompiledEntry, entry, launcher, on_device
+from flexsn_codegen.targets.triton._literals import accumulator
 from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen.targets.triton._target import TRITON, Triton
 
@@ -13,6 +14,7 @@ __all__ = [
     "OfflineJob",
     "ResourceUse",
     "Triton",
+    "accumulator",
     "compile_offline",
     "entry",
     "interpreting",

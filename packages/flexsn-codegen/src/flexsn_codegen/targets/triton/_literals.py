@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flexsn_codegen.source._dtypes import register_dtype
@@ -21,6 +23,13 @@ _TL_NAMES = {
     torch.float32: "tl.float32",
     torch.float64: "tl.float64",
 }
+
+
+def accumulator(dtype: torch.dtype) -> Any:
+    """Triton's type of sums of values of `dtype`: float64 for those, else float32."""
+    import triton.language as tl  # where a kernel is launched, and not where this file is read
+
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def tl_name(dtype: torch.dtype) -> str:
