@@ -466,7 +466,7 @@ def test_modes_see_what_they_see_of_python() -> None:
 def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
-    program, scan = neuron.__dict__["_repeats"].program, weakref.ref(native_runs[-1])
+    program, scan = neuron.__dict__["_repeats"].program.scan, weakref.ref(native_runs[-1])
     watched = [weakref.ref(program), scan]
     del neuron, program, y
     native_runs.clear()

@@ -28,7 +28,8 @@ FOUND, UNCOVERED = ulp_cases.cases()
 
 
 def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
-    assert all("polynomial" in op for op in UNCOVERED)
+    # Of random numbers, test_random_numbers.py compares the bits.
+    assert all("polynomial" in op or op.startswith("flexsn_graph") for op in UNCOVERED), UNCOVERED
     alike: dict[tuple[torch.dtype, int], list[Function]] = {}
     for case in FOUND:
         dtype = torch.float32 if torch.float32 in case.dtypes else torch.int32

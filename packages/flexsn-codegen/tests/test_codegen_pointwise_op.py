@@ -125,11 +125,11 @@ def test_writes_in_compiled_code(backend: str) -> None:
 
 
 def test_an_error_in_compiled_code_is_the_same() -> None:
-    plain: Any = pointwise(gated)
+    plain: Any = pointwise(gated, autograd=False)
     compiled = torch.compile(lambda *a: plain(*a, 1.0), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="autograd=True"):
+    with pytest.raises(Exception, match="autograd=False"):
         compiled(*arguments(3, 4))
-    with pytest.raises(AutogradError, match="autograd=True"):
+    with pytest.raises(AutogradError, match="autograd=False"):
         plain(*arguments(3, 4), 1.0)
 
 

@@ -167,7 +167,7 @@ def test_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
     # Another test's imports may have registered one.
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     run: Run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="fast")
-    words = ["the argument lowering is 'fast'", "auto, kernel, scan, while_loop, loop"]
+    words = ["the argument lowering is 'fast'", "auto, kernel, compiled_loop, scan, while_loop, loop"]
     refused(errors.LoweringError, words, run, X, V)
     run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="kernel")
     words = ["'kernel' is not available", "registered"]

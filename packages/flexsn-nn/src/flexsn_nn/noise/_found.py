@@ -38,7 +38,7 @@ def draws(core: Callable[..., Any]) -> bool:
         if isinstance(value, FunctionType):
             if _is_draw(value):
                 return True
-            if owner is None and value.__module__.startswith(_LIBRARIES):
+            if owner is None and (value.__module__ or "").startswith(_LIBRARIES):
                 continue
             names = set(_names(value.__code__))
             if names & _NAMES:

@@ -45,9 +45,11 @@ def composed(
     """
     name: str = getattr(core, "__name__", type(core).__name__)
     for transform, own in zip(transforms, tensors, strict=True):
-        core = partial(_step, transform, own, counts, core)
+        step = partial(_step, transform, own, counts, core)
         if not torch.compiler.is_compiling():
-            core.__name__ = name  # type: ignore[attr-defined]
+            step.core = core  # type: ignore[attr-defined]  # the user's object behind it is found so
+            step.__name__ = name  # type: ignore[attr-defined]
+        core = step
         counts = counts.with_all([transform])
     return core
 

@@ -217,10 +217,10 @@ def _written_by_user(core: Any) -> Any:
     while True:
         if isinstance(core, MethodType):
             core = core.__self__
-        elif isinstance(core, partial):
-            core = core.func
         elif not isinstance(core, nn.Module) and hasattr(core, "core"):
             core = core.core
+        elif isinstance(core, partial):
+            core = core.func
         else:
             return core
 

@@ -31,7 +31,8 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
     """As `Target.walk`: layouts, and sizes of all dimensions but the outermost, and the strides of each operand that
     is not dense."""
     sizes, strides = _joined(sizes, strides)
-    short = len(sizes) > 1 and sizes[-1] < _SHORT
+    # A size that is a symbol is not asked: the answer would be a guard of the compiled graph.
+    short = len(sizes) > 1 and type(sizes[-1]) is int and sizes[-1] < _SHORT
     layouts = [f"{len(sizes)}{' short' if short else ''}"]
     numbers = list(sizes[1:])
     for own in strides:
