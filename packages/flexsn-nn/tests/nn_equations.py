@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -300,8 +301,18 @@ def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor,
 
 def _make_stochastic(**options: Any) -> Neuron:
     made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
-    made.draw = steady_noise  # type: ignore[method-assign]
+    # As if each call were given this noise.
+    made._checked = partial(_with_noise, made._checked)  # type: ignore[method-assign]
+    made._completing = _complete  # type: ignore[method-assign]
     return made.double()
+
+
+def _with_noise(checked: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+    return checked((inputs[0], steady_noise(inputs[0])) if len(inputs) == 1 else inputs)
+
+
+def _complete(inputs: tuple[Tensor, ...]) -> tuple[()]:
+    return ()
 
 
 def _wrapped(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
@@ -545,17 +556,24 @@ def _cases() -> list[Case]:
         ),
     ]
     cases += [
-        Case("rlif", _make(RLIF, features=35, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0),
+        Case(
+            "rlif",
+            _make(RLIF, features=35, tau=2.5, decay_input=True),
+            _recurrent(_lif(2.5, True, 0.0)),
+            [0, 0],
+            1.0,
+            1.0,
+        ),
         Case(
             "rlif_one_to_one",
-            _make(RLIF, features=35, tau=2.5, all_to_all=False, V=-0.6, v_reset=-0.2),
+            _make(RLIF, features=35, tau=2.5, decay_input=True, all_to_all=False, V=-0.6, v_reset=-0.2),
             _recurrent(_lif(2.5, True, -0.2)),
             [0, -0.2],
             shift=1.0,
         ),
         Case(
             "ralif",
-            _make(RALIF, features=35, tau_a=5.0, v_threshold=0.6, bias=True),
+            _make(RALIF, features=35, tau_a=5.0, beta=1.8, decay_input=True, v_threshold=0.6, bias=True),
             _recurrent(_alif(v_reset=0.0)),
             [0, 0, 0],
         ),

@@ -30,6 +30,9 @@ _RESULTS: dict[type, frozenset[str]] = {
             "state_seqs",
             "spike_counts",
             "_repeats",
+            "_firing",
+            "_looks_for_sharing",
+            "_numbers",
             "_graph",
             "_reset_in",
             "_ready_made",
@@ -39,7 +42,7 @@ _RESULTS: dict[type, frozenset[str]] = {
             "_programs",
         )
     ),
-    Stateful: frozenset(("_states", "_reset_in", "_set_in_export")),
+    Stateful: frozenset(("_states", "_reset_in", "_set_in_export", "_numbers")),
     SpikeBits: frozenset(("_written", "_refused")),
     Handover: frozenset(("_given",)),
     Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
