@@ -285,7 +285,7 @@ def test_nothing_of_the_call_is_kept() -> None:
 def test_networks_of_neurons() -> None:
     set_portability("error")
     net = nn.Sequential(nn.Linear(4, 4), LIF(), made(Recurrent()))
-    with pytest.raises(PortabilityError, match="mm"):
+    with pytest.raises(PortabilityError, match="mean"):
         net(X)
     functional.set_backend(net, "torch")
     functional.reset_net(net)
