@@ -105,7 +105,7 @@ def _without_steps(
     ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
     with torch.no_grad():
         _, y = torch.ops.higher_order.flexsn_scan(
-            on_copies, init, tree_unflatten(ticks, spec), None if length is None else 1, reverse, dim
+            on_copies, init, tree_unflatten(ticks, spec), None if length is None else 1, reverse, dim, None
         )
     y_leaves, y_spec = tree_flatten(y)
     ys = [
