@@ -79,6 +79,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
         (output * weights).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:one LIF stands in two places")
 @backends
 @reentrant
 @pytest.mark.parametrize("first", [False, True])
@@ -96,6 +97,7 @@ def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: b
         (y * weights).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:one LIF stands in two places")
 @backends
 def test_a_reset_outside_of_a_nested_second_run_does_not_count(backend: str) -> None:
     neuron = LIF(backend=backend)
