@@ -193,6 +193,11 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return copy.copy_(tensor)
 
 
+def _compiles(step: RecurrentSpecialization) -> bool:
+    """False in an interpreter, where nothing has to be compiled ahead."""
+    return not step.backend.interpreted
+
+
 def _compiling_backward(
     step: RecurrentSpecialization,
     arguments: Arguments,
@@ -207,7 +212,7 @@ def _compiling_backward(
 
     As of a pointwise step, it is the one that most calls need. What it has memory for counts, not what is there.
     """
-    if needed is None or step.backward_plans or step.backend.interpreted:
+    if needed is None or step.backward_plans or not _compiles(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # no other thread may ask for memory
