@@ -40,17 +40,17 @@ def example(name: str) -> ModuleType:
 def gridded(network: nn.Module, bits: int | None) -> nn.Module:
     for layer in network.modules() if bits is not None else ():
         if type(layer) is nn.Linear:
-            on_grid(layer, bits=bits)
+            on_grid(layer, bits=bits)  # type: ignore[arg-type]
     return network
 
 
 def evidence_accuracy(evidence: ModuleType, bits: int | None, seed: int, device: torch.device) -> float:
     make = evidence.Network
-    evidence.Network = lambda backend: gridded(make(backend), bits)
+    evidence.Network = lambda backend: gridded(make(backend), bits)  # type: ignore[attr-defined]
     try:
         return float(evidence.train(True, 300, 60, seed, device).accuracy)
     finally:
-        evidence.Network = make
+        evidence.Network = make  # type: ignore[attr-defined]
 
 
 def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int, device: torch.device) -> float:

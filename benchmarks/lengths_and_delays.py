@@ -115,9 +115,9 @@ def recurrent(
         late = Delay(delay, max_delay=MAX_DELAY, learn=True, **options)  # type: ignore[arg-type]
         layer = Recurrent(LIF(), features, delay=late)
         with torch.no_grad():
-            layer.recurrent.weight.copy_(torch.randn(features, features, generator=generator) / features**0.5 / 2)
+            layer.recurrent.weight.copy_(torch.randn(features, features, generator=generator) / features**0.5 / 2)  # type: ignore[operator]
         ours.append(layer)
-        published.append(Published(layer.recurrent.weight.detach(), delay, width))
+        published.append(Published(layer.recurrent.weight.detach(), delay, width))  # type: ignore[operator]
     return ours.to(device, dtype), published.to(device, dtype), x
 
 
@@ -164,7 +164,7 @@ def main() -> None:
             what = f"2 recurrent layers, {interpolation}, beside the published loop"
             first = training(reset(ours, ours), x, list(ours.parameters()))
             measured(what, shape, first, training(published, x, list(published.parameters())), 2)
-            last = ours[0]
+            last = ours[0]  # type: ignore[index]
             assert isinstance(last, Recurrent)
             notes += [f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line]
     head = [

@@ -129,10 +129,10 @@ class Work:
     def told(self) -> tuple[str, str]:
         """Segments and warm-up; what was computed again."""
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
-        affine = [number for step in program.specializations for number in step.affine_segments.values()]
+        affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
             return f"{affine[-1]}, affine", ""
-        found = [s for step in program.specializations for s in step.speculations.values()]
+        found = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
         for speculation in found:
             if not speculation.meets:
                 return "do not meet", ""

@@ -106,7 +106,7 @@ def steps_of(options: argparse.Namespace, device: torch.device, backend: str) ->
         train(layer)
     for _ in range(options.rounds):
         for name, layer in layers.items():
-            times[name].append(milliseconds(lambda layer=layer: train(layer), device, warmup=2, rep=10))
+            times[name].append(milliseconds(lambda layer=layer: train(layer), device, warmup=2, rep=10))  # type: ignore[misc]
     plain = times["no noise"]
     return [
         (

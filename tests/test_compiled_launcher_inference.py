@@ -91,7 +91,7 @@ def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("flexsn_runtime.launches._large_memory.LARGE", 64)
     runs: list[object] = []
     run = Plan.run
-    monkeypatch.setattr(Plan, "run", lambda plan, given: (runs.append(plan), run(plan, given))[1])
+    monkeypatch.setattr(Plan, "run", lambda plan, given: (runs.append(plan), run(plan, given))[1])  # type: ignore[func-returns-value]
     neuron, loop = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(4):

@@ -95,7 +95,11 @@ def test_many_states(target: TargetName, interpolation: str, max_delay: int, lau
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}
     delay = Delay(
-        0.3 + (max_delay - 1) * torch.rand(5), max_delay=max_delay, learn=True, interpolation=interpolation, **width
+        0.3 + (max_delay - 1) * torch.rand(5),
+        max_delay=max_delay,
+        learn=True,
+        interpolation=interpolation,
+        **width,  # type: ignore[arg-type]
     )
     layer = Recurrent(LIF(), 5, delay=delay).to(DEVICE, torch.float64)
     x = (3 * torch.rand(25, 3, 5)).to(DEVICE, torch.float64)

@@ -85,7 +85,7 @@ def test_philox_gives_the_published_words(
 ) -> None:
     """The known answers of the authors' library, Random123: of 4x32 with 10 rounds, of 2x32 with 7."""
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
-    found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))
+    found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
     assert [int(word) for word in found] == list(expected)
 
 
@@ -125,7 +125,7 @@ def test_statistics(over: str) -> None:
 def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
     words, time = _words((5, 6), 1, 1 << 16), _int32(step)[0]
     z = NORMAL_NUMBER(*words, time, stream=3).double()
-    a, b = (word.double() for word in words_of_steps(*words, time, 3))
+    a, b = (word.double() for word in words_of_steps(*words, time, 3))  # type: ignore[arg-type,call-arg]
     radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()
     angle = b * (2.0 * math.pi * 2.0**-32)
     exact = radius * (angle.sin() if step % 2 else angle.cos())
@@ -382,7 +382,7 @@ def test_checkpoints_run_again_with_the_same_numbers(backend: str) -> None:
         torch.manual_seed(5)
         (call(given) * torch.linspace(0, 1, x.numel()).view_as(x)).sum().backward()
         gradients.append(given.grad)
-    assert torch.equal(*gradients)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
 @pytest.mark.long(all_but=["gaussian"])

@@ -281,7 +281,7 @@ def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))
         torch.manual_seed(0)
         for layer in (net[0], net[2]):
-            layer.reset_parameters()
+            layer.reset_parameters()  # type: ignore[operator]
         net.cuda()
         x = sequences(8, 16, 6).cuda() * 3
         labels = torch.zeros(16, dtype=torch.int64, device="cuda")

@@ -59,7 +59,7 @@ def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
     cases = [(mask, steps) for mask in MASKS for steps in (1, 2, 5)]
     data = [[torch.randn(*shape, 3, 5, generator=generator) for shape in ((t,), (t,), (), ())] for _, t in cases]
     for backend in ("torch", "cpp"):
-        neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)
+        neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
         for _ in range(2):  # the second time as remembered calls
             for (mask, _), values in zip(cases, data, strict=True):

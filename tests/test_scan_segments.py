@@ -150,7 +150,7 @@ def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language:
         for _ in range(4):
             step, arguments = prepare(program, (x, v))
             assert same_bits(scan(step, arguments, state_seqs=False), wanted)
-            (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+            (speculation,) = step.speculations.values()
             told.append((speculation.last, speculation.meets))
     first = told[0][0]
     assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
@@ -221,7 +221,7 @@ class Clipped(torch.autograd.Function):
 @pytest.mark.long(all_but=["cpp"])
 def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        h = 0.5 * Clipped.apply(v) + x  # type: ignore[operator]
+        h = 0.5 * Clipped.apply(v) + x
         return h, h
 
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -258,13 +258,13 @@ def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
     states = [torch.randn(STEP, generator=generator, dtype=torch.float64) for _ in range(num_states)]
     results = []
     for rule in (None, RULE):
-        program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)
+        program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)  # type: ignore[arg-type]
         with using_segments(rule):
             step, arguments = prepare(program, (x, *states))
             found = scan(step, arguments, state_seqs=False)
             results.append([*found, *torch.autograd.grad(found[0].square().sum(), x)])
-    assert ran(step, "_forward_starts")  # type: ignore[arg-type]
-    assert any("maps of states are combined" in line for line in step.segments_in_words())  # type: ignore[union-attr]
+    assert ran(step, "_forward_starts")
+    assert any("maps of states are combined" in line for line in step.segments_in_words())
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
@@ -342,6 +342,6 @@ def test_warm_ups_are_learned_on_the_gpu_without_waiting() -> None:
             step, arguments = prepare(program, (*p.inputs, *p.states))
             scan(step, arguments, state_seqs=False)
             torch.cuda.synchronize()
-    (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+    (speculation,) = step.speculations.values()
     assert speculation.last.warm_up > 4
     assert speculation.last.elements < speculation.last.total

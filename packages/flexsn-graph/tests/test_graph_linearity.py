@@ -28,7 +28,7 @@ def own(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tens
         def backward(ctx: Any, *grads: Tensor) -> Tensor:
             return backward(ctx.saved_tensors[0], grads[0])
 
-    return Own.apply  # type: ignore[return-value]
+    return Own.apply  # type: ignore[no-any-return]
 
 
 LINEAR = {
@@ -86,14 +86,14 @@ NOT_AFFINE = {
 @pytest.mark.parametrize("step", AFFINE)
 def test_linear_part(step: str) -> None:
     def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (torch.tanh(v) * x, *AFFINE[step](x, v, w))
+        return (torch.tanh(v) * x, *AFFINE[step](x, v, w))  # type: ignore[no-untyped-call]
 
     x, v, w = torch.rand(3, 5, dtype=torch.float64)
     trace = trace_step(core, 1, 2, 1, (x, v, w))
     part = linear_part(trace.forward)
     assert part is not None
     zeros = torch.zeros_like(v)
-    wanted = [a - b for a, b in zip(AFFINE[step](x, v, w), AFFINE[step](x, zeros, zeros), strict=True)]
+    wanted = [a - b for a, b in zip(AFFINE[step](x, v, w), AFFINE[step](x, zeros, zeros), strict=True)]  # type: ignore[no-untyped-call]
     found = dict(zip(part.results, evaluate(part.graph, (x, v, w), x.shape), strict=True))
     for i, value in enumerate(wanted):
         torch.testing.assert_close(found.get((Role.STATE, i), zeros), value)  # type: ignore[call-overload]
@@ -102,7 +102,7 @@ def test_linear_part(step: str) -> None:
 @pytest.mark.parametrize("step", NOT_AFFINE)
 def test_a_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
     def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (v, *NOT_AFFINE[step](x, v, w))
+        return (v, *NOT_AFFINE[step](x, v, w))  # type: ignore[no-untyped-call]
 
     assert linear_part(trace_step(core, 1, 2, 1, (torch.rand(5),) * 3).forward) is None
 

@@ -122,7 +122,7 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
 
     def objective(run: Callable[..., Any], init: Any, xs: Tensor) -> Tensor:
         carry, ys = run(step, init, xs)
-        return (tree_leaves(carry)[0] if through_results or ys is None else ys[-1]).sum()
+        return (tree_leaves(carry)[0] if through_results or ys is None else ys[-1]).sum()  # type: ignore[no-any-return]
 
     def train(first: Tensor) -> Any:
         return torch.autograd.grad(first, [*leaves, xs], allow_unused=True) if first.requires_grad else None

@@ -95,7 +95,7 @@ def test_a_compiled_scan_keeps_every_kth_carry() -> None:
 
     for remat, carries in ((None, steps - 1), (interval, steps // interval - 1)):
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        kept = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))
+        kept = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
         inputs = 4 * (steps + size)
         assert 4 * size * carries <= kept <= 4 * size * (carries + 1) + inputs
 

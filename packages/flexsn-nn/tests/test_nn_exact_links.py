@@ -22,7 +22,7 @@ def network(neuron: Callable[[], nn.Module] = LIF) -> Any:
     net = nn.Sequential(nn.Linear(24, 32), neuron(), nn.Linear(32, 40), neuron(), nn.Linear(40, 5))
     with torch.no_grad():
         for layer in (net[0], net[2]):
-            layer.weight.mul_(4)
+            layer.weight.mul_(4)  # type: ignore[operator]
     functional.set_backend(net, "triton")
     return net
 
@@ -323,7 +323,7 @@ def test_sizes_without_whole_loads() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(7, 13), LIF(), nn.Linear(13, 9), LIF(), nn.Linear(9, 3))
     with torch.no_grad():
-        net[0].weight.mul_(5)
+        net[0].weight.mul_(5)  # type: ignore[operator]
     functional.set_backend(net, "triton")
     x = (torch.rand(5, 3, 7) < 0.5).float()
     want = step(net, x)

@@ -72,7 +72,7 @@ class Random(nn.Module):
         self.between = [rng.sample(sorted(STEPS), rng.choice((0, 0, 1, 2))) for _ in range(6)]
         self.adds = [rng.random() < 0.3 for _ in range(3)]
         for layer in self.layers:
-            nn.init.normal_(layer.weight, std=0.6)
+            nn.init.normal_(layer.weight, std=0.6)  # type: ignore[arg-type]
         if rng.random() < 0.3:
             on_grid(self.layers[rng.randrange(3)], largest_input=100)
 
@@ -121,7 +121,7 @@ def network() -> Any:
     net = nn.Sequential(nn.Linear(16, 24), LIF(), nn.Linear(24, 16), LIF(), nn.Linear(16, 4))
     with torch.no_grad():
         for layer in (net[0], net[2]):
-            layer.weight.mul_(4)
+            layer.weight.mul_(4)  # type: ignore[operator]
     functional.set_backend(net, "triton")
     return net
 
@@ -146,7 +146,7 @@ def _one_of_two(rank: int, address: str, folder: str) -> None:
 
 @pytest.mark.long
 def test_gradients_of_two_processes(tmp_path: Path) -> None:
-    mp.spawn(_one_of_two, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    mp.spawn(_one_of_two, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
     net = network()
     net(batch()).square().mean().backward()
     for one, other in zip(torch.load(tmp_path / "gradients.pt"), net.parameters(), strict=True):

@@ -118,11 +118,11 @@ def test_calls_in_one_program_go_on(neuron: str) -> None:
     torch.manual_seed(0)
     net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
     wanted = net(x)
-    net.neuron.reset()
-    anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])
+    net.neuron.reset()  # type: ignore[operator]
+    anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])  # type: ignore[operator]
     assert not torch.equal(wanted[-len(anew) :], anew), "the state matters"
     for _ in range(2):  # nothing of one export is left for the next
-        net.neuron.reset()
+        net.neuron.reset()  # type: ignore[operator]
         program = torch.export.export(net, (x,), strict=False).module()
         assert net.neuron.states == []
         for _ in range(2):

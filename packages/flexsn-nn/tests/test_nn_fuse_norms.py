@@ -300,7 +300,7 @@ class SizedByValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         assert isinstance(x, Tensor)
         make, count = self.make, x.sum().int()
-        mask = torch.zeros(count) if make is torch.zeros else torch.Tensor(count) if make is None else make(count)
+        mask = torch.zeros(count) if make is torch.zeros else torch.Tensor(count) if make is None else make(count)  # type: ignore[call-overload]
         assert isinstance(mask, Tensor)
         y: Tensor = self.neuron(self.layer(x))
         return y * mask.sum()

@@ -32,7 +32,7 @@ def test_each_sequence_is_as_alone() -> None:
     net, x = network(), jagged(sequences())
     output = functional.run(net, x)
     assert output.is_nested
-    assert torch.equal(output.offsets(), x.offsets())
+    assert torch.equal(output.offsets(), x.offsets())  # type: ignore[attr-defined]
     gradient = torch.arange(output.values().numel(), dtype=torch.float32).cos().view(output.values().shape)
     output.values().backward(gradient)
     assert x.grad is not None
@@ -82,7 +82,7 @@ def test_refusals() -> None:
     packed = pack_sequence(parts, enforce_sorted=False)
     for call in (lambda: functional.run(LIF(), packed), lambda: LIF()(packed)):
         with pytest.raises(InputLayoutError, match=r"is a PackedSequence.*pad_packed_sequence.*torch.jagged"):
-            call()
+            call()  # type: ignore[no-untyped-call]
     with pytest.raises(InputLayoutError, match=r"functional.run\(net, x\) takes a jagged one"):
         LIF()(x)
     with pytest.raises(InputLayoutError, match=r"of layout torch\.strided"):

@@ -225,7 +225,7 @@ def test_on_a_gpu(name: str) -> None:
     x = X.float().cuda()
     with torch.no_grad():  # quarters: sums of few of them are exact in any order
         for one in (layer, loop):
-            one.recurrent.weight.copy_((8 * made(name).V).round() / 4)
+            one.recurrent.weight.copy_((8 * made(name).V).round() / 4)  # type: ignore[operator]
     found, wanted = layer(x), loop(x)
     if layer.delay is not None and layer.delay.interpolation != "gaussian":
         assert torch.equal(found, wanted)
