@@ -23,7 +23,7 @@ class Delay(Stateful):
     """`y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
-        triangle   y[t] = sum over l of max(0, width - |l - delay|) / width^2 * x[t - l]
+        triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
         gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
 
     Keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is

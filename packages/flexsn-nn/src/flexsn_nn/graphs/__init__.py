@@ -13,7 +13,7 @@ from flexsn_nn.errors import CaptureWarning, ParameterError
 from flexsn_nn.graphs._capture import CapturedStep
 from flexsn_nn.graphs._step import TrainingStep
 
-__all__ = ["STATES", "CaptureWarning", "CapturedStep", "capture"]
+__all__ = ["STATES", "CapturedStep", "capture"]
 
 STATES = ("reset", "carry")
 """Where a step begins: at initial states, or at those of the step before, cut off from its graph."""
