@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flexsn_nn._checks import check_count, check_module, check_name
-from flexsn_nn.errors import CaptureWarning, ParameterError
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.graphs._capture import CapturedStep
 from flexsn_nn.graphs._step import TrainingStep
 
