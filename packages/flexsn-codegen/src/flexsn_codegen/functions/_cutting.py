@@ -111,7 +111,7 @@ def _cut_function(
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _called(fn, structure, values[:count], notes)
 
-        # What is called as it is keeps its own name and lines.
+        # A function that is called unchanged keeps its name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function

@@ -321,7 +321,7 @@ class Kernel:
         return list(outs) or results, trace
 
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """What the function returns, of its results and its tensors."""
+        """The return value of the function, made of its results and its tensors."""
         if self.cuts:
             return results[0] if self.single else tuple(results)
         return results_together(self.result, results, tensors)

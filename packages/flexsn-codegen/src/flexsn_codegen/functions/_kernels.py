@@ -97,7 +97,7 @@ class Kernels:
         """
         grad = torch.is_grad_enabled()
         try:
-            # What torch refuses for the tracer's shapes may be fine for the arguments' own.
+            # Torch may refuse the shapes of the trace and take those of the arguments.
             must_cut = not isinstance(error, TorchError)
             cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
             captured = tuple(cut.captured.tensors)

@@ -83,7 +83,7 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over as many elements of tensors of the same dtypes, on one device.
 
-    What such launches have in common is found once: in C++ the compiled function, on a GPU Triton's binary for these
+    The common part of such launches is found once: in C++ the compiled function, on a GPU Triton's binary for these
     numbers and alignments.
 
     Args:

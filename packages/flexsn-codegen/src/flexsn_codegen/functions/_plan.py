@@ -79,7 +79,7 @@ class Trace:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of the results that are new memory."""
+        """Allocations of the results that are new memory."""
         return self.graph.dtypes[: len(self.graph.dtypes) - len(self.written)]
 
     @property
@@ -218,7 +218,7 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call does.
+    """Steps of one call, and its results.
 
     Attributes:
         new: its new memory; the results are first.
@@ -275,7 +275,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a step reads or writes of a tensor, of the step's shape."""
+    """The part of a tensor that a step reads or writes, in the step's shape."""
 
     operand: Operand
     strides: tuple[int, ...]

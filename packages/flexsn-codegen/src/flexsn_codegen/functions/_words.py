@@ -1,4 +1,4 @@
-"""Errors of traces in the words of functions: whoever calls `pointwise` has no core, no step and no state."""
+"""Errors of traces in the words of functions: `pointwise` has no core, no step and no state."""
 
 from __future__ import annotations
 
