@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,12 +74,12 @@ CASES = [
     Case("LIF, tau 2", LIF, 4096, 2048, limit=2.4),
     Case("LIF, tau 2", LIF, 16384, 1024, limit=2.4),
     Case("LIF, tau 2", LIF, 65536, 256, limit=3.5),
-    Case("LIF, tau 10", lambda: LIF(tau=10.0), 16384, 1024, scale=1.9, limit=3.3),
-    Case("LIF, tau 20", lambda: LIF(tau=20.0), 16384, 1024, scale=2.7, limit=5.0),
+    Case("LIF, tau 10", partial(LIF, tau=10.0), 16384, 1024, scale=1.9, limit=3.3),
+    Case("LIF, tau 20", partial(LIF, tau=20.0), 16384, 1024, scale=2.7, limit=5.0),
     Case("PLIF per channel", plif, 16384, 1024),
-    Case("ALIF, tau_a 20", lambda: ALIF(tau_a=20.0), 16384, 1024),
+    Case("ALIF, tau_a 20", partial(ALIF, tau_a=20.0), 16384, 1024),
     Case("ALIF, tau_a 200", ALIF, 16384, 1024),
-    Case("Izhikevich", lambda: Izhikevich(a=0.2, b=0.3), 16384, 1024),
+    Case("Izhikevich", partial(Izhikevich, a=0.2, b=0.3), 16384, 1024),
     Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
     Case("LI", LI, 65536, 256, limit=2.5),
     Case("LRU, as a pair, fast math", lru, 65536, 256, limit=2.5),
