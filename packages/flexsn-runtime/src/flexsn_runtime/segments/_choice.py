@@ -36,6 +36,8 @@ def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None
     num_steps, ncl = arguments.num_steps, math.prod(step.trace.step_shape)
     if rule is None or not step.walks_segments or type(num_steps) is not int or type(ncl) is not int or ncl == 0:
         return None
+    if ncl * step.cost.moved >= rule.moved:
+        return None
     number = rule.count(ncl, max(num_steps, 1))
     return Choice(rule, number) if number > 1 and step.trace.states else None
 
