@@ -1,11 +1,11 @@
-"""Long sequences of few neurons: segments of time side by side, beside the serial kernels, on a GPU.
+"""Long sequences of few neurons: what users get, beside the serial kernels and torch.associative_scan, on a GPU.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep]
 
-Inference is compared with copying as many bytes as the input and the output have, training with copying five such
-streams, all in CUDA graphs and in one run. Spikes of both kinds of kernels have to be equal to the last bit; those of
-affine steps with fast math are equal to rounding. With
-`--sweep`, other numbers of segments are measured, too.
+Inference is compared with copying as many bytes as the inputs and the output have, training with copying these, the
+gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
+have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
+numbers of segments are measured, too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from torch import Tensor
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, CUBALIF, LI, LIF, Izhikevich, ParametricLIF
 from flexsn_runtime import PointwiseProgram, prepare, scan
-from flexsn_runtime.plans._segments import SegmentRule, using_segments
+from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
 
 HEADER = [
     *("neuron", "T x neurons", "dtype", "segments, warm-up"),
     *("inference / copy", "serial", "times", "training / copy", "serial", "times"),
     *("computed again", "spikes that differ", "gradients differ by", "at most"),
 ]
-RULE = SegmentRule(elements=2**16, largest=2**13)
-SWEEP = [replace(RULE, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
+SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
 CALLS = 10  # in which a warm-up is learned
 
 

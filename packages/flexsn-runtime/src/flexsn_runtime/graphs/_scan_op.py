@@ -349,5 +349,5 @@ def _text(graph: ScanGraph) -> str:
 @functools.lru_cache(maxsize=256)
 def _graph(program: str) -> ScanGraph:
     graphs, layout, on_cpu, has_products = from_text(program)
-    core, vjp = (*map(read_graph, graphs), None)[:2]
-    return ScanGraph(core, read_layout(layout), on_cpu, vjp, has_products)
+    core, *vjps = map(read_graph, graphs)
+    return ScanGraph(core, read_layout(layout), on_cpu, vjps[0] if vjps else None, has_products)
