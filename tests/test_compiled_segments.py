@@ -10,6 +10,7 @@ import pytest
 import torch
 from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
 import flexsn_hop.operator._operator as operator
@@ -130,8 +131,7 @@ def test_a_program_that_is_compiled_ahead_of_time_is_serial(
     check(found, serially(p, language, state_seqs=False))
 
 
-def train(run: Callable[[Tensor], Tensor], neuron: LIF, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    neuron.reset()
+def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return with_gradients([run(x)], [x])
 
 
@@ -142,25 +142,28 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
     neuron = LIF(backend="cpp")
 
     def network(x: Tensor) -> Tensor:
-        result: Tensor = neuron(2.0 * torch.relu(x)) * 0.5
+        zeros = torch.zeros(()).expand(x.shape[1:])
+        spikes, _ = flex_sn_scan_final_state(forgetting, 1, 1, 1, 2.0 * torch.relu(x), zeros, zero_states=[True])
+        result: Tensor = neuron.step(spikes + x)[0] * 0.5
         return result
 
-    run = torch.compile(network, fullgraph=True, dynamic=dynamic)
-    for number, length in enumerate((STEPS, STEPS + 6, 5) if dynamic else (STEPS,)):
+    counter = CompileCounterWithBackend("inductor")
+    run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # short ones among them
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
-        with using_segments(None):
-            wanted = train(network, neuron, x)
         with using_segments(RULE):
-            found, codes = run_and_get_code(train, run, neuron, x)
+            if length == STEPS:
+                found, codes = run_and_get_code(train, run, x)
+                assert [code.count("run_scan.default(") for code in codes] == [2, 1]
+            else:
+                found = train(run, x)
+        assert counter.frame_count == 1
+        with using_segments(None):
+            wanted = train(network, x)
         assert torch.equal(found[0][0], wanted[0][0])
         torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
-        if number == 0:
-            assert [code.count("run_scan.default(") for code in codes] == [1, 1]
-            assert "_forward_guess" in kernels_of(steps)
-            assert "_backward_maps" in kernels_of(steps)
-        else:
-            assert not codes  # no graph is compiled for another length, short ones among them
-    neuron.reset()
+    assert kernels_of(steps).count("_forward_guess") == 2
+    assert kernels_of(steps).count("_backward_maps") == 1  # to the first one's result flows no gradient
     with using_segments(RULE), torch.no_grad():
         assert torch.equal(run(x), wanted[0][0])
 
