@@ -74,8 +74,8 @@ def scanned(*leaves: Tensor) -> Tensor:
     The factors are sequences: the operator scans tensors of one shape.
     """
     together = combined if len(leaves) == 2 else combined_pairs
-    result: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")
-    return result[1] if len(leaves) == 2 else result[2]
+    states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
+    return states[1] if len(leaves) == 2 else states[2]
 
 
 def given(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
@@ -174,7 +174,7 @@ class Work:
         self._wanted = [*self.inputs, *parameters]
 
     def _rules(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._rule is USUAL else using_segments(self._rule)
+        return nullcontext() if self._rule == "usual" else using_segments(self._rule)
 
     def forward(self) -> Tensor:
         if isinstance(self.neuron, PointwiseProgram):
@@ -237,7 +237,7 @@ def compiled_scan(case: Case) -> Callable[..., Tensor]:
     def run(*inputs: Tensor) -> Tensor:
         return scanned(*leaves(*inputs))
 
-    return torch.compile(run, dynamic=False)  # type: ignore[no-any-return]
+    return torch.compile(run, dynamic=False)
 
 
 def associatively(case: Case, device: torch.device) -> str:

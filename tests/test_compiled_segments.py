@@ -24,7 +24,7 @@ from flexsn_runtime.plans._segments import SegmentRule, using_segments
 
 STEPS, STEP = 75, (3, 200)
 RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
-RUNS = {True: flex_sn_scan, False: flex_sn_scan_final_state}
+RUNS: dict[bool, Callable[..., tuple[Tensor, ...]]] = {True: flex_sn_scan, False: flex_sn_scan_final_state}
 
 
 @pytest.fixture(autouse=True)
