@@ -11,7 +11,7 @@ import torch
 from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
-from flexsn_nn.neuron import LIF
+from flexsn_nn.neuron import ALIF, LIF
 from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
 from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
 from flexsn_runtime.segments._choice import choose_segments
@@ -309,6 +309,41 @@ def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None
     assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
     assert "of 3000 were computed again" in told
     assert "backward over 75 steps: 5 segments side by side" in told
+
+
+def marked_resets() -> Tensor:
+    resets = torch.rand(STEPS, STEP[0], generator=torch.Generator().manual_seed(3)) < 0.1
+    resets[40:48, 1] = True
+    return resets
+
+
+TRANSFORMED: dict[str, dict[str, Tensor]] = {
+    "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
+    "resets": {"resets": marked_resets()},
+    "both": {"lengths": torch.tensor([STEPS - 1, 16, 75]), "resets": marked_resets()},
+}
+
+
+@pytest.mark.long(all_but=["cpp-lengths", "cpp-resets"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_lengths_and_resets(name: str, language: TargetName) -> None:
+    """Beyond its length a sequence keeps its state, where trajectories do not meet; a reset makes them meet at once."""
+    data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for rule in (None, RULE):
+        neuron = ALIF(tau=2.0, tau_a=1.5, backend=language)
+        x = data.clone().requires_grad_()
+        with using_segments(rule):
+            spikes, states = neuron.step(x, **TRANSFORMED[name])
+            assert isinstance(spikes, Tensor)
+            weight = torch.randn(spikes.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            (gradient,) = torch.autograd.grad((spikes * weight).sum(), x)
+        found.append(([spikes.detach(), *[state.detach() for state in states]], gradient, neuron.kernel_names()))
+    (wanted, wanted_gradient, _), (results, gradient, names) = found
+    assert same_bits(results, wanted)
+    check_gradients([gradient], [wanted_gradient], 1e-12)
+    assert any("_forward_repair" in name for name in names)
+    assert any("_backward_maps" in name for name in names)
 
 
 def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
