@@ -131,7 +131,7 @@ def main() -> None:
         "",
         f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {chosen.threads}`:",
         f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds of a call; calls",
-        f"with one thread and with {chosen.threads} take turns: the least of {chosen.calls}, a quarter of them in training.",
+        f"with one thread and with {chosen.threads} take turns: the least of {chosen.calls}, a quarter in training.",
         "`busiest` is the average running time of the thread that computes most, which does not count waiting for",
         f"other processes. Load averages before and after: {before:.1f} and {os.getloadavg()[0]:.1f}, on",
         f"{os.cpu_count()} processors.",
