@@ -43,7 +43,8 @@ class Data(NamedTuple):
     classes: int
 
     def to(self, device: torch.device) -> Data:
-        return Data(*(tensor.to(device) for tensor in self[:4]), self.classes)
+        train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in self[:4])
+        return Data(train_x, train_y, test_x, test_y, self.classes)
 
 
 def waves(samples: int, steps: int, seed: int) -> Data:
