@@ -1,11 +1,12 @@
 """Long sequences of few neurons: what users get, beside the serial kernels and torch.associative_scan, on a GPU.
 
-    python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep]
+    python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest]
 
 Inference is compared with copying as many bytes as the inputs and the output have, training with copying these, the
 gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
 have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
-numbers of segments are measured, too.
+numbers of segments are measured, too. `--shortest` is another table: sequences from 512 steps on, in CUDA graphs and
+launched one by one, for where segments begin to be worth their launches.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, where
+from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, timed, where
 from torch import Tensor
 from torch._higher_order_ops import associative_scan
 
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, CUBALIF, LI, LIF, Izhikevich, ParametricLIF
-from flexsn_runtime import PointwiseProgram, prepare, scan
+from flexsn_runtime import PointwiseProgram, launcher_in_words, prepare, scan
 from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
 
 HEADER = [
@@ -284,14 +285,57 @@ def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[st
     return rows
 
 
+SHORT_HEADER = [
+    *("T x neurons", "dtype", "call"),
+    *("in a CUDA graph, us", "serial", "times", "launched, us", "serial", "times"),
+]
+SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (8192, torch.bfloat16)]
+
+
+def shortest(device: torch.device) -> list[list[str]]:
+    """Segments of sequences that are short for them."""
+    rows = []
+    rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, kept=False), None)
+    for neurons, dtype in SIZES:
+        for steps in (512, 1024, 2048, 4096):
+            case = Case("LIF", LIF, steps, neurons, dtype)
+            works = [Work(case, rule, device) for rule in rules]
+            for what in ("infer", "train"):
+                calls: list[Callable[[], object]] = [getattr(work, what) for work in works]
+                in_graph = [1e3 * time_of(call, device) for call in calls]
+                launched = []
+                for call in calls:
+                    timed(call, 70, device)  # the compiled launcher takes over what repeats
+                    launched.append(min(1e6 * timed(call, 50, device)[0] / 50 for _ in range(3)))
+                figures = [
+                    text
+                    for ours, serial in (in_graph, launched)
+                    for text in (f"{ours:.0f}", f"{serial:.0f}", f"{serial / ours:.2f}")
+                ]
+                rows.append([f"{steps} x {neurons}", str(dtype).removeprefix("torch."), what, *figures])
+                print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names; by default, all")
     parser.add_argument("--sweep", action="store_true", help="measure other numbers of segments, too")
+    parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
+    if chosen.shortest:
+        head = [
+            "# Where segments of time begin",
+            "",
+            "`python benchmarks/long_sequences.py --shortest`: LIF, in segments and serially, in CUDA graphs and in",
+            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {where(device)}",
+            "",
+        ]
+        publish([*head, *table(SHORT_HEADER, shortest(device))], chosen.output.with_name("short_segments.md"))
+        return
     names = [name.lower() for name in chosen.cases or [""]]
     every = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
     rules: list[Rule] = [*SWEEP] if chosen.sweep else [USUAL]
