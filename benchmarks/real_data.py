@@ -1,7 +1,7 @@
 """Accuracy on real data over seeds, with the same network in another library and the numbers that papers give: a table.
 
-    hatch run peers && hatch run python benchmarks/real_data.py
-    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
+    hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
+    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu] [--note TEXT]
 
 Data sets that a package ships or makes:
 
@@ -260,8 +260,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="instead of each task's own")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--note", default="", help="a sentence about the run, for the table")
     options = parser.parse_args(arguments)
-    rows = [row(name, options.seeds, options.epochs, options.device) for name in options.only]
+    rows = kept_rows(options.output)
+    for name in options.only:
+        rows[name] = row(name, options.seeds, options.epochs, options.device)
+        write(options, [rows[name] for name in TASKS if name in rows])
+
+
+def kept_rows(path: Path) -> dict[str, str]:
+    """Rows of an earlier run by data set; a run of some of them leaves the others."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
+
+
+def write(options: argparse.Namespace, rows: list[str]) -> None:
+    """Writes the table with the rows so far."""
     device = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU ({platform.machine()})"
     text = [
         "# Accuracy on real data",
@@ -269,7 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
         "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}; {options.seeds} seeds, mean ± standard deviation; seconds: "
-        "median over epochs, both libraries in turns.",
+        f"median over epochs, both libraries in turns. {options.note}".rstrip(),
         "",
         "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
         "|---|---|---|---|---|---|---|---|",
@@ -277,7 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
         "",
     ]
     options.output.write_text("\n".join(text), encoding="utf-8")
-    print("\n".join(text))
+    print(rows[-1], flush=True)
 
 
 if __name__ == "__main__":
