@@ -1,4 +1,4 @@
-"""Thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
+"""Some thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
@@ -197,6 +197,23 @@ def logistic(x: Tensor, rate: Tensor) -> Tensor:
     return torch.sigmoid(x) * rate + torch.log1p(x.abs())
 
 
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, b: Tensor) -> Tensor:
+    return functional.layer_norm(x, (x.shape[-1],), weight, b)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def int8_scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 _LARGE = (1024, 1024)
 _HALF, _INT8, _UINT8 = torch.float16, torch.int8, torch.uint8
 TRIALS = [
@@ -232,6 +249,10 @@ TRIALS = [
     Trial("Adam", adam, (_LARGE, _LARGE, _LARGE, _LARGE), trains=False, low=0.01),
     Trial("Lennard-Jones", lennard_jones, (_LARGE,), low=0.8),
     Trial("logistic, log1p", logistic, (_LARGE, ())),
+    Trial("RMSNorm", rms_norm, (_LARGE, (1024,))),
+    Trial("LayerNorm", layer_norm, (_LARGE, (1024,), (1024,))),
+    Trial("softmax", softmax, (_LARGE,)),
+    Trial("int8, own scale", int8_scaled, (_LARGE,), trains=False),
 ]
 
 

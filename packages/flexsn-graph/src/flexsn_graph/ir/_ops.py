@@ -102,6 +102,14 @@ library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExpl
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 
+# Reductions of the last axis of a step on whose elements a graph works. See `cells`.
+for _name in ("row_sum", "row_max", "row_min"):
+    library.define(f"{_name}(Tensor x) -> Tensor")
+ROW_SUM: Op = torch.ops.flexsn_graph.row_sum.default
+ROW_MAX: Op = torch.ops.flexsn_graph.row_max.default
+ROW_MIN: Op = torch.ops.flexsn_graph.row_min.default
+ROW_OPS: frozenset[Op] = frozenset({ROW_SUM, ROW_MAX, ROW_MIN})
+
 
 _ELEMENTWISE_OF_ZERO = frozenset({_prims.neg.default, _prims.convert_element_type.default})
 
