@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 _prims = torch.ops.prims
 
 # Each element of the result is an element of the argument, found through strides. `view.dtype` and
-# `as_strided` are not here: the one changes values, the other depends on how the memory is laid out.
+# `as_strided` are not here: the one works element by element, the other depends on how the memory is laid out.
 VIEW_OPS: frozenset[Op] = frozenset(
     {
         _aten.alias.default,
@@ -208,6 +208,8 @@ _rows(
     shift_right_arithmetic signbit sinh spherical_bessel_j0 sqrt tan zeta
     """
 )
+# The same bits as another dtype of the same width.
+register_facts(_aten.view.dtype, OpFacts(exact=True))
 # Those that torch does not decompose. Integers come unconverted.
 _rows(
     """
