@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from flexsn_graph import Role, StepGraph, is_linear
-from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.operands._operands import Arguments, is_expanded
 from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -34,6 +34,8 @@ def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
     rule = rule_in_place_of(step.backend.segments())
     num_steps, ncl = arguments.num_steps, math.prod(step.trace.step_shape)
+    if any(is_expanded(arguments.inputs[i]) for i in step.counts):
+        return None  # programs end with their sequences
     if rule is None or not step.walks_segments or type(num_steps) is not int or type(ncl) is not int or ncl == 0:
         return None
     number = rule.count(ncl, max(num_steps, 1))
