@@ -58,6 +58,7 @@ from flexsn_runtime.errors import (
     UnknownHandleError,
     UnsupportedScanError,
 )
+from flexsn_runtime.delays import between, filtered, why_no_delay_kernel
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.moments import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.native import launcher_in_words
@@ -137,11 +138,13 @@ __all__ = [
     "average_pool",
     "batch_moments",
     "batch_moments_op",
+    "between",
     "build_inference_final_state_kernel",
     "build_inference_kernel",
     "build_training_kernels",
     "completed_scan",
     "fewest_multiplications",
+    "filtered",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",
@@ -178,6 +181,7 @@ __all__ = [
     "triton_interpreted",
     "tune",
     "unpack_numbers",
+    "why_no_delay_kernel",
     "why_no_kernel",
     "why_refused",
     "why_slow_product",

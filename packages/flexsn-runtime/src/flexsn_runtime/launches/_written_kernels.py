@@ -22,11 +22,14 @@ def run_kernel(
     constants: tuple[Any, ...],
     num_warps: int = 4,
     stages: int = 1,
+    *,
+    fused: bool = True,
 ) -> None:
     """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it.
 
     Args:
         kernel: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
+        fused: products and sums may be computed in one rounding.
     """
     device = tensors[0].device
     if triton_interpreted():
@@ -34,14 +37,14 @@ def run_kernel(
             kernel[grid](*tensors, *numbers, *constants)
         return
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (kernel, device, grid, numbers, constants, num_warps, stages, *like)
+    key = (kernel, device, grid, numbers, constants, num_warps, stages, fused, *like)
     again = _again.get(key)
     if again is not None:
         again(tensors)
         return
     with on_device(device):
         # Said, because the default changes with the version of Triton.
-        options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+        options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
         compiled = kernel[grid](*tensors, *numbers, *constants, **options)
     if compiled is not None:
         whole = (*grid, 1, 1)[:3]
