@@ -258,7 +258,7 @@ class Delay(Stateful):
         past = self._history(new) if self.states else None
         delay, inner = self._bounded(flat.delays, new.dtype), flat.inner
         if self._spreads and self.training:
-            y = filtered(new, past, delay, self._taps, inner)
+            y = filtered(new, past, delay, self._taps, self._slopes, inner)
         elif self._spreads:
             y = between(new, past, delay.detach().round().int(), None, inner, most)
         else:
@@ -273,13 +273,25 @@ class Delay(Stateful):
 
     def _taps(self, delay: Tensor) -> Tensor:
         """`[size] -> [max_delay + 1, size]`: the weight of the value so many steps ago."""
-        width = self.width.to(delay.dtype)
-        distance = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype).unsqueeze(1) - delay
+        width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return (width - distance.abs()).clamp(min=0) / (width * width)
         nearest = delay.detach().round() - delay
         weights = torch.exp((nearest * nearest - distance * distance) / (2 * width * width))
         return weights / weights.sum(0)
+
+    def _slopes(self, delay: Tensor) -> Tensor:
+        """Derivatives of `_taps` by the delay."""
+        width, distance = self._distances(delay)
+        if self.interpolation == "triangle":
+            return distance.sign() * (distance.abs() <= width) / (width * width)
+        taps, slopes = self._taps(delay), distance / (width * width)
+        return taps * (slopes - (taps * slopes).sum(0))
+
+    def _distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
+        """The width, and how far whole steps are from the delay, `[max_delay + 1, size]`."""
+        steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
+        return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
 
     def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
         """Whole delays, each its own."""

@@ -13,6 +13,8 @@ from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, trans
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.delays import _launch
 
+# On the CPU, PyTorch's operations take less time than the interpreter of kernels.
+_DEVICES = {"cuda"}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Taps = Callable[[Tensor], Tensor]
 
@@ -27,6 +29,8 @@ def why_no_delay_kernel(x: Tensor) -> str | None:
         return f"it is {x.dtype}"
     if x.numel() == 0:
         return "it is empty"
+    if x.device.type not in _DEVICES:
+        return f"it is on {x.device.type}"
     return why_unavailable(x.device)
 
 
@@ -42,7 +46,9 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
     return _launch.between(x, past, whole, fraction, inner, most)
 
 
-def filtered(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, inner: int) -> Tensor:
+def filtered(
+    x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int
+) -> Tensor:
     """`y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
 
     Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` is `None`.
@@ -50,10 +56,11 @@ def filtered(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, inner
     Args:
         delay: `[size]`.
         taps_of: from delays to `taps`, `[most + 1, size]`, those of a delay alone from it; differentiable.
+        slopes_of: from delays to derivatives of the taps.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, delay)):
-        y: Tensor = _Filtered.apply(x, past, delay, taps_of, inner)
+        y: Tensor = _Filtered.apply(x, past, delay, taps_of, slopes_of, inner)
         return y
     return _launch.filtered(x, past, taps_of(delay.detach()).contiguous(), inner)
 
@@ -91,15 +98,14 @@ class _Between(SingleLevelFunction):
 
 class _Filtered(SingleLevelFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, inner: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.inner, ctx.taps_of = inner, taps_of
         learned = ctx.needs_input_grad[2]
-        if learned:
-            taps, slopes = torch.func.jvp(taps_of, (delay.detach(),), (torch.ones_like(delay),))
-        else:
-            taps = slopes = taps_of(delay.detach())
-        taps, slopes = taps.contiguous(), slopes.contiguous()
+        taps = taps_of(delay).contiguous()
+        slopes = slopes_of(delay).contiguous() if learned else taps
         ctx.save_for_backward(x if learned else None, past, delay, taps, slopes)
         return _launch.filtered(x, past, taps, inner)
 
@@ -107,17 +113,17 @@ class _Filtered(SingleLevelFunction):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (grad,) = grads
         if grad is None:
-            return (None,) * 5
+            return (None,) * 6
         x, past, delay, taps, slopes = ctx.saved_tensors
         if _is_seen(grad):
 
             def again(x: Tensor, past: Tensor | None, delay: Tensor) -> Tensor:
                 return _filtered_again(x, past, ctx.taps_of(delay), ctx.inner)
 
-            return *_gradients(again, [x, past, delay], ctx.needs_input_grad[:3], grad), None, None
+            return *_gradients(again, [x, past, delay], ctx.needs_input_grad[:3], grad), None, None, None
         of_x, of_past, total = _launch.filter_gradient(grad.contiguous(), x, past, taps, slopes, ctx.inner)
         of_delay = None if total is None else _summed(total, delay.numel(), ctx.inner).to(delay.dtype)
-        return of_x, of_past, of_delay, None, None
+        return of_x, of_past, of_delay, None, None, None
 
 
 def _summed(total: Tensor, size: int, inner: int) -> Tensor:
