@@ -53,12 +53,12 @@ def check(
     layer = made(kind, of_delay, dtype).to(device).train(training)
     loop = copy.deepcopy(layer)
     calls: list[str] = []
-    for name in ("between", "filtered"):
+    for name in ("delay_between", "delay_by_taps"):
         function = getattr(flexsn_nn._delay, name)
         counted = lambda *a, name=name, function=function: (calls.append(name), function(*a))[1]  # noqa: E731
         monkeypatch.setattr(flexsn_nn._delay, name, counted)
     found = ran(layer, x)
-    assert calls == ["filtered" if training and kind != "linear" else "between"] * 2
+    assert calls == ["delay_by_taps" if training and kind != "linear" else "delay_between"] * 2
     monkeypatch.setattr(flexsn_nn._delay, "why_no_delay_kernel", lambda x: "PyTorch's operations are compared with")
     wanted = ran(loop, x)
     assert len(calls) == 2

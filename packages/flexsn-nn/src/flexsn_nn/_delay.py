@@ -15,7 +15,7 @@ from flexsn_nn._ranges import Ranges
 from flexsn_nn._stateful import Stateful, check_kept
 from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError
-from flexsn_runtime import between, filtered, why_no_delay_kernel
+from flexsn_runtime import delay_between, delay_by_taps, why_no_delay_kernel
 
 INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
@@ -258,12 +258,12 @@ class Delay(Stateful):
         past = self._history(new) if self.states else None
         delay, inner = self._bounded(flat.delays, new.dtype), flat.inner
         if self._spreads and self.training:
-            y = filtered(new, past, delay, self._taps, self._slopes, inner)
+            y = delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
         elif self._spreads:
-            y = between(new, past, delay.detach().round().int(), None, inner, most)
+            y = delay_between(new, past, delay.detach().round().int(), None, inner, most)
         else:
             whole = self._whole_steps(delay)
-            y = between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
+            y = delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
         if len(new) >= most:
             self.states = [new[len(new) - most :].clone()]  # the input is the caller's to write to
         else:

@@ -37,6 +37,7 @@ from flexsn_runtime.compat._wrappers import (
     flexsn_inference,
     flexsn_inference_final_state,
 )
+from flexsn_runtime.delays import delay_between, delay_by_taps, why_no_delay_kernel
 from flexsn_runtime.errors import (
     BackendUnavailableError,
     CapturedTensorError,
@@ -58,7 +59,6 @@ from flexsn_runtime.errors import (
     UnknownHandleError,
     UnsupportedScanError,
 )
-from flexsn_runtime.delays import between, filtered, why_no_delay_kernel
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.moments import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.native import launcher_in_words
@@ -138,13 +138,13 @@ __all__ = [
     "average_pool",
     "batch_moments",
     "batch_moments_op",
-    "between",
     "build_inference_final_state_kernel",
     "build_inference_kernel",
     "build_training_kernels",
     "completed_scan",
+    "delay_between",
+    "delay_by_taps",
     "fewest_multiplications",
-    "filtered",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",

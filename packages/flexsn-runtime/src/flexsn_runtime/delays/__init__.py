@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flexsn_runtime.delays._delayed import between, filtered, why_no_delay_kernel
+from flexsn_runtime.delays._delayed import delay_between, delay_by_taps, why_no_delay_kernel
 
-__all__ = ["between", "filtered", "why_no_delay_kernel"]
+__all__ = ["delay_between", "delay_by_taps", "why_no_delay_kernel"]

@@ -34,7 +34,9 @@ def why_no_delay_kernel(x: Tensor) -> str | None:
     return why_unavailable(x.device)
 
 
-def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int) -> Tensor:
+def delay_between(
+    x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
+) -> Tensor:
     """The values `whole + fraction` steps before each step; see `_launch.between`.
 
     Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` is `None`.
@@ -46,9 +48,7 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
     return _launch.between(x, past, whole, fraction, inner, most)
 
 
-def filtered(
-    x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int
-) -> Tensor:
+def delay_by_taps(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int) -> Tensor:
     """`y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
 
     Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` is `None`.

@@ -64,8 +64,8 @@ class ScanProgram:
             of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
             `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
             after the other in memory. Empty: of no output.
-        counts_down: for each input, True if it is a number, int32, that is less by 1 in each step, and of which only the
-            sign counts: the steps that are left of a sequence. Given as `[T, *step]`; or, for kernels that then end
+        counts_down: for each input, True if it is a number, int32, that is less by 1 in each step, and of which only
+            the sign counts: the steps that are left of a sequence. Given as `[T, *step]`; or, for kernels that then end
             with the sequences, as its first step, expanded over time. Empty: none.
         zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
             no output.
@@ -346,14 +346,14 @@ class ScanProgram:
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
         target = target_on(device, self.on_cpu)
-        counts = tuple(i for i, counts in enumerate(self.counts_down) if counts)
+        counting = tuple(i for i, counts in enumerate(self.counts_down) if counts)
         if isinstance(trace, RecurrentTrace):
             if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
                     "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
                     "out."
                 )
-            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels, counts)
+            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels, counting)
         return Specialization(
             trace,
             name,
@@ -365,7 +365,7 @@ class ScanProgram:
             takes_numbers=self._takes_numbers,
             bits=self.bits,
             zero_one=self.zero_one,
-            counts=counts,
+            counts=counting,
         )
 
 

@@ -117,7 +117,7 @@ def between_gradient_kernel(
             store(grad_past_ptr + (t + MOST) * step + off, came, mask)
             if not FRACTION:
                 now = _at(grad_ptr, grad_ptr, t + whole + 1, off, step, mask, T, MOST, False)
-    for c in range(0, tl.cdiv(T, STEPS)):
+    for c in range(tl.cdiv(T, STEPS)):
         first = tl.cast(c, tl.int64) * STEPS
         for k in tl.static_range(STEPS):
             inside = mask & (first + k < T)
@@ -161,7 +161,7 @@ def filter_kernel(
     y1 = tl.zeros_like(v0)
     y2 = tl.zeros_like(v0)
     y3 = tl.zeros_like(v0)
-    for n in range(0, MOST + 1):
+    for n in range(MOST + 1):
         tap = load(taps_ptr + n * size + number, mask)
         y0 += tap * v0
         y1 += tap * v1
@@ -205,7 +205,7 @@ def filter_gradient_kernel(
     if PAST:
         begin = begin - MOST
     total = tl.zeros_like(load(taps_ptr + number, mask))
-    for c in range(0, tl.cdiv(T - begin, 4)):
+    for c in range(tl.cdiv(T - begin, 4)):
         first = begin + c * 4
         g0 = _at(grad_ptr, grad_ptr, first, off, step, mask, T, MOST, False)
         g1 = _at(grad_ptr, grad_ptr, first + 1, off, step, mask, T, MOST, False)
@@ -219,7 +219,7 @@ def filter_gradient_kernel(
         b1 = tl.zeros_like(g0)
         b2 = tl.zeros_like(g0)
         b3 = tl.zeros_like(g0)
-        for n in range(0, MOST + 1):
+        for n in range(MOST + 1):
             tap = load(taps_ptr + n * size + number, mask)
             a0 += tap * g0
             a1 += tap * g1
