@@ -34,6 +34,7 @@ from flexsn_graph.ir._ports import Port, Role, ports
 from flexsn_graph.ir._random import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER, words_of_elements
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
+from flexsn_graph.passes._ends import ends_early
 from flexsn_graph.passes._linearity import is_linear, linear_part
 from flexsn_graph.passes._presence import Flag, Presence
 from flexsn_graph.passes._zero_one import not_zero_one
@@ -120,6 +121,7 @@ __all__ = [
     "cells_effects",
     "cells_gradient_of",
     "continuous_nodes",
+    "ends_early",
     "extract_info",
     "facts_of",
     "generate_forward_and_backward_graph",
