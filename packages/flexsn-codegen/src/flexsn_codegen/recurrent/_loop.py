@@ -188,6 +188,8 @@ class _Analysis:
         products = [part for part in self._parts if isinstance(part, Product)]
         if not self._parts:
             raise NotOneLaunchError("nothing is in the loop over time")
+        if any(product.is_convolution for product in products):
+            raise NotOneLaunchError("convolutions are a library's")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # what stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}

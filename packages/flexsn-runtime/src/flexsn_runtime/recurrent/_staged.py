@@ -29,6 +29,7 @@ from flexsn_graph import (
     Term,
     View,
     absent_at_first,
+    convolution_weight,
     is_of_any_batch,
     resized,
 )
@@ -458,6 +459,8 @@ class StagedScan:
             value, *numbers = product.args
             _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
             return True
+        if product.is_convolution:
+            return self._convolve_whole(product)
         if product.op not in (_aten.mm.default, _aten.addmm.default):
             return False
         *added, left, right = (
@@ -476,12 +479,25 @@ class StagedScan:
         _OUT[product.op](*added, left.reshape(rows, left.shape[-1]), right, **product.kwargs, out=flat)
         return True
 
+    def _convolve_whole(self, product: Product) -> bool:
+        """One convolution of the frames of all steps."""
+        out = self._written(product.result).sequence
+        value, *rest = (
+            self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
+            for a in product.args
+        )
+        if out.shape[1:] != product.shape:
+            return False
+        frames = _aten.convolution.default(value.flatten(0, 1), *rest)
+        out.copy_(frames.view(out.shape))
+        return True
+
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def summed(self, term: Term) -> Tensor:
         """A part of the gradient of a lifted tensor."""
         values = [self._read(view).sequence for view in term.values]
-        total = _sum(term.op, values)
+        total = _sum(term.op, values, term.numbers)
         for target, args, kwargs in term.calls:
             fixed = tuple(a(self._constant(a)) if isinstance(a, View) else a for a in args)
             total = View(Port(Role.MATRIX, 0), ((target, fixed, kwargs),), (), total.dtype)(total)
@@ -492,13 +508,15 @@ def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
     return tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:
+def _sum(op: Any, values: Sequence[Tensor], numbers: Sequence[Any]) -> Tensor:
     """The sum over time of a value of each step, or of a product of two."""
     if op is None:
         (value,) = values
         half = value.dtype in (torch.float16, torch.bfloat16)
         return value.sum(0, dtype=torch.float32 if half else None)
     left, right = values
+    if op is convolution_weight:  # a sum over the batch: one for all steps
+        return convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *numbers)
     if op is _aten.mm.default:
         steps, rows, inner = left.shape
         return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, right.shape[2])
@@ -519,6 +537,10 @@ def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out
     return variance
 
 
+def _convolved(value: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> Tensor:
+    return out.copy_(_aten.convolution.default(value, weight, *rest))
+
+
 _OUT: dict[Any, Callable[..., Tensor]] = {
     _prims.sum.default: _sum_of_rows,
     _prims.amax.default: _aten.amax.out,
@@ -530,4 +552,5 @@ _OUT: dict[Any, Callable[..., Tensor]] = {
     _aten.baddbmm.default: _aten.baddbmm.out,
     _aten.mv.default: _aten.mv.out,
     _aten.addmv.default: _aten.addmv.out,
+    _aten.convolution.default: _convolved,
 }
