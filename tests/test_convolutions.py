@@ -51,13 +51,14 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates of one convolution."""
+    """Gates of two convolutions, one of which depends on inputs alone."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
-        self.conv = make(channels, 4 * channels, 3, padding=1)
+        self.of_input = make(channels, 4 * channels, 3, padding=1)
+        self.of_state = make(channels, 4 * channels, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        i, f, g, o = (torch.cat([x, x, x, x], 1) + self.conv(h)).chunk(4, 1)
+        i, f, g, o = (self.of_input(x) + self.of_state(h)).chunk(4, 1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
         return h, h, c
@@ -157,9 +158,180 @@ def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_se
             torch.testing.assert_close(a / scale, b / scale, **near)
 
 
+@pytest.mark.long(all_but=["Spiking-triton", "OfInputToo-cpp", "Outside-cpp"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
 def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     check(made, sequences(made, 4, 2, 3, 7, 5), target)
+
+
+def test_forward_bits() -> None:
+    """A state's convolution is the call of the loop, and so are its bits."""
+    torch.manual_seed(0)
+    made = Spiking(5).to(DEVICE)
+    tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
+    for a, b in zip(run(made, tensors, TARGETS[-1]), run(made, tensors, None), strict=True):
+        assert torch.equal(a, b)
+
+
+class Strided(Core):
+    """Down and up again, with rows and columns at the end that the first convolution leaves out."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(channels, channels, 3, stride=2, padding=1, output_padding=(0, 1))
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + self.up(torch.tanh(self.down(s)))
+        s = self.spike(v - 1)
+        return s, s, v - s
+
+
+def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
+    """Makes such a convolution whatever a core wants."""
+    return lambda inside, outside, *_, **__: make(inside, outside, **settings)
+
+
+KINDS: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {
+    "groups": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=2)),
+    "depthwise": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=4, bias=False)),
+    "dilated": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=2, dilation=2)),
+    "same": ((7, 5), plain(nn.Conv2d, kernel_size=(3, 5), padding="same")),
+    "transposed": ((7, 5), plain(nn.ConvTranspose2d, kernel_size=3, padding=1, groups=2)),
+    "1d": ((9,), plain(nn.Conv1d, kernel_size=3, padding=1)),
+    "3d": ((4, 3, 5), plain(nn.Conv3d, kernel_size=3, padding=1)),
+}
+
+
+@pytest.mark.long(all_but=["groups", "transposed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str) -> None:
+    torch.manual_seed(0)
+    size, make = KINDS[kind]
+    made = Spiking(4, make).to(DEVICE)
+    check(made, sequences(made, 3, 2, 4, *size), TARGETS[-1])
+
+
+@pytest.mark.long(all_but=["False"])
+@pytest.mark.parametrize("state_seqs", [False, True])
+def test_strides(state_seqs: bool) -> None:
+    torch.manual_seed(0)
+    made = Strided(3).to(DEVICE)
+    check(made, sequences(made, 3, 2, 3, 7, 6), TARGETS[-1], state_seqs=state_seqs)
+
+
+def test_one_sample_without_a_batch() -> None:
+    torch.manual_seed(0)
+    made = Spiking(3).to(DEVICE)
+    check(made, sequences(made, 4, 3, 7, 5), TARGETS[-1])
+
+
+@pytest.mark.long(all_but=["Strided"])
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM, Strided], ids=lambda core: core.__name__)
+def test_gradients(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    made = core(2, soft=True).to(DEVICE, torch.float64)
+    tensors = sequences(made, 2, 1, 2, 3, 2, dtype=torch.float64)
+    weights = list(made.parameters())
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(made, values[: len(tensors)], TARGETS[-1]))
+
+    assert torch.autograd.gradcheck(function, (*tensors, *weights))
+
+
+def layer(core: Core, backend: str = "auto") -> FlexSN:
+    return FlexSN(core, num_inputs=1, num_states=core.num_states, num_outputs=1, backend=backend)  # type: ignore[arg-type]
+
+
+def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
+    """Outputs, and gradients of the input and the weights."""
+    module.reset()
+    leaf = x.clone().requires_grad_()
+    y = call(leaf)
+    weight = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)
+    return [y, *torch.autograd.grad((y * weight).sum(), [leaf, *module.parameters()])]
+
+
+def test_autocast() -> None:
+    torch.manual_seed(0)
+    module = layer(ConvLSTM(4)).to(DEVICE)
+    x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        found = trained(module, module, x)
+        module.backend = "torch"
+        expected = trained(module, module, x)
+    assert torch.allclose(found[0], expected[0], atol=1e-5)
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).abs().max() <= 2e-2 * b.abs().max()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
+def test_in_a_compiled_graph(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    module = layer(core(4, soft=True)).to(DEVICE)
+    x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
+    expected = trained(module, module, x)
+    found = trained(torch.compile(module, fullgraph=True), module, x)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_explain() -> None:
+    module = layer(ConvLSTM(3)).to(DEVICE)
+    module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
+    told = str(module.explain())
+    assert "a library's convolutions" in told
+    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in told
+    assert "one convolution for all steps, before the loop" in told
+
+
+class MovingWeight(Core):
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + F.conv2d(s, s[:1, :, :3, :3].expand(3, 3, 3, 3), padding=1)
+        return s, s, v
+
+
+class Pooled(Core):
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + F.avg_pool2d(self.conv(s), 3, 1, 1)
+        return s, s, v
+
+
+@pytest.mark.parametrize(
+    ("core", "words"),
+    [(MovingWeight, "convolves with a weight that depends on the step"), (Pooled, "avg_pool2d")],
+    ids=["weight", "pooling"],
+)
+def test_what_is_refused(core: type[Core], words: str) -> None:
+    made = core(3).to(DEVICE)
+    with pytest.raises(NonPointwiseError, match=words) as caught:
+        run(made, sequences(made, 3, 2, 3, 6, 5), TARGETS[-1])
+    assert "test_convolutions.py" in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
+def test_in_a_cuda_graph(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    module = layer(core(8)).cuda()
+    x = torch.randn(6, 3, 8, 9, 10, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = [one.clone() for one in trained(module, module, x)]
+        trained(module, module, x)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = trained(module, module, x)
+    for one in found:
+        one.detach().zero_()
+    graph.replay()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -104,6 +104,11 @@ class Product:
         return self.op is CONVOLUTION
 
     @property
+    def kind(self) -> str:
+        """Noun for it: ``"product"``, ``"convolution"`` or ``"reduction of rows"``."""
+        return "reduction of rows" if self.is_reduction else "convolution" if self.is_convolution else "product"
+
+    @property
     def reads(self) -> tuple[View, ...]:
         """The values that it reads."""
         return tuple(a for a in self.args if isinstance(a, View))
