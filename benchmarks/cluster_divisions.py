@@ -37,9 +37,7 @@ from flexsn_runtime.recurrent._clusters import matrix_registers
 from flexsn_runtime.recurrent._one_launch import InClusters, Memory, in_cluster
 from flexsn_runtime.recurrent._over_time import OverTime
 
-SHAPES = ("250x128x256", "250x256x512", "250x128x1024", "1000x128x256")
-ROWS = {256: (1, 2), 512: (1, 2, 4), 1024: (1, 2)}
-BLOCKS = {256: (4, 8, 16), 512: (4, 8, 16), 1024: (8, 16)}
+SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 _MOST_REGISTERS = 208  # of the matrices in a thread
 
 
@@ -60,22 +58,23 @@ class Caught:
         """Values that the loop has written at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
-    def divisions(self) -> Iterator[Cluster]:
-        width = self.loop.width
+    def divisions(self, processors: int) -> Iterator[Cluster]:
+        """Those that run all rows at a time and have work for half of the processors at least."""
         real = any(e.parts(from_zero=self.over.from_zero) > 1 for e in self.loop.exchanges)
-        for rows in ROWS[width]:
-            for blocks in BLOCKS[width]:
+        for row_tiles in (1, 2, 4):
+            for blocks in (4, 8, 16):
+                used = blocks * -(-self.loop.num_rows // (8 * row_tiles))
                 for splits in (1, 2, 4, 8):
-                    for whole in (True, False) if real and width == 256 else (True,):
-                        cluster = Cluster(blocks, splits, rows, whole)
-                        if self._fits(cluster):
+                    for whole in (True, False) if real else (True,):
+                        cluster = Cluster(blocks, splits, row_tiles, whole)
+                        if processors / 2 <= used + blocks and used <= processors and self._fits(cluster):
                             yield cluster
 
     def _fits(self, cluster: Cluster) -> bool:
         threads, tiles = cluster.threads(self.loop.width), cluster.tiles(self.loop.width) * cluster.blocks
         registers = matrix_registers(self.loop, cluster)
         room = min(255, 65536 // threads) if threads <= 1024 else 0
-        return tiles % cluster.splits == 0 and registers <= min(room - 40, _MOST_REGISTERS) and registers >= 24
+        return tiles % cluster.splits == 0 and 24 <= registers <= min(room - 40, _MOST_REGISTERS)
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
@@ -136,6 +135,7 @@ def compiled(text: str, capability: tuple[int, int]) -> None:
 
 def main(only: list[str], shapes: list[str], seconds: float, path: Path) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     work: list[tuple[list[str], Caught, Cluster, InClusters]] = []
     for name in only:
         for shape in shapes:
@@ -147,7 +147,7 @@ def main(only: list[str], shapes: list[str], seconds: float, path: Path) -> None
                     missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
                     continue
                 for direction, one in loops.items():
-                    for cluster in one.divisions():
+                    for cluster in one.divisions(processors):
                         try:
                             launch = in_cluster(one.step, one.over, one.loop, one.memory, cluster)
                         except NotOneLaunchError as error:
