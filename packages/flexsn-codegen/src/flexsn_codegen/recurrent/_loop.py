@@ -386,6 +386,7 @@ class _Analysis:
 
     def _exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
         found: dict[Port, Exchange] = {}
+        exact = exact_values(self._staged)
         for part in parts:
             if isinstance(part, Multiply) and part.operand.port not in found:
                 port = part.operand.port
@@ -394,20 +395,22 @@ class _Analysis:
                     pieces = [w for p in parts if isinstance(p, StageCall) for w in p.writes if w and w.port == port]
                     if sum(piece.width for piece in pieces) != width:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
-                found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
+                found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
 
-    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply | Reduce]) -> bool:
-        outputs: list[fx.Node] = []
-        for part in parts:
-            if not isinstance(part, StageCall):
-                if part.port == port:
-                    return False
-                continue
-            results = next(n for n in reversed(part.stage.graph.graph.nodes) if n.op == "output").args[0]
-            outputs += [r for r, w in zip(results, part.writes, strict=True) if w is not None and w.port == port]
-        bounds = [_integer_bound(node) for node in outputs]
-        return bool(bounds) and all(bound is not None and bound <= _MOST_EXACT for bound in bounds)
+
+def exact_values(staged: StagedStep) -> frozenset[Port]:
+    """The values of which every number that the step writes is one of bfloat16: whole numbers of a few bits."""
+    found: dict[Port, bool] = {}
+    for part in staged.parts:
+        if isinstance(part, Stage):
+            for node, view in zip(part.graph.entries, part.writes, strict=True):
+                bound = _integer_bound(node)
+                exact = bound is not None and bound <= _MOST_EXACT
+                found[view.source] = found.get(view.source, True) and exact
+        else:
+            found[part.result.source] = False
+    return frozenset(port for port, exact in found.items() if exact)
 
 
 def _integer_bound(node: Any) -> float | None:
