@@ -106,8 +106,8 @@ def differs(one: Caught) -> str:
     if one.over.backwards:
         pairs = zip(one.stored(), one.expected, strict=True)
         return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
-    pairs = zip(one.stored(), one.expected, strict=True)
-    return f"{max(float((a != b).float().mean()) for a, b in pairs if bool(((b == 0) | (b == 1)).all())):.1e}"
+    spikes = [(a, b) for a, b in zip(one.stored(), one.expected, strict=True) if bool(((b == 0) | (b == 1)).all())]
+    return f"{max((float((a != b).float().mean()) for a, b in spikes), default=float('nan')):.1e}"
 
 
 def measured(one: Caught, launch: InClusters) -> list[str]:

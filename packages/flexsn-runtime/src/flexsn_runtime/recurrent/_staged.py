@@ -531,7 +531,8 @@ def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
         return value.sum(0, dtype=torch.float32 if half else None)
     left, right = values
     if op is convolution_weight:  # a sum over the batch: one for all steps
-        return convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *term.numbers)
+        total: Tensor = convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *term.numbers)
+        return total
     if op is _aten.mm.default:
         return summed_product(left, right, (exact[0], exact[1]))
     if op is _aten.bmm.default:

@@ -21,7 +21,7 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
         down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
         if exact[1]:
             return product_with_spikes(down, across)
-        return product_with_spikes(across, down).t()
+        return product_with_spikes(across, down).t().contiguous()
     return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, columns)
 
 

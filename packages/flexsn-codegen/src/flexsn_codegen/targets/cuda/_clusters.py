@@ -549,17 +549,17 @@ class _ClusterWriter:
             self._line("#pragma unroll")
             with self._block("for (int n = 0; n < row_tiles; n++)"):
                 if sent.whole:
-                    place = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 512"
+                    start = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 512"
                     names = [f"operand_{a}" for a in range(sent.parts)]
                     self._line(f"uint2 {', '.join(names)};")
-                    self._line(f"dev::take_apart({place}, {', '.join(names)});")
+                    self._line(f"dev::take_apart({start}, {', '.join(names)});")
                 for a in range(0 if sent.whole else sent.parts):
                     if sent.bits:
                         slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
                         value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
                     else:
-                        tile = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
-                        slot = f"{sent.name} + (({tile}) * row_tiles + n) * 256 + lane * 8"
+                        of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
+                        slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
                         value = f"*reinterpret_cast<const uint2*>({slot})"
                     self._line(f"const uint2 operand_{a} = {value};")
                 for number in range(pieces):
