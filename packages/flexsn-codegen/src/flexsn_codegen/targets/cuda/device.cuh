@@ -14,6 +14,8 @@ typedef unsigned long long uint64_t;
 #define DEV_INLINE static __device__ __forceinline__
 #define DEV_MEMBER __device__ __forceinline__
 
+#include "numbers.h"
+
 namespace dev {
 
 // -- several results of one step -------------------------------------------------------------------------------
@@ -169,11 +171,12 @@ DEV_INLINE bool signbit(double x) { return __double_as_longlong(x) < 0; }
 DEV_INLINE float abs(float x) { return ::fabsf(x); }
 DEV_INLINE double abs(double x) { return ::fabs(x); }
 
-}  // namespace dev
-
-#include "numbers.h"
-
-namespace dev {
+// With the sign of `y`.
+template <typename T>
+DEV_INLINE T remainder(T x, T y) {
+    T rest = fmod(x, y);
+    return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
+}
 
 // Towards zero, as the GPU converts.
 template <typename To, typename From>

@@ -5,6 +5,8 @@
 
 #include "types.h"
 
+#include "numbers.h"
+
 namespace dev {
 
 // x * y + z, rounded once where the processor has an instruction for it, or else twice.
@@ -71,11 +73,12 @@ DEV_INLINE float fmod(float x, float y) { return __builtin_fmodf(x, y); }
 #endif
 DEV_INLINE double fmod(double x, double y) { return __builtin_fmod(x, y); }
 
-}  // namespace dev
-
-#include "numbers.h"
-
-namespace dev {
+// With the sign of `y`.
+template <typename T>
+DEV_INLINE T remainder(T x, T y) {
+    T rest = fmod(x, y);
+    return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
+}
 
 // -- conversions -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 // Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
 // number by -1 is itself, the remainder 0.
 //
-// Before it: `DEV_INLINE`, integer types, and in `dev`, of float and double, `abs`, `fmod`.
+// Before it: `DEV_INLINE` and integer types.
 #pragma once
 
 namespace dev {
@@ -55,15 +55,6 @@ template <typename T>
 DEV_INLINE T fmin(T x, T y) {
     T smaller = x < y ? x : y;
     return y != y ? x : smaller;
-}
-
-// -- remainders ------------------------------------------------------------------------------------------------
-
-// With the sign of `y`.
-template <typename T>
-DEV_INLINE T remainder(T x, T y) {
-    T rest = fmod(x, y);
-    return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
 }
 
 // -- integers --------------------------------------------------------------------------------------------------
