@@ -173,7 +173,9 @@ def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
 # A step with products runs forward once more in the backward, from its first step on.
 _NO_CHECKPOINTS = 2**20
 
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"})
+_MATRIX_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"}
+_CONVOLUTIONS = {"convolution", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
+_PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
