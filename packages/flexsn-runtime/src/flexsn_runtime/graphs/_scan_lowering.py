@@ -101,7 +101,8 @@ class KernelLowering:
         if _is_ahead_of_time():
             warn(
                 "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
-                "processes that have imported flexsn_runtime, and nowhere else",
+                "processes that have imported flexsn_runtime, and nowhere else. With FLEXSN_HOP_LOWERING=scan in the "
+                "environment, torch.export.export records torch's own scan instead, and the program needs no Python",
             )
         return graph([*args, *rest])
 
@@ -172,7 +173,9 @@ def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
 # A step with products runs forward once more in the backward, from its first step on.
 _NO_CHECKPOINTS = 2**20
 
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"})
+_MATRIX_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"}
+_CONVOLUTIONS = {"convolution", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
+_PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
