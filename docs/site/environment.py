@@ -1,4 +1,4 @@
-"""Makes the default environment, whose torch the site uses, where a clone has none yet: the first step of `site:build`."""
+"""Makes the default environment, whose torch the site uses, where a clone has none: the first step of `site:build`."""
 
 from __future__ import annotations
 
