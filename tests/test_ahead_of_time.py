@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import remove_parametrizations
 from torch.utils import cpp_extension
 
-from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional
+from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional, on_grid
 from flexsn_nn.surrogate import ATan
 
 pytestmark = [
@@ -21,14 +22,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # torch 2.11's own export
 ]
 
-STEPS, BATCH = 7, 3
+STEPS, BATCH, MOST = 7, 3, 4
 # Headers that are compiled in advance are faster from the second program on, and here is one.
 ONCE = {"aot_inductor.precompile_headers": False}
 QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
-    """`[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it. Whole numbers: sums are exact."""
+    """`[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it.
+
+    Weights are on a grid, as parametrized in one layer, as left there in the other: sums of whole numbers are exact.
+    """
 
     def __init__(self, step_mode: str = "m") -> None:
         super().__init__()
@@ -39,7 +43,11 @@ class ThreeStates(nn.Module):
         self.linear = nn.Linear(48, 2)
         with torch.no_grad():
             for parameter in (*self.conv.parameters(), *self.linear.parameters()):
-                parameter.copy_(torch.randint(-2, 4, parameter.shape))
+                parameter.normal_()
+        on_grid(self.conv, largest_input=MOST)
+        for name in ("weight", "bias"):
+            remove_parametrizations(self.conv, name)
+        on_grid(self.linear)
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         h = self.conv(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
@@ -53,7 +61,7 @@ def initial() -> tuple[Tensor, ...]:
 
 
 def inputs(num_steps: int) -> Tensor:
-    return torch.randint(-2, 5, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
+    return torch.randint(-2, MOST + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:

@@ -30,8 +30,10 @@ from flexsn_nn import (
     RSynaptic,
     Synaptic,
     functional,
+    on_grid,
     surrogate,
 )
+from flexsn_nn.exact import whole_numbers
 from flexsn_nn.layer import Delay, NormNeuron, SEWBlock, SharedDropout
 from flexsn_nn.nir_exchange import Scale, from_nir, to_nir
 
@@ -109,6 +111,26 @@ def test_a_convolutional_network_through_a_file(tmp_path: Path) -> None:
     x = 3 * drawn(10, 2, 2, 5, 6)
     nir.write(tmp_path / "net.nir", to_nir(net, x, dt=DT))
     runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
+
+
+def test_a_grid_and_its_scales_are_carried(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(OverTime(nn.Conv2d(1, 4, 3)), IF(strict=True), nn.Flatten(2), nn.Linear(64, 6), IF(strict=True))
+    with torch.no_grad():
+        for layer in (net[0][0], net[3]):
+            layer.weight.mul_(4)
+            on_grid(layer, bits=8)
+    x = (torch.rand(5, 3, 1, 6, 6) < 0.5).float()
+    nir.write(tmp_path / "net.nir", to_nir(net, x[:1], dt=DT))
+    back = from_nir(nir.read(tmp_path / "net.nir"), dt=DT)
+    runs_alike(net, back, x)
+    found = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    for layer, wanted in zip(found, (net[0][0], net[3]), strict=True):
+        numbers, scales = whole_numbers(layer.weight, bits=8)
+        assert numbers.dtype == torch.int8
+        shape = (-1, *(1,) * (numbers.dim() - 1))
+        assert torch.equal(numbers * scales.view(shape), wanted.weight)
+        assert torch.equal(layer.bias, wanted.bias)
 
 
 def test_round_trip_of_a_convolution_in_one_dimension() -> None:
