@@ -27,10 +27,18 @@ DENSE: StepLayout = -1
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """`step`: layout within a step; `strided_time`: the stride of time is an argument, else it is `NCL`."""
+    """Layout of a sequence.
+
+    Attributes:
+        step: layout within a step.
+        strided_time: the stride of time is an argument, else it is `NCL`.
+        counts_down: memory holds one step, int32, and the value at step `t` is less than that by `t`. Only its sign
+            counts: kernels may put 1 for any value above 0.
+    """
 
     step: StepLayout = DENSE
     strided_time: bool = False
+    counts_down: bool = False
 
 
 Strided = tuple[tuple[Port, InputLayout], ...]

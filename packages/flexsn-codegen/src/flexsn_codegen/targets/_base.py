@@ -437,7 +437,7 @@ class KernelWriter(ABC):
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
         """Stores one step, or its sum; `place` and `exists` as for `load`."""
 
-    def store_bits(self, port: Port, value: str, place: str) -> None:
+    def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         """Stores whether the elements of one step are not 0; those beyond the last one count as 0.
 
         Raises:
@@ -515,6 +515,20 @@ class KernelWriter(ABC):
     def not_finite(self, name: str, value: str) -> None:
         """Names a value of int32: 1 where a floating-point value is infinite or NaN, else 0."""
         raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+
+    def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
+        """Names two scalar whole numbers: the least and the largest of values of int32 at all elements.
+
+        Both are within 0 and `T`.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "lengths")
+
+    def less(self, name: str, value: str, number: str) -> None:
+        """Names a value of int32, less than `value` by a scalar whole number."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:
         """Names a scalar whole number: above 0 if a value of int32 is, at any element."""
