@@ -52,7 +52,9 @@ class InTurn:
         self._all = program(_ALL)
         self._programs: list[Any] = []  # open as long as this is there
         values: list[int] = []
-        starts, places, cells = [], [], []
+        starts: list[int] = []
+        places: list[int] = []
+        cells: list[int] = []
         numbers: dict[int, tuple[Trace, list[list[int]]]] = {}
         for one in placed:
             kernel = one.launch.built.compiled()
