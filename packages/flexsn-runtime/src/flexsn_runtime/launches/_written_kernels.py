@@ -21,6 +21,7 @@ class PreparedKernel:
         grid: of its programs.
         numbers: its arguments after the tensors, constants last.
         device: of the tensors.
+        fused: products and sums may be computed in one rounding.
     """
 
     __slots__ = ("_again", "_device", "_function", "_grid", "_numbers", "_options")
@@ -33,10 +34,12 @@ class PreparedKernel:
         device: torch.device,
         num_warps: int = 4,
         stages: int = 1,
+        *,
+        fused: bool = True,
     ) -> None:
         self._function, self._grid, self._numbers, self._device = function, grid, numbers, device
         # Said, because the default changes with the version of Triton.
-        self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+        self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
         self._again: Callable[[Sequence[Tensor]], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -74,14 +77,21 @@ def run_kernel(
     constants: tuple[Any, ...],
     num_warps: int = 4,
     stages: int = 1,
+    *,
+    fused: bool = True,
 ) -> None:
     """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
+        fused: products and sums may be computed in one rounding.
     """
     device = tensors[0].device
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (function, device, grid, numbers, constants, num_warps, stages, *like)
-    kernel = prepared(key, lambda: PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages))
+    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *like)
+
+    def make() -> PreparedKernel:
+        return PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages, fused=fused)
+
+    kernel = prepared(key, make)
     kernel(*tensors)
