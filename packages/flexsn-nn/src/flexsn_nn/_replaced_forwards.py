@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
@@ -26,7 +26,7 @@ class ReplacedForward(ABC):
 
     @property
     def was_called(self) -> bool:
-        return self.last[0] is not _NEVER
+        return bool(self.last[0] != _NEVER)
 
     @abstractmethod
     def account(self) -> tuple[str, bool]:
@@ -42,10 +42,7 @@ class _Account(NamedTuple):
         return f"{self.layer}: {self.words}"
 
 
-_Outcome = TypeVar("_Outcome")
-
-
-class LayerReport(ABC, Generic[_Outcome]):
+class LayerReport:
     """Accounts of layers, of which some have a `ReplacedForward`.
 
     Args:
@@ -59,17 +56,6 @@ class LayerReport(ABC, Generic[_Outcome]):
 
     def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
         self._net, self._left = weakref.ref(net), left
-
-    @property
-    def layers(self) -> tuple[_Outcome, ...]:
-        """Outcomes of the last calls, in the order of `named_modules()`."""
-        return tuple(self._outcome(*account) for account in self._accounts())
-
-    def undo(self) -> None:
-        """Gives the layers their own forwards back."""
-        net = self._net()
-        if net is not None:
-            self._restore(net)
 
     def __str__(self) -> str:
         accounts = list(self._accounts())
@@ -90,10 +76,7 @@ class LayerReport(ABC, Generic[_Outcome]):
             elif name in self._left:
                 yield _Account(name, False, self._left[name])
 
-    @abstractmethod
-    def _outcome(self, layer: str, ran: bool, account: str) -> _Outcome:
-        """The public form of an account."""
-
-    @abstractmethod
-    def _restore(self, net: nn.Module) -> None:
-        """Removes each `ReplacedForward` of this kind."""
+    def _undo(self, restore: Callable[[nn.Module], None]) -> None:
+        net = self._net()
+        if net is not None:
+            restore(net)

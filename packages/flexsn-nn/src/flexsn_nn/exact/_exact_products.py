@@ -39,10 +39,8 @@ class LayerProduct:
         return f"{self.layer}: {self.account}"
 
 
-class ExactProducts(LayerReport[LayerProduct]):
+class ExactProducts(LayerReport):
     """Layers of a network whose products are exact; `print` it to see what ran. `exact_products` makes it.
-
-    On a GPU, `print` and `layers` wait for the last calls.
 
     Args:
         net: the network.
@@ -53,11 +51,14 @@ class ExactProducts(LayerReport[LayerProduct]):
     _did = "multiplied spikes exactly"
     _others = "by torch's product"
 
-    def _outcome(self, layer: str, ran: bool, account: str) -> LayerProduct:
-        return LayerProduct(layer, ran, account)
+    @property
+    def layers(self) -> tuple[LayerProduct, ...]:
+        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, it waits for the last calls."""
+        return tuple(LayerProduct(*account) for account in self._accounts())
 
-    def _restore(self, net: nn.Module) -> None:
-        plain_products(net)
+    def undo(self) -> None:
+        """Gives the layers torch's products back, as `plain_products(net)`."""
+        self._undo(plain_products)
 
 
 def exact_products(

@@ -30,7 +30,7 @@ class PooledLayer:
         return f"{self.layer}: {self.account}"
 
 
-class SpikePooling(LayerReport[PooledLayer]):
+class SpikePooling(LayerReport):
     """Layers of a network that pool; `print` it to see what ran. `spike_pooling` makes it.
 
     Args:
@@ -42,11 +42,14 @@ class SpikePooling(LayerReport[PooledLayer]):
     _did = "pooled by a kernel"
     _others = "by torch"
 
-    def _outcome(self, layer: str, ran: bool, account: str) -> PooledLayer:
-        return PooledLayer(layer, ran, account)
+    @property
+    def layers(self) -> tuple[PooledLayer, ...]:
+        """Layers that pool, in the order of `named_modules()`."""
+        return tuple(PooledLayer(*account) for account in self._accounts())
 
-    def _restore(self, net: nn.Module) -> None:
-        plain_pooling(net)
+    def undo(self) -> None:
+        """Gives the layers torch's pooling back, as `plain_pooling(net)`."""
+        self._undo(plain_pooling)
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:

@@ -96,8 +96,8 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-# Over planes, torch adds up less than 8192 elements by one warp: two such sums of [6, 128, 784] took a fifth of all time
-# of a norm and a neuron on an H100. Rows are short for a warp, and what is left is little.
+# In torch, one warp adds up less than 8192 elements of planes: two such sums of [6, 128, 784] took a fifth of the time
+# of a norm and a neuron on an H100. Rows are short for a warp, and the rest is small.
 _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 
