@@ -194,6 +194,8 @@ class _Analysis:
         products = [part for part in self._parts if isinstance(part, Product)]
         if not self._parts:
             raise NotOneLaunchError("nothing is in the loop over time")
+        if any(product.is_convolution for product in products):
+            raise NotOneLaunchError("convolutions are a library's")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # what stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
@@ -408,6 +410,7 @@ class _Analysis:
 
     def _exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
         found: dict[Port, Exchange] = {}
+        exact = exact_values(self._staged)
         for part in parts:
             if isinstance(part, Multiply) and part.operand.port not in found:
                 port = part.operand.port
@@ -416,20 +419,22 @@ class _Analysis:
                     pieces = [w for p in parts if isinstance(p, StageCall) for w in p.writes if w and w.port == port]
                     if sum(piece.width for piece in pieces) != width:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
-                found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
+                found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
 
-    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply | Reduce]) -> bool:
-        outputs: list[fx.Node] = []
-        for part in parts:
-            if not isinstance(part, StageCall):
-                if part.port == port:
-                    return False
-                continue
-            results = next(n for n in reversed(part.stage.graph.graph.nodes) if n.op == "output").args[0]
-            outputs += [r for r, w in zip(results, part.writes, strict=True) if w is not None and w.port == port]
-        bounds = [_integer_bound(node) for node in outputs]
-        return bool(bounds) and all(bound is not None and bound <= _MOST_EXACT for bound in bounds)
+
+def exact_values(staged: StagedStep) -> frozenset[Port]:
+    """The values of which every number that the step writes is one of bfloat16: whole numbers of a few bits."""
+    found: dict[Port, bool] = {}
+    for part in staged.parts:
+        if isinstance(part, Stage):
+            for node, view in zip(part.graph.entries, part.writes, strict=True):
+                bound = _integer_bound(node)
+                exact = bound is not None and bound <= _MOST_EXACT
+                found[view.source] = found.get(view.source, True) and exact
+        else:
+            found[part.result.source] = False
+    return frozenset(port for port, exact in found.items() if exact)
 
 
 def _integer_bound(node: Any) -> float | None:

@@ -125,6 +125,7 @@ class Target(ABC):
             would not move it there.
         rows: whether programs can walk rows of a step.
         segments: True if programs can walk segments of time side by side.
+        reduces_rows: True if it has kernels that reduce rows (`row_kernel`).
         rules: how each op is written.
     """
 
@@ -134,6 +135,7 @@ class Target(ABC):
     once: bool = False
     rows: bool = False
     segments: bool = False
+    reduces_rows: bool = False
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -199,6 +201,23 @@ class Target(ABC):
         for port in results:
             w.store(port, port.name)
         return w.finish(name, [core], "One program: BLOCK elements.")
+
+    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        """As `walk`, for a kernel that reduces the last dimension, of which alone the size may be one."""
+        raise NotImplementedError
+
+    def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        """As `pointwise`, of a function that reduces rows: `N` is their number.
+
+        Args:
+            core: with stages.
+            layouts: from `walk_rows`.
+        """
+        raise NotImplementedError
+
+    def padded_row(self, width: int) -> tuple[int, int]:
+        """How many elements a row of `width` takes of a program, and the warps of a program on a GPU."""
+        return width, 4
 
     def approximated(self, text: str, approximate: Approximate) -> str:
         """The text of an op with approximate functions in place of others; by default, there are none."""

@@ -234,9 +234,7 @@ class Operands:
         return terms
 
 
-def loaded_early(
-    layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int
-) -> tuple[InputLayout, ...]:
+def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
     """The layouts of inputs in a kernel, of which masks are loaded before their use if chunks are in flight.
 
     Args:

@@ -71,6 +71,11 @@ class StepCost:
     outputs: tuple[int, ...]
 
     @property
+    def moved(self) -> int:
+        """Bytes per element that a step reads and writes."""
+        return sum(self.inputs) + sum(self.outputs)
+
+    @property
     def backward_ops(self) -> int:
         """Those of a step of the backward: it is computed again, and its VJP is some three times as long."""
         return 4 * self.num_ops

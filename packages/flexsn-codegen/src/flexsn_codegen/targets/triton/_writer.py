@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
 
 
-def _decoded(number: Number) -> str:
+def decoded(number: Number) -> str:
     """The number as a scalar of its dtype."""
     dtype, name = number.dtype, tl_name(number.dtype)
     words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
@@ -77,7 +77,7 @@ class TritonWriter(KernelWriter):
 
     def number(self, number: Number) -> None:
         self._unspecialised += number.arguments
-        self.line(f"{number.name} = {_decoded(number)}")
+        self.line(f"{number.name} = {decoded(number)}")
 
     def _time(self, port: Port) -> str:
         """The distance between two time steps, in elements."""
