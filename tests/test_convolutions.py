@@ -205,7 +205,7 @@ def test_results_in_place() -> None:
     into(value, out)
     assert torch.equal(out, torch.ops.aten.convolution.default(value, weight, None, *numbers))
     assert (
-        convolution_into(out.double(), value.double(), weight.double(), None, numbers[:3] + (True, [0, 0], 1)) is None
+        convolution_into(out.double(), value.double(), weight.double(), None, (*numbers[:3], True, [0, 0], 1)) is None
     )
 
 
