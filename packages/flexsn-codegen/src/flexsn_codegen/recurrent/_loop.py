@@ -20,6 +20,10 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # More than those are spilled: 32 of them to some kilobytes of a thread.
 _MOST_CARRIED = 16
+# Where there are more, those that no product reads go from step to step in memory, but for a few.
+_MOST_BESIDE_RING = 4
+# Each is loaded, and written out in the source: more take minutes to compile.
+_MOST_IN_RING = 128
 # What is reduced in a program; by those that give one of the values, half dtypes, too.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
@@ -143,6 +147,7 @@ class Loop:
         num_rows: the product of its other sizes.
         parts: in order.
         carried: the values that go from step to step, their width and dtype.
+        ring: those of them that do so in memory, and not in registers. Each program has its own elements of them.
         exchanges: in the order of the products that read them.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
@@ -157,6 +162,7 @@ class Loop:
     lasting: frozenset[Port]
     absent: frozenset[Port]
     shifted: frozenset[Port]
+    ring: frozenset[Port] = frozenset()
 
     @property
     def has_reductions(self) -> bool:
@@ -208,9 +214,15 @@ class _Analysis:
             else:
                 parts.append(self._reduce(part) if part.is_reduction else self._multiply(part))
         carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
-        if len(carried) > _MOST_CARRIED:
+        ring = self._ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
+        if len(ring) > _MOST_IN_RING:
             raise NotOneLaunchError(
-                f"{len(carried)} values go from step to step, and registers hold {_MOST_CARRIED} of them"
+                f"{len(ring)} values go from step to step in memory, and a kernel has {_MOST_IN_RING} of them at most"
+            )
+        if len(carried) - len(ring) > _MOST_CARRIED:
+            raise NotOneLaunchError(
+                f"{len(carried) - len(ring)} values go from step to step in registers, which hold {_MOST_CARRIED} of "
+                "them"
             )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:
@@ -222,7 +234,19 @@ class _Analysis:
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
         shifted = frozenset(self._staged.shifts)
-        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted)
+        return Loop(
+            width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted, ring
+        )
+
+    def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
+        """What goes from step to step in memory: of what stages alone read, all but the first few that a step reads."""
+        combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
+        first = {port: len(parts) for port in self._carried - combined}
+        for i, part in reversed(list(enumerate(parts))):
+            if isinstance(part, StageCall):
+                first |= {read.port: i for read in part.reads if isinstance(read, Columns) and read.port in first}
+        in_order = sorted(first, key=lambda port: (first[port], -port.index))
+        return frozenset(in_order[_MOST_BESIDE_RING:])
 
     # -- values --------------------------------------------------------------------------------------------
 

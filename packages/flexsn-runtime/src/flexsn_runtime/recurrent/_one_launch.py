@@ -328,7 +328,7 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prep
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
     """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
     device = step.device
-    if why_no_clusters(device) is not None or loop.has_reductions:
+    if why_no_clusters(device) is not None or loop.has_reductions or loop.ring:
         return None
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
@@ -416,6 +416,10 @@ def _sources(
     for i, port in enumerate(loop.carried):
         found[Port(Role.STATE, i)] = partial(_row, port=port, written=False, t=first)
         found[Port(Role.FINAL_STATE, i)] = partial(_row, port=port, written=True, t=last)
+    for i, (port, (width, dtype)) in enumerate(loop.carried.items()):
+        if port in loop.ring:
+            shape = 2, loop.num_rows, width
+            found[Port(Role.RING, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     for number in memory.matrices:
         found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
     for part in loop.parts:
@@ -443,7 +447,7 @@ def _matrix(over: OverTime, *, number: int) -> Tensor:
 
 
 def _slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory through which programs exchange a value."""
+    """Memory for a value between two steps."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 

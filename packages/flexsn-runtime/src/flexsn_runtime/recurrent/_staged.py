@@ -38,7 +38,7 @@ from flexsn_runtime._torch_private import as_outside, convolution_into
 from flexsn_runtime.backend import TargetName
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, LaunchByAddress, launch
-from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._operands import Arguments, Operands, is_expanded
 from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
@@ -55,7 +55,11 @@ Act = Callable[[int], object]
 
 
 class RecurrentSpecialization(CoreSpecialization):
-    """A traced step with matrix products, and the kernels made of it so far."""
+    """A traced step with matrix products, and the kernels made of it so far.
+
+    Args:
+        counts: numbers of the inputs that count down.
+    """
 
     trace: RecurrentTrace
 
@@ -67,8 +71,10 @@ class RecurrentSpecialization(CoreSpecialization):
         numerics: Numerics,
         target: TargetName,
         kernels: Recent[CompiledKernel] | None = None,
+        counts: tuple[int, ...] = (),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
+        self._counts = counts
         # Whose VJPs are taken: another one once the core captures other tensors. What is prepared is of the first one's
         # stages.
         self._differentiated: CoreTrace = trace
@@ -85,6 +91,15 @@ class RecurrentSpecialization(CoreSpecialization):
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
+
+    def counted(self, arguments: Arguments) -> Arguments:
+        """The arguments, with what counts down as sequences in memory."""
+        inputs = list(arguments.inputs)
+        for i in self._counts:
+            if is_expanded(inputs[i]):
+                steps = torch.arange(len(inputs[i]), device=inputs[i].device, dtype=inputs[i].dtype)
+                inputs[i] = inputs[i] - steps.view(-1, *[1] * (inputs[i].dim() - 1))
+        return Arguments(tuple(inputs), arguments.states, arguments.lifted)
 
     def _begin(self, trace: CoreTrace) -> None:
         old = self.trace.step_shape
