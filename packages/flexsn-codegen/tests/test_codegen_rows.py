@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "one row": (standardised, ((90,),)),
     "rows of one element": (softmax, ((6, 1), 2.0)),
     "no rows": (rms_norm, ((0, 15), (15,))),
+    "a gradient inside": (lambda x: torch.func.grad(lambda y: (y * y).sum())(x) * x, ((40,),)),
     "half of a row": (lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1].softmax(-1), ((4, 40),)),
 }
 
