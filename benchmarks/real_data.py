@@ -46,7 +46,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-UEA = '(1-nearest neighbour, no spikes; Bagnall et al., "The UEA multivariate time series classification archive", 2018)'
+UEA = (
+    '(1-nearest neighbour, no spikes; Bagnall et al., "The UEA multivariate time series classification archive", 2018)'
+)
 
 
 @dataclass(frozen=True)

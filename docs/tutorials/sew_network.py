@@ -42,6 +42,7 @@ def sequence(chosen):
 #
 # `OverTime` makes one batch of all steps, for layers without a state. A block gets a function that makes its neurons.
 
+
 # %%
 def lif():
     return LIF(tau=2.0, decay_input=False, surrogate_function=surrogate.ATan(), detach_reset=True)
