@@ -47,7 +47,6 @@ def sequence(chosen):
 # neurons.
 
 
-
 # %%
 def lif():
     return LIF(tau=2.0, decay_input=False, surrogate_function=surrogate.ATan(), detach_reset=True)
