@@ -327,7 +327,7 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.long(all_but=["cpp-lengths", "cpp-resets"])
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_lengths_and_resets(name: str, language: TargetName) -> None:
-    """A program ends with its sequence, so that lengths are walked serially; a reset makes trajectories meet at once."""
+    """A program ends with its sequence: lengths are walked serially; a reset makes trajectories meet at once."""
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = []
     for rule in (None, RULE):
