@@ -334,7 +334,8 @@ def test_lengths_and_resets(name: str, language: TargetName) -> None:
         neuron = ALIF(tau=2.0, tau_a=1.5, backend=language)
         x = data.clone().requires_grad_()
         with using_segments(rule):
-            spikes, states = neuron.step(x, **TRANSFORMED[name])
+            given = TRANSFORMED[name]
+            spikes, states = neuron.step(x, lengths=given.get("lengths"), resets=given.get("resets"))
             assert isinstance(spikes, Tensor)
             weight = torch.randn(spikes.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
             (gradient,) = torch.autograd.grad((spikes * weight).sum(), x)
