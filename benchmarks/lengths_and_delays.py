@@ -188,7 +188,7 @@ def main() -> None:
             ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
             what = f"2 recurrent layers, {interpolation}, beside the published loop"
             first = training(reset(ours, ours), x, list(ours.parameters()))
-            measured(what, shape, first, training(published, x, list(published.parameters())), 2)
+            measured(what, shape, first, training(published, x, list(published.parameters())), 4)
             last = ours[0]  # type: ignore[index]
             assert isinstance(last, Recurrent)
             notes += [f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line]

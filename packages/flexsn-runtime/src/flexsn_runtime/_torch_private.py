@@ -205,3 +205,12 @@ def convolution_into(
     settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
     write: Any = torch.ops.aten.cudnn_convolution.out
     return lambda value, out: write(value, weight, *settings, out=out)
+
+
+def copy_each(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies tensors into others of their shapes and dtypes: of one dtype, in few launches."""
+    if len({tensor.dtype for tensor in tensors}) == 1:
+        torch._foreach_copy_(list(into), list(tensors))
+        return
+    for one, tensor in zip(into, tensors, strict=True):
+        one.copy_(tensor)

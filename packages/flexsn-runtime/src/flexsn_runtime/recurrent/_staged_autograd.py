@@ -13,7 +13,7 @@ from torch import Tensor
 from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._saved import saved_of
-from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
+from flexsn_runtime._torch_private import SingleLevelFunction, copy_each, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
@@ -217,13 +217,9 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _all_copied(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
-    """The same of tensors of one shape, in few launches."""
+    """Copies of tensors of one shape, in few launches."""
     copies = [torch.empty_strided(t.shape, tuple(strides), dtype=t.dtype, device=t.device) for t in tensors]
-    if len({t.dtype for t in tensors}) == 1:
-        torch._foreach_copy_(copies, list(tensors))
-    else:
-        for copy, tensor in zip(copies, tensors, strict=True):
-            copy.copy_(tensor)
+    copy_each(copies, tensors)
     return copies
 
 

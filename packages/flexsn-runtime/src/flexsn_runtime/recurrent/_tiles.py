@@ -20,6 +20,12 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
+# Of a float32 step that reads many values of earlier steps: an operand in parts beside them is spilled, compiled for an
+# H100, unless it is multiplied in pieces. With values in memory, more warps spill less.
+_FEW_SHIFTED = 8
+_SHIFTED_CHUNK = 128
+_RING_CHUNK = 64
+_RING_WARPS = 8
 # Of a program that has whole rows and no matrices: eight columns of each value in a thread, in up to 16 warps.
 _COLUMNS_OF_A_WARP = 256
 _MOST_COLUMNS = 4096
@@ -80,7 +86,12 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
     """Tiles that share rows and exchange values, see `tiles_for`."""
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
+    float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
     tiles = _best(loop.num_rows, loop.width, _weights(loop, from_zero), properties.multi_processor_count, shared)
+    if tiles is not None and loop.ring and float32:
+        tiles = replace(tiles, chunk=min(tiles.chunk, _RING_CHUNK), num_warps=_RING_WARPS, ahead=1)
+    elif tiles is not None and len(loop.shifted) > _FEW_SHIFTED and float32:
+        tiles = replace(tiles, chunk=min(tiles.chunk, _SHIFTED_CHUNK), ahead=1)
     if tiles is None:
         raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program")
     yield tiles
