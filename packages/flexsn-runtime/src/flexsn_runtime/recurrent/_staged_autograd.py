@@ -151,9 +151,9 @@ def forward_staged(
         with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
             StagedScan(step, over).run()
     if state_seqs:
-        carried = [_copied(m[1:], form.sequence) for m in states]
+        carried = _all_copied([m[1:] for m in states], form.sequence)
     else:
-        carried = [_copied(m[num_steps % m.shape[0]], form.step) for m in states]
+        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], form.step)
     return (*outputs, *carried), keeping
 
 
@@ -180,11 +180,16 @@ def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozen
         if source in earlier:
             first = earlier[source] - steps
             memory = memory[first : first + num_steps + 1]
-        if initial is None:
-            memory[0].zero_()
-        else:
+        if initial is not None:
             memory[0].copy_(initial)
         found.append(memory)
+    if all(initial is None for initial in arguments.states):
+        for port, memory in whole.items():
+            memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all that are in it
+    else:
+        for memory, initial in zip(found, arguments.states, strict=True):
+            if initial is None:
+                memory[0].zero_()
     return found
 
 
@@ -192,6 +197,17 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """In memory of its own: what is kept for the backward is nobody's to change."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
+
+
+def _all_copied(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
+    """The same of tensors of one shape, in few launches."""
+    copies = [torch.empty_strided(t.shape, tuple(strides), dtype=t.dtype, device=t.device) for t in tensors]
+    if len({t.dtype for t in tensors}) == 1:
+        torch._foreach_copy_(copies, list(tensors))
+    else:
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+    return copies
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:
