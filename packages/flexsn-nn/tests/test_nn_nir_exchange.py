@@ -115,7 +115,9 @@ def test_a_convolutional_network_through_a_file(tmp_path: Path) -> None:
 
 def test_a_grid_and_its_scales_are_carried(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(OverTime(nn.Conv2d(1, 4, 3)), IF(strict=True), nn.Flatten(2), nn.Linear(64, 6), IF(strict=True))
+    net: Any = nn.Sequential(
+        OverTime(nn.Conv2d(1, 4, 3)), IF(strict=True), nn.Flatten(2), nn.Linear(64, 6), IF(strict=True)
+    )
     with torch.no_grad():
         for layer in (net[0][0], net[3]):
             layer.weight.mul_(4)
@@ -124,7 +126,7 @@ def test_a_grid_and_its_scales_are_carried(tmp_path: Path) -> None:
     nir.write(tmp_path / "net.nir", to_nir(net, x[:1], dt=DT))
     back = from_nir(nir.read(tmp_path / "net.nir"), dt=DT)
     runs_alike(net, back, x)
-    found = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    found: list[Any] = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     for layer, wanted in zip(found, (net[0][0], net[3]), strict=True):
         numbers, scales = whole_numbers(layer.weight, bits=8)
         assert numbers.dtype == torch.int8
