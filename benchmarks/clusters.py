@@ -1,6 +1,7 @@
 """Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
 
-    python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...]
+    python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
+        [--dtypes float32 bfloat16]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
 of a training step, which is the forward and the backward of a random gradient to the input and the matrices. It
@@ -87,12 +88,12 @@ def compared(name: str, shape: str, dtype: torch.dtype) -> list[list[str]]:
     return rows
 
 
-def main(only: list[str], seconds: float, path: Path) -> None:
+def main(only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     for name in only or list(OURS):
-        for dtype in (torch.float32, torch.bfloat16):
-            for shape in SHAPES:
-                kind = str(dtype).removeprefix("torch.")
+        for kind in dtypes:
+            for shape in shapes:
+                dtype = getattr(torch, kind)
                 if time.perf_counter() - begun > seconds:
                     missing.append(f"{name}, {shape}, {kind}: no time was left")
                     continue
@@ -121,5 +122,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "clusters.md")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", nargs="*", default=[], choices=list(OURS))
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     options = parser.parse_args()
-    main(options.only, options.seconds, options.output)
+    main(options.only, options.shapes, options.dtypes, options.seconds, options.output)

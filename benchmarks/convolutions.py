@@ -4,7 +4,8 @@
 
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
-A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under autocast.
+A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under autocast; of
+"channels last", inputs and weights lie so in memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -103,21 +105,22 @@ def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 def main(shape: str, seconds: float, path: Path) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     size = tuple(map(int, shape.split("x")))
-    for name, core in CORES.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            for backend, by in (("auto", "ours"), ("torch", "loop")):
-                kind = str(dtype).removeprefix("torch.")
-                if time.perf_counter() - begun > seconds:
-                    missing.append(f"{name}, {kind}, {by}: no time was left")
-                    continue
-                torch.manual_seed(0)
-                layer = Layer(core(size[2]), "auto" if backend == "auto" else "torch").to(DEVICE)
-                rows.append([name, kind, by, *times(layer, torch.randn(size, device=DEVICE), dtype)])
-                print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
-                if by == "ours":
-                    print(layer.layer.explain(), flush=True)
-                del layer
-                gc.collect()
+    for (name, core), last, dtype in product(CORES.items(), (False, True), (torch.float32, torch.bfloat16)):
+        for backend, by in (("auto", "ours"), ("torch", "loop")):
+            kind = str(dtype).removeprefix("torch.") + (", channels last" if last else "")
+            if time.perf_counter() - begun > seconds:
+                missing.append(f"{name}, {kind}, {by}: no time was left")
+                continue
+            torch.manual_seed(0)
+            layer = Layer(core(size[2]), "auto" if backend == "auto" else "torch").to(DEVICE)
+            x = torch.randn(size, device=DEVICE)
+            if last:
+                layer = layer.to(memory_format=torch.channels_last)
+                x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(size)
+            rows.append([name, kind, by, *times(layer, x, dtype)])
+            print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
+            del layer
+            gc.collect()
     lines = [
         f"# Recurrent convolutions, {shape}",
         "",

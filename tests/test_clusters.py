@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from recurrent_cores import CELLS, GRU, LSTM, RLIF, Adaptive, Cell, Dense, GatedGRU, Hidden, LowRank, Masked, Powers
-from test_one_launch import check
+from test_one_launch import check, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
@@ -173,22 +173,7 @@ def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
 
 @gpu
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
-    core = made(RLIF, 256, Powers(), torch.float32)
-    x, s, v = (t.detach() for t in sequences(core, 3, 64, 256, dtype=torch.float32))
-    expected = run(core, (x, s, v), None)
-    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    differing = torch.zeros(2, device="cuda")
-    with torch.no_grad():
-        for i in range(10_000):
-            with torch.cuda.stream(streams[i % 2]):
-                results = scan(step, arguments, state_seqs=True)
-                if i % 100 < 2:
-                    for a, b in zip(results, expected, strict=True):
-                        differing[i % 2] += (a != b).sum()
-    torch.cuda.synchronize()
-    assert differing.tolist() == [0, 0]
+    check_on_two_streams(256, torch.float32)
     assert told == ["forward"] * 10_000
 
 

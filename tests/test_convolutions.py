@@ -255,6 +255,20 @@ def test_strides(state_seqs: bool) -> None:
     check(made, sequences(made, 3, 2, 3, 7, 6), TARGETS[-1], state_seqs=state_seqs)
 
 
+@pytest.mark.long(all_but=["ConvLSTM-*"])
+@pytest.mark.parametrize("target", TARGETS[-1:])
+@pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
+def test_channels_last(core: type[Core], target: TargetName) -> None:
+    """Values between convolutions lie as the inputs do, and results as those of the loop."""
+    torch.manual_seed(0)
+    made = core(3).to(DEVICE)
+    x, *states = sequences(made, 4, 2, 3, 7, 6)
+    x = x.detach().permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).requires_grad_()
+    check(made, [x, *states], target)
+    for a, b in zip(run(made, [x, *states], target), run(made, [x, *states], None), strict=True):
+        assert a.stride() == b.stride()
+
+
 def test_one_sample_without_a_batch() -> None:
     torch.manual_seed(0)
     made = Spiking(3).to(DEVICE)

@@ -380,14 +380,12 @@ def test_steps(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]
     assert launched == ["one launch"] * 2
 
 
-@gpu
-def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[str]) -> None:
-    exchanged(True)
-    core = made(RLIF, 128, Powers(), torch.bfloat16)
-    x, s, v = (t.detach() for t in sequences(core, 3, 64, 128, dtype=torch.bfloat16))
+def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
+    """10 000 launches, in turn on two streams, give what the loop gives."""
+    core = made(RLIF, size, Powers(), dtype)
+    x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
-    program = ScanProgram(core, 1, 2, 1)
-    step, arguments = prepare(program, (x, s, v))  # traced on this stream
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # traced on this stream
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     differing = torch.zeros(2, device="cuda")
@@ -400,6 +398,12 @@ def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[
                         differing[i % 2] += (a != b).sum()
     torch.cuda.synchronize()
     assert differing.tolist() == [0, 0]
+
+
+@gpu
+def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[str]) -> None:
+    exchanged(True)
+    check_on_two_streams(128, torch.bfloat16)
     assert launched == ["one launch"] * 10_000
 
 

@@ -184,10 +184,14 @@ def convolution_into(
     if _select_conv_backend is None or transposed or bias is not None or not value.is_cuda or 0 in value.shape:
         return None
     last = _FORMATS.get(value.dim())
-    if last is None or not all(t.is_contiguous() for t in (out, value, weight)):
+    if last is None:
         return None
-    if value.is_contiguous(memory_format=last) or weight.is_contiguous(memory_format=last):
-        return None  # in both formats: which one PyTorch takes is not said here
+    of_value, of_weight, of_out = (
+        (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
+    )
+    usual = (True, False)  # tensors of both formats are left to PyTorch
+    if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
+        return None
     try:
         found = _select_conv_backend(
             value, weight, None, stride, padding, dilation, transposed, output_padding, groups, None

@@ -171,6 +171,11 @@ class StagedStep:
         return tuple(part for part in self.parts if isinstance(part, Stage))
 
     @cached_property
+    def has_convolutions(self) -> bool:
+        """True if the memory format of values decides how fast a library is."""
+        return any(product.is_convolution for product in self.products)
+
+    @cached_property
     def sequences(self) -> frozenset[Port]:
         """The values of which each step needs memory of its own, because they are read when the loop is over."""
         found = {view.source for term in self.terms for view in term.values}

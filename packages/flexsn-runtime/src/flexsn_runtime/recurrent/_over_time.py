@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, StagedStep, View
+from flexsn_hop.formats import dense_strides
 from flexsn_runtime._recent import Recent
 
 
@@ -64,6 +66,28 @@ class OverTime:
     def direction(self) -> str:
         """``"forward"`` or ``"backward"``."""
         return "backward" if self.backwards else "forward"
+
+
+def rows_of(
+    rows: int,
+    shape: tuple[int, ...],
+    order: Sequence[int] | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    zero: bool = False,
+) -> Tensor:
+    """Memory for values of steps, `[rows, *shape]`, without holes.
+
+    Args:
+        order: of the dimensions of a step in memory; `None`: the usual one, as also of other numbers of dimensions.
+        zero: with zeros in it.
+    """
+    if order is None or len(order) != len(shape):
+        return (torch.zeros if zero else torch.empty)((rows, *shape), dtype=dtype, device=device)
+    strides = (math.prod(shape), *dense_strides(shape, tuple(order)))
+    memory = torch.empty_strided((rows, *shape), strides, dtype=dtype, device=device)
+    return memory.zero_() if zero else memory
 
 
 class Rows(NamedTuple):

@@ -33,6 +33,7 @@ from flexsn_graph import (
     is_of_any_batch,
     resized,
 )
+from flexsn_hop.formats import memory_order
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import as_outside, convolution_into
 from flexsn_runtime.backend import TargetName
@@ -394,7 +395,10 @@ class StagedScan:
         found = self._step.prepared.get(key)
         if found is not None:
             return found
-        order = StepOrder(tuple(range(len(stage.shape))))
+        dims = tuple(range(len(stage.shape)))
+        if self._staged.has_convolutions:  # whose values lie as the inputs do
+            dims = memory_order(stage.shape, [(tuple(t.shape[1:]), t.stride()[1:]) for t in writes])
+        order = StepOrder(dims)
         arguments = Arguments(tuple(reads), (), tuple(self._over.lifted))
         operands = Operands(arguments, stage.graph.layouts, stage.shape, order)
         outputs = [Port(Role.OUTPUT, i) for i in range(len(writes))]
@@ -517,10 +521,11 @@ class StagedScan:
         if out.shape[1:] != product.shape:
             return False
         frames = _aten.convolution.default(value.flatten(0, 1), *rest)
-        if product.result.source.role is Role.PRODUCT and frames.is_contiguous() and out.is_contiguous():
-            out.set_(frames.view(out.shape))  # memory of many frames is not copied
+        frames = frames.view(out.shape)
+        if product.result.source.role is Role.PRODUCT and frames.stride() == out.stride():
+            out.set_(frames)  # memory of many frames is not copied
         else:
-            out.copy_(frames.view(out.shape))
+            out.copy_(frames)
         return True
 
     # -- sums over time ----------------------------------------------------------------------------------------

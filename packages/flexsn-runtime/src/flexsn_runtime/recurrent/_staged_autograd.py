@@ -21,7 +21,7 @@ from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.recurrent._backward_plan import backward_plan
-from flexsn_runtime.recurrent._over_time import OverTime, Rows
+from flexsn_runtime.recurrent._over_time import OverTime, Rows, rows_of
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization, StagedScan
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
@@ -94,16 +94,30 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _intermediates(
-    staged: StagedStep, num_steps: int, sequences: frozenset[Port], device: torch.device
+    staged: StagedStep,
+    num_steps: int,
+    sequences: frozenset[Port],
+    device: torch.device,
+    order: Sequence[int] | None,
 ) -> dict[Port, Rows]:
     """Memory for operands and products."""
     found = {}
     for port, (shape, dtype) in staged.values.items():
         if port.role in _WRITTEN:
-            rows = num_steps if port in sequences else 1
-            make = torch.zeros if port in staged.assembled else torch.empty
-            found[port] = Rows(make((rows, *shape), dtype=dtype, device=device), 0, num_steps)
+            rows, zero = num_steps if port in sequences else 1, port in staged.assembled
+            found[port] = Rows(rows_of(rows, shape, order, dtype=dtype, device=device, zero=zero), 0, num_steps)
     return found
+
+
+def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
+    """The order of a step's dimensions in memory between stages and convolutions, that of the inputs.
+
+    `None`: the usual one, as always for products with matrices.
+    """
+    if not step.trace.forward.has_convolutions:
+        return None
+    dims = step.format(arguments.inputs, arguments.states).order.dims
+    return None if dims == tuple(range(len(dims))) else dims
 
 
 def forward_staged(
@@ -132,8 +146,9 @@ def forward_staged(
         returned = frozenset(state_ports if state_seqs else ())
         followed = {source for source, _ in staged.shifts.values()}
         lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned | followed
-    states = _states(step, arguments, lasting)
-    between = _intermediates(staged, num_steps, lasting, device)
+    order = _order(step, arguments)
+    states = _states(step, arguments, lasting, order)
+    between = _intermediates(staged, num_steps, lasting, device, order)
     keeping = {port: between[port].memory for port in kept if port in between}
     keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
     if num_steps and 0 not in shape:
@@ -157,7 +172,9 @@ def forward_staged(
     return (*outputs, *carried), keeping
 
 
-def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port]) -> list[Tensor]:
+def _states(
+    step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
+) -> list[Tensor]:
     """Memory for each state, before each step and after the last, or two rows in turn; the first row is set.
 
     A state that is another one some steps later is in the memory of that one, which begins as many rows earlier.
@@ -172,7 +189,7 @@ def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozen
     for port, value in zip(state_ports, step.trace.states, strict=True):
         if port not in shifts:
             rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
-            whole[port] = torch.empty((rows, *shape), dtype=value.dtype, device=arguments.device)
+            whole[port] = rows_of(rows, shape, order, dtype=value.dtype, device=arguments.device)
     found = []
     for port, initial in zip(state_ports, arguments.states, strict=True):
         source, steps = shifts.get(port, (port, 0))
@@ -283,6 +300,7 @@ class _Backward:
         trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needed, self._state_seqs = needed, state_seqs
+        self._order = _order(step, arguments)
         # An expanded one, as a sum over time has, would get a kernel of its own.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states).sequence)
@@ -300,8 +318,9 @@ class _Backward:
                 continue
             # The gradient after step t is in row t + 1, that before it in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
-            make = torch.empty if port in plan.absent else torch.zeros
-            self._carried[i] = gradient = make((rows, *trace.step_shape), dtype=value.dtype, device=device)
+            zero = port not in plan.absent
+            gradient = rows_of(rows, trace.step_shape, self._order, dtype=value.dtype, device=device, zero=zero)
+            self._carried[i] = gradient
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)
         self._gradients: list[Tensor | None] = [None] * len(needed)
@@ -319,13 +338,13 @@ class _Backward:
         step, arguments = self._step, self._arguments
         trace = step.trace
         for start, count, staged in self._plan.segments:
-            reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, arguments.device)
+            reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, arguments.device, self._order)
             writes = dict(reads)
             for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
                 reads[port] = Rows(x.detach(), start, count)
-            for port, rows_of in self._memory.items():
+            for port, memory in self._memory.items():
                 if port.role is Role.STATE:
-                    reads[port] = Rows(rows_of, start, count)
+                    reads[port] = Rows(memory, start, count)
             for i, port in enumerate(staged.saved):
                 reads[Port(Role.SAVED, i)] = Rows(self._memory[port], start, count)
             for port, g in zip(ports(Role.GRAD_OUTPUT, trace.num_outputs), self._of_outputs, strict=True):
