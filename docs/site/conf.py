@@ -217,10 +217,13 @@ def front_page(app: Sphinx, exception: Exception | None) -> None:
 
 
 BACK = re.compile(r'<a class="viewcode-back" href="([^"#]+)#([^"]+)">\[docs\]</a>')
+LISTED = re.compile(r'<li><a href="([^"#:]+)">[^<]*</a></li>')
 
 
 def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
-    """Sources link back to descriptions, also by names under which nothing is described: those links are left out."""
+    """Sources link back to descriptions, also by names that no page describes, and their list has modules without a
+    source: those links are left out.
+    """
     if exception is not None or app.builder.format != "html":
         return
     places: dict[Path, set[str]] = {}
@@ -233,8 +236,13 @@ def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
                 places[target] = set(re.findall(r'\bid="([^"]+)"', text))
             return match[0] if match[2] in places[target] else ""
 
-        text = page.read_text(encoding="utf-8")
-        page.write_text(BACK.sub(kept, text), encoding="utf-8")
+        def listed(match: re.Match[str], folder: Path = page.parent) -> str:
+            return match[0] if (folder / match[1]).is_file() else ""
+
+        text = BACK.sub(kept, page.read_text(encoding="utf-8"))
+        if page.parent.name == "_modules" and page.name == "index.html":
+            text = LISTED.sub(listed, text)
+        page.write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:

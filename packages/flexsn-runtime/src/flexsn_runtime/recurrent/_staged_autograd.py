@@ -217,7 +217,7 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _all_copied(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
-    """The same of tensors of one shape, in few launches."""
+    """Copies of tensors of one shape, in memory of their own, in few launches."""
     copies = [torch.empty_strided(t.shape, tuple(strides), dtype=t.dtype, device=t.device) for t in tensors]
     if len({t.dtype for t in tensors}) == 1:
         torch._foreach_copy_(copies, list(tensors))
