@@ -19,10 +19,10 @@ import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from measure import publish, table, where
+from measure import in_processes, publish, table, where
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -114,12 +114,25 @@ def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: in
         return float((network(held_out).argmax(1) == wanted).float().mean())
 
 
-def accuracy(task: str, data: Any, bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
+class Run(NamedTuple):
+    """One training, in a process of its own."""
+
+    task: str
+    bits: int | None
+    seed: int
+    epochs: int
+    device: torch.device
+
+
+def accuracy(run: Run) -> float:
+    torch.set_num_threads(1)
+    task, bits, seed, epochs, device = run
+    if task == "mnist1d":
+        return mnist1d_accuracy(mnist1d(device), bits, seed, epochs, device)
+    module = example(task)
     if task == "digits":
-        return digits_accuracy(data, bits, seed, epochs, device)
-    if task == "evidence":
-        return evidence_accuracy(data, bits, seed, device)
-    return mnist1d_accuracy(data, bits, seed, epochs, device)
+        return digits_accuracy(module, bits, seed, epochs, device)
+    return evidence_accuracy(module, bits, seed, device)
 
 
 def main() -> None:
@@ -134,13 +147,16 @@ def main() -> None:
     lines = ["# Training on a grid", "", where(arguments.device), ""]
     header = ("weights", "mean", "standard deviation", "each seed")
     for task in arguments.task:
-        data: Any = mnist1d(arguments.device) if task == "mnist1d" else example(task)
+        kinds = (None, *arguments.bits)
+        runs = [
+            Run(task, bits, seed, arguments.epochs, arguments.device)
+            for bits in kinds
+            for seed in range(arguments.seeds)
+        ]
+        accuracies = in_processes(accuracy, runs)
         rows = []
-        for bits in (None, *arguments.bits):
-            found = [
-                accuracy(task, data, bits, seed, arguments.epochs, arguments.device) for seed in range(arguments.seeds)
-            ]
-            print(task, bits, found, flush=True)
+        for i, bits in enumerate(kinds):
+            found = accuracies[i * arguments.seeds : (i + 1) * arguments.seeds]
             name = "float32" if bits is None else f"grid, {bits} bits"
             spread = statistics.stdev(found) if len(found) > 1 else 0.0
             each = ", ".join(f"{one:.2%}" for one in found)

@@ -663,7 +663,8 @@ def test_memories_of_replaced_forwards_are_not_watched() -> None:
         net[0](torch.rand(2, 12))  # of two dimensions
     exchange._zero, exchange._refused = torch.zeros(()), net[2].core
     assert watch.holds()
-    net[1].forward.precision = "high"  # which is more than a memory
+    forward: Any = net[1].forward
+    forward.precision = "high"  # which is more than a memory
     assert not watch.holds()
 
 

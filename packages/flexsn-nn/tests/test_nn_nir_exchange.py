@@ -115,24 +115,24 @@ def test_a_convolutional_network_through_a_file(tmp_path: Path) -> None:
 
 def test_a_grid_and_its_scales_are_carried(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net: Any = nn.Sequential(
-        OverTime(nn.Conv2d(1, 4, 3)), IF(strict=True), nn.Flatten(2), nn.Linear(64, 6), IF(strict=True)
-    )
-    with torch.no_grad():
-        for layer in (net[0][0], net[3]):
-            layer.weight.mul_(4)
-            on_grid(layer, bits=8)
+    convolution, linear = nn.Conv2d(1, 4, 3), nn.Linear(64, 6)
+    layers: list[Any] = [convolution, linear]
+    net = nn.Sequential(OverTime(convolution), IF(strict=True), nn.Flatten(2), linear, IF(strict=True))
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=0.5)
+        on_grid(layer, bits=8)
     x = (torch.rand(5, 3, 1, 6, 6) < 0.5).float()
     nir.write(tmp_path / "net.nir", to_nir(net, x[:1], dt=DT))
     back = from_nir(nir.read(tmp_path / "net.nir"), dt=DT)
     runs_alike(net, back, x)
-    found: list[Any] = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    for layer, wanted in zip(found, (net[0][0], net[3]), strict=True):
-        numbers, scales = whole_numbers(layer.weight, bits=8)
+    found = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    for read, wanted in zip(found, layers, strict=True):
+        numbers, scales = whole_numbers(read.weight, bits=8)
         assert numbers.dtype == torch.int8
         shape = (-1, *(1,) * (numbers.dim() - 1))
         assert torch.equal(numbers * scales.view(shape), wanted.weight)
-        assert torch.equal(layer.bias, wanted.bias)
+        assert read.bias is not None
+        assert torch.equal(read.bias, wanted.bias)
 
 
 def test_round_trip_of_a_convolution_in_one_dimension() -> None:
