@@ -216,6 +216,35 @@ def front_page(app: Sphinx, exception: Exception | None) -> None:
         shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
 
 
+BACK = re.compile(r'<a class="viewcode-back" href="([^"#]+)#([^"]+)">\[docs\]</a>')
+LISTED = re.compile(r'<li><a href="([^"#:]+)">[^<]*</a></li>')
+
+
+def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
+    """Sources link back to descriptions, also by names that no page describes, and their list has modules without a
+    source: those links are left out.
+    """
+    if exception is not None or app.builder.format != "html":
+        return
+    places: dict[Path, set[str]] = {}
+    for page in Path(app.outdir).glob("_modules/**/*.html"):
+
+        def kept(match: re.Match[str], folder: Path = page.parent) -> str:
+            target = (folder / match[1]).resolve()
+            if target not in places:
+                text = target.read_text(encoding="utf-8") if target.is_file() else ""
+                places[target] = set(re.findall(r'\bid="([^"]+)"', text))
+            return match[0] if match[2] in places[target] else ""
+
+        def listed(match: re.Match[str], folder: Path = page.parent) -> str:
+            return match[0] if (folder / match[1]).is_file() else ""
+
+        text = BACK.sub(kept, page.read_text(encoding="utf-8"))
+        if page.parent.name == "_modules" and page.name == "index.html":
+            text = LISTED.sub(listed, text)
+        page.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx, before it looks for pages."""
     os.environ.setdefault("MPLBACKEND", "Agg")
@@ -229,3 +258,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", words_of_fields)
     app.connect("doctree-read", name_errors_in_full)
     app.connect("build-finished", front_page)
+    app.connect("build-finished", drop_dead_links_back)

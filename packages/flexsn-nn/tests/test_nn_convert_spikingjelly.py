@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import ConversionError, FlexSN, Recurrent, functional
+from flexsn_nn import LIF, ConversionError, FlexSN, Recurrent, functional
 from flexsn_nn.convert import Conversion, convert
 
 neuron: Any = pytest.importorskip("spikingjelly.activation_based.neuron", reason="SpikingJelly is not installed")
@@ -599,3 +601,21 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
     with pytest.raises(ConversionError):
         convert(net, strict=True)
     assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]
+
+
+def test_spikingjellys_learners_work_beside_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """STDP of a layer with a neuron behind it: the changes of the weights are those beside SpikingJelly's neuron."""
+    board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, and need none of it here
+    board.SummaryWriter = None
+    monkeypatch.setitem(sys.modules, board.__name__, board)
+    learning: Any = pytest.importorskip("spikingjelly.activation_based.learning")
+    x = (torch.rand(20, 2, 8, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    changes = []
+    for cell in (LIF(), neuron.LIFNode(tau=2.0, step_mode="m")):
+        synapse = nn.Linear(8, 4, bias=False)
+        nn.init.constant_(synapse.weight, 0.4)
+        learner = learning.STDPLearner("m", synapse, cell, tau_pre=2.0, tau_post=2.0, f_pre=torch.ones_like)
+        cell(synapse(x))
+        changes.append(learner.step(on_grad=False))
+    assert changes[0].any()
+    assert torch.equal(*changes)

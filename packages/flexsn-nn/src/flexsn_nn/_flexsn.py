@@ -402,7 +402,7 @@ class FlexSN(Runs):
         return "\n".join(lines)
 
     def _prospect(self, inputs: tuple[Tensor, ...]) -> str:
-        """What would run a call with these inputs, and why; empty without inputs."""
+        """The backend that would run a call with these inputs, and the reason; empty without inputs."""
         if not inputs:
             return ""
         given = self._checked(inputs)

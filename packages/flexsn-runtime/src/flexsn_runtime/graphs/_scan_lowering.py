@@ -102,7 +102,8 @@ class KernelLowering:
             warn(
                 "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
                 "processes that have imported flexsn_runtime, and nowhere else. With FLEXSN_HOP_LOWERING=scan in the "
-                "environment, torch.export.export records torch's own scan instead, and the program needs no Python",
+                "environment and torch 2.15, torch.export.export records torch's own scan instead, and the program "
+                "needs no Python",
             )
         return graph([*args, *rest])
 
