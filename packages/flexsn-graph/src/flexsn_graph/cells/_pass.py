@@ -35,6 +35,8 @@ from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_po
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
+# Of a dimension that a step reduces or multiplies, the most elements that are written out.
+MAX_REDUCED = 16
 
 _prims = torch.ops.prims
 
@@ -46,21 +48,32 @@ class Pass:
         refined: Mapping[Key, tuple[Spec, ...]],
         blamed: Mapping[Key, fx.Node],
         sums_allowed: bool,
+        writes_out_sums: bool = False,
+        most_cells: int = MAX_CELLS,
     ) -> None:
         self._module = module
         self._refined = refined
         self._blamed = blamed
         self._sums_allowed = sums_allowed
+        self._writes_out_sums = writes_out_sums
+        self._most_cells = most_cells
         self._graph = fx.Graph()
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
+        self._made_for: list[range] = []  # of each input, the first numbers of its axes' keys
         # To be looked at when it is known which axes are one.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
 
     def run(self) -> CutModule:
+        output, arguments = self.translate()
+        self._check_distinct()
+        return self._finish(output, arguments)
+
+    def translate(self) -> tuple[fx.Node, list[list[Any]]]:
+        """Translates all nodes. Returns the output, and for each argument the dimensions of its cells."""
         nodes = list(self._module.graph.nodes)
         arguments: list[list[Any]] = []
         for node in nodes:
@@ -77,8 +90,7 @@ class Pass:
                 for one in found if isinstance(found, tuple) else (found,):
                     self._distinct.append((node, [*one.axes, *one.summed]))
         (output,) = (n for n in nodes if n.op == "output")
-        self._check_distinct()
-        return self._finish(output, arguments)
+        return output, arguments
 
     # -- axes ----------------------------------------------------------------------------------------------
 
@@ -118,7 +130,8 @@ class Pass:
         before = self._made + 1
         dims = tuple(self._new_dim(size) for size in node.meta["val"].shape)
         counts = counts_of(dims)
-        made_by = [key for key in self._blamed if key[0] in range(before, self._made + 1)]
+        self._made_for.append(range(before, self._made + 1))
+        made_by = [key for key in self._blamed if key[0] in self._made_for[-1]]
         self._limit(self._blamed[made_by[-1]] if made_by else node, counts)
         index = len(self._inputs)
         made, described = [], []
@@ -153,9 +166,10 @@ class Pass:
         return value
 
     def _limit(self, node: fx.Node, counts: Sequence[int]) -> None:
-        if math.prod(counts) > MAX_CELLS:
+        if math.prod(counts) > self._most_cells:
             raise self.refusal(
-                node, f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {MAX_CELLS} are possible"
+                node,
+                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {self._most_cells} are possible",
             )
 
     # -- ops -----------------------------------------------------------------------------------------------
@@ -498,14 +512,40 @@ class Pass:
     def unsqueeze(self, value: Value, dim: int) -> Value:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
-    def sum(self, node: fx.Node, value: Value, dims: Sequence[int]) -> Value:
+    def written_out(self, node: fx.Node, dim: Dim) -> None:
+        """Raises `Refined` unless a dimension consists of cells.
+
+        Raises:
+            NonPointwiseError: it has more elements than are written out.
+        """
+        for factor in dim:
+            if isinstance(factor, OpenAxis):
+                if size_of(dim) > MAX_REDUCED:
+                    raise self.refusal(
+                        node,
+                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
+                        "possible",
+                    )
+                raise Refined(node, factor, (False, factor.size))
+
+    def reduce(self, node: fx.Node, value: Value, dims: Sequence[int], op: Any) -> Value:
+        """Combines the cells of some dimensions by a function of two elements, in order."""
+        for d in dims:
+            self.written_out(node, value.dims[d])
+        return self.sum(node, value, dims, op)
+
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Any = _prims.add.default) -> Value:
         """Cells are added up here; what is summed over axes is summed after the kernel."""
+        dims = [d % len(value.dims) for d in dims]
+        if self._writes_out_sums:
+            for d in dims:
+                self.written_out(node, value.dims[d])
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
         tables: list[int] = []
         for number, dim in enumerate(value.dims):
             count = len(counts_of([dim]))
-            if number in {d % len(value.dims) for d in dims}:
+            if number in dims:
                 gone.update(f for f in dim if isinstance(f, OpenAxis))
                 tables += range(at, at + count)
             else:
@@ -518,7 +558,7 @@ class Pass:
         for row in rows:
             total = value.nodes[row[0]]
             for one in row[1:]:
-                new = self._graph.call_function(_prims.add.default, (total, value.nodes[one]))
+                new = self._graph.call_function(op, (total, value.nodes[one]))
                 new.meta["val"], new.stack_trace = node.meta["val"], node.stack_trace
                 total = new
             made.append(total)
