@@ -84,11 +84,11 @@ from flexsn_runtime.program._repeated import (
     repeated_scan,
     repeated_step,
     run_program,
+    scan,
     scan_again,
 )
 from flexsn_runtime.program._single_step import single_step
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
-from flexsn_runtime.recurrent._staged_autograd import scan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 __version__ = "0.1.0"

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import Numerics, Precision
-from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
+from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
+from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -66,6 +67,7 @@ class ScanProgram:
             after the other in memory. Empty: of no output.
         zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
             no output.
+        pieces: the core is another one on these pieces, and does what `trace_step(on_pieces=True)` takes.
 
     Raises:
         PrecisionError: an unknown precision.
@@ -90,6 +92,7 @@ class ScanProgram:
         on_cpu: TargetName = "triton",
         bits: Sequence[bool] = (),
         zero_one: Sequence[bool] = (),
+        pieces: StepPieces | None = None,
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = (
@@ -127,6 +130,7 @@ class ScanProgram:
         self.on_cpu: TargetName = on_cpu
         self.bits = tuple(bits)
         self.zero_one = tuple(zero_one)
+        self._pieces = pieces
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
@@ -151,6 +155,7 @@ class ScanProgram:
             on_cpu=self.on_cpu,
             bits=self.bits,
             zero_one=self.zero_one,
+            pieces=self._pieces,
         )
         return make, arguments
 
@@ -248,9 +253,13 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Those made so far."""
+        """Those made so far; of a step that runs on pieces, those of the pieces."""
         with self._lock:
-            return tuple(step for steps in self._specializations.values() for step in steps)
+            found: list[CoreSpecialization] = []
+            for steps in self._specializations.values():
+                for step in steps:
+                    found += step.program.specializations if isinstance(step, CutSpecialization) else [step]
+            return tuple(found)
 
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
@@ -262,8 +271,9 @@ class ScanProgram:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
             self.plans.clear()
-            for step in self.specializations:
-                step.forget_plans()
+            for steps in self._specializations.values():
+                for step in steps:
+                    step.forget_plans()
 
     def close(self) -> None:
         """Drops the compiled kernels. Using the program makes them again."""
@@ -311,7 +321,7 @@ class ScanProgram:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
-        kind += (self.on_cpu, self.bits, self.zero_one)
+        kind += (self.on_cpu, self.bits, self.zero_one, self._pieces)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -320,7 +330,9 @@ class ScanProgram:
     ) -> CoreSpecialization:
         try:
             values = (*signature.inputs, *signature.states)
-            trace = trace_values(core, counts, values, device, products=self.takes_products)
+            on_pieces = self._pieces is not None
+            products = self.takes_products and not on_pieces
+            trace = trace_values(core, counts, values, device, products=products, on_pieces=on_pieces)
         except StateMismatchError as error:
             if signature.autocast is None:
                 raise
@@ -328,6 +340,8 @@ class ScanProgram:
                 f"{error} torch.autocast is on, under which some operations return float32: convert their results "
                 "back, or carry the state in float32, as FlexSN(precision='float32') does."
             ) from None
+        if isinstance(trace, CutTrace):
+            return self._on_pieces(trace, device)
         for i, value in enumerate(signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(
@@ -355,6 +369,23 @@ class ScanProgram:
             bits=self.bits,
             zero_one=self.zero_one,
         )
+
+    def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
+        if any((*self.bits, *self.zero_one)):
+            raise SpikeBitsError("a step on pieces of its values writes no bits of its outputs. Leave bits out.")
+        name = getattr(self.core, "__name__", type(self.core).__name__)
+        core: Any = partial(trace.pieces.core, self.core)
+        core.__name__, core.core = name, self.core
+        program = ScanProgram(
+            core,
+            *trace.pieces.counts,
+            precision=self.numerics.precision,
+            fast_math=self.numerics.fast_math,
+            on_cpu=self.on_cpu,
+            residuals="recompute",
+            pieces=trace.pieces,
+        )
+        return CutSpecialization(trace, name, device, self.numerics, target_on(device, self.on_cpu), program)
 
 
 class PointwiseProgram(ScanProgram):

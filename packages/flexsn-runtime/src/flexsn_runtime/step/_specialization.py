@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
-from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepValue
+from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepTrace, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import alike, never
 from flexsn_runtime.backend import BACKENDS, TargetName
@@ -193,7 +193,9 @@ class CoreSpecialization:
             return last
         counts = (last.num_inputs, last.num_states, last.num_outputs)
         products = isinstance(last, RecurrentTrace)
-        new = trace_values(last.core, counts, (*last.inputs, *last.states), self.device, products=products)
+        on_pieces = isinstance(last, StepTrace) and last.is_on_pieces
+        values = (*last.inputs, *last.states)
+        new = trace_values(last.core, counts, values, self.device, products=products, on_pieces=on_pieces)
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
