@@ -150,6 +150,13 @@ class Pass:
         nodes = tuple(self._number(v, tensor) for v in tensor.flatten().tolist())
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
+    def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
+        """A small table of numbers."""
+        self._limit(node, [len(values)])
+        dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
+        nodes = tuple(self._number(value, node.meta["val"]) for value in values)
+        return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
+
     def _number(self, value: bool | int | float, like: Tensor) -> fx.Node:
         node = self._graph.call_function(_prims.scalar_tensor.default, (value,), {"dtype": like.dtype})
         node.meta["val"] = like

@@ -124,11 +124,13 @@ class StepPieces:
 
     Attributes:
         inputs, states, outputs: of each.
+        lifted: of each lifted tensor, whose axes are numbered in the tensor's own order.
     """
 
     inputs: tuple[Pieces, ...]
     states: tuple[Pieces, ...]
     outputs: tuple[Pieces, ...]
+    lifted: tuple[Pieces, ...] = ()
 
     @property
     def counts(self) -> tuple[int, int, int]:

@@ -69,6 +69,11 @@ class _StepPass(Pass):
             found.append(tuple(factors))
         return tuple(found)
 
+    def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
+        """The pieces of a lifted tensor, whose axes keep their order."""
+        own = {self._root(axis): number for number, axis in enumerate(value.axes)}
+        return Pieces(self.numbered(value.dims, own, node), len(own))
+
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
             f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements that each "
@@ -125,8 +130,12 @@ class _Analysis(_StepPass):
             Pieces(self.numbered(value.dims, numbers, entry), len(numbers))
             for entry, value in zip(entries, values, strict=True)
         ]
+        lifted = zip(placeholders[len(arguments) :], self._inputs[len(arguments) :], strict=True)
         return StepPieces(
-            tuple(arguments[:num_inputs]), tuple(arguments[num_inputs:]), tuple(results[:num_outputs])
+            tuple(arguments[:num_inputs]),
+            tuple(arguments[num_inputs:]),
+            tuple(results[:num_outputs]),
+            tuple(self._in_own_order(value, node) for node, value in lifted),
         )
 
     def _write_out_result(self, node: fx.Node, axis: OpenAxis) -> None:
@@ -257,13 +266,12 @@ class _OnElements(_StepPass):
         for node, value, index in zip(placeholders, self._inputs, self._lifted, strict=True):
             if index is None:
                 continue
-            # Their axes keep the order that they have in the tensor.
-            own = {self._root(axis): number for number, axis in enumerate(value.axes)}
-            pieces.append(Pieces(self.numbered(value.dims, own, node), len(own)))
+            pieces.append(self._in_own_order(value, node))
             read = [i for i, new in enumerate(value.nodes) if new.users]
             if read:
                 self.numbered(value.dims, numbers, next(iter(node.users)))  # or it is cut further
-                layout = LiftedLayout(_strides(value.axes, [numbers[root] for root in own], len(numbers)), 0)
+                own = [numbers[self._root(axis)] for axis in value.axes]
+                layout = LiftedLayout(_strides(value.axes, own, len(numbers)), 0)
                 layouts.update((count + i, layout) for i in read)
             count += len(value.nodes)
         return tuple(pieces), layouts

@@ -61,12 +61,14 @@ def cut_step(
     example_inputs: Sequence[Tensor],
     *,
     follow: bool = True,
+    hoist: bool = True,
 ) -> CutTrace:
-    """The pieces of a step; the arguments are those of `trace_step`.
+    """The pieces of a step; the arguments are those of `trace_core`.
 
     Raises:
         The errors of `trace_step`.
     """
     core = unwrap_compiled(core)
     with undisturbed():
-        return CutTrace(core, num_inputs, num_states, num_outputs, example_inputs, follow, Hoists.EVERYTHING)
+        hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+        return CutTrace(core, num_inputs, num_states, num_outputs, example_inputs, follow, hoists)

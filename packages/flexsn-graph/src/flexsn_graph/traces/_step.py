@@ -412,6 +412,7 @@ def trace_step(
     *,
     follow: bool = True,
     on_pieces: bool = False,
+    hoist: bool = True,
 ) -> StepTrace:
     """Traces one time step, without data and without a GPU.
 
@@ -423,6 +424,7 @@ def trace_step(
         follow: whether to record what the core reads besides its arguments, in `reads`.
         on_pieces: the core may join its arguments, reduce and multiply small dimensions of what it made of them, and
             cut that again.
+        hoist: whether `lift` computes what no step can of captured tensors alone.
 
     Raises:
         ExampleError: an example is not a dense tensor.
@@ -444,6 +446,8 @@ def trace_step(
     check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
     make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, on_pieces=on_pieces)
     with undisturbed():
+        if not hoist:
+            return make(Hoists.NOTHING)
         try:
             return _make(make)
         except WrittenViewError:

@@ -20,13 +20,14 @@ import flexsn_codegen
 import flexsn_graph
 import flexsn_hop
 import flexsn_runtime
-from flexsn_graph import NonPointwiseError, StepValue, TraceError
+from flexsn_graph import CoreReturnError, NonPointwiseError, StepValue, TraceError
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.callers import warn
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime._torch_private_inductor import is_ahead_of_time
 from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
+from flexsn_runtime.graphs._graph_pieces import GraphPieces
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime.graphs._staged_op import StagedGraph, unknown_states
 from flexsn_runtime.graphs._symbols import Size
@@ -87,8 +88,15 @@ class KernelLowering:
         with _refusals():
             try:
                 return self._forward(graph, layout, flat_args)
-            except NonPointwiseError:
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+            try:
                 return self._staged(StagedGraph(core, layout, self._on_cpu), flat_args)
+            except _OTHERWISE as error:
+                pieces = _pieces(graph, flat_args, refusal, error)
+            of_pieces = pieces.scan(layout)
+            step = pieces.step(graph)
+            return pieces.join_results(layout, self._forward(step, of_pieces, pieces.split(flat_args, layout)))
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
@@ -143,8 +151,22 @@ class KernelLowering:
         with _refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
-            except NonPointwiseError:
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+            try:
                 return self._staged(StagedGraph(core, layout, self._on_cpu, vjp), flat_args, gradients)
+            except _OTHERWISE as error:
+                pieces = _pieces(graphs, flat_args, refusal, error)
+            return pieces.join_gradients(
+                layout,
+                self._backward(
+                    pieces.step(graphs),
+                    pieces.backward(layout),
+                    pieces.split(flat_args, scan),
+                    pieces.split_states(saved),
+                    pieces.split_gradients(layout, gradients),
+                ),
+            )
 
     def _backward(
         self,
@@ -175,6 +197,21 @@ class KernelLowering:
                 # Without a position, the step does not read the tensor that it captures.
                 results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
         return results
+
+
+_OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
+
+
+def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
+    """The pieces of a step that was refused as a whole.
+
+    Raises:
+        Exception: the first one of the refusals, where it does not consist of pieces either.
+    """
+    try:
+        return GraphPieces.of(graph, flat_args[0].device)
+    except (TraceError, NotImplementedError):
+        raise refusals[0] from None
 
 
 def _spare(num_steps: int) -> int:
