@@ -18,7 +18,7 @@ from flexsn_graph.ir._step_graph import GRADIENTS
 from flexsn_graph.staging import Keys, has_products, is_of_any_batch, resized, stage
 from flexsn_graph.staging._staged_step import StagedStep
 from flexsn_graph.traces._cut import CutTrace, cut_step
-from flexsn_graph.traces._step import CoreTrace, StepTrace, trace_step
+from flexsn_graph.traces._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._prologue import Hoists
 
@@ -38,6 +38,13 @@ class RecurrentTrace(CoreTrace):
     """
 
     forward: StagedStep
+
+    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+        """That of the widest results: they may have different numbers of neurons, in as many rows."""
+        rows = {value.shape[:-1] for value in results}
+        if len(rows) > 1 or any(not value.shape for value in results):
+            return super()._shape_of(results)
+        return max(value.shape for value in results)
 
     def _trace(self) -> None:
         arguments = self._primals

@@ -342,7 +342,7 @@ class ScanProgram:
             ) from None
         if isinstance(trace, CutTrace):
             return self._on_pieces(trace, device)
-        for i, value in enumerate(signature.states):
+        for i, value in enumerate(() if isinstance(trace, RecurrentTrace) else signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(
                     f"state {i} has shape {list(value.shape)}; the step has {list(trace.step_shape)}: "

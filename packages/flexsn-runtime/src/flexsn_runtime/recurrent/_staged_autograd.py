@@ -121,9 +121,10 @@ def forward_staged(
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
     staged, shape = trace.forward, trace.step_shape
-    form = step.format(arguments.inputs, arguments.states)
+    forms = [step.format(arguments.inputs, arguments.states, v.shape) for v in (*trace.outputs, *trace.states)]
     outputs = [
-        torch.empty_strided((num_steps, *shape), form.sequence, dtype=v.dtype, device=device) for v in trace.outputs
+        torch.empty_strided((num_steps, *v.shape), form.sequence, dtype=v.dtype, device=device)
+        for v, form in zip(trace.outputs, forms, strict=False)
     ]
     state_ports = ports(Role.STATE, trace.num_states)
     lasting = step.lasting.get((state_seqs, kept))
@@ -149,10 +150,10 @@ def forward_staged(
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
         with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
             StagedScan(step, over).run()
-    if state_seqs:
-        carried = [_copied(m[1:], form.sequence) for m in states]
-    else:
-        carried = [_copied(m[num_steps % m.shape[0]], form.step) for m in states]
+    carried = [
+        _copied(m[1:], form.sequence) if state_seqs else _copied(m[num_steps % m.shape[0]], form.step)
+        for m, form in zip(states, forms[trace.num_outputs :], strict=True)
+    ]
     return (*outputs, *carried), keeping
 
 
@@ -161,7 +162,7 @@ def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozen
 
     A state that is another one some steps later is in the memory of that one, which begins as many rows earlier.
     """
-    num_steps, shape = arguments.num_steps, step.trace.step_shape
+    num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
     state_ports = ports(Role.STATE, step.trace.num_states)
     earlier = {source: 0 for source, _ in shifts.values()}
@@ -171,7 +172,7 @@ def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozen
     for port, value in zip(state_ports, step.trace.states, strict=True):
         if port not in shifts:
             rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
-            whole[port] = torch.empty((rows, *shape), dtype=value.dtype, device=arguments.device)
+            whole[port] = torch.empty((rows, *value.shape), dtype=value.dtype, device=arguments.device)
     found = []
     for port, initial in zip(state_ports, arguments.states, strict=True):
         source, steps = shifts.get(port, (port, 0))
@@ -268,10 +269,10 @@ class _Backward:
         self._needed, self._state_seqs = needed, state_seqs
         # An expanded one, as a sum over time has, would get a kernel of its own.
         self._of_outputs = [
-            _copied(g, step.format(arguments.inputs, arguments.states).sequence)
+            _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
             else g
-            for g in grads[: trace.num_outputs]
+            for g, v in zip(grads, trace.outputs, strict=False)
         ]
         self._of_states = grads[trace.num_outputs :]
         self._plan = plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
@@ -284,7 +285,7 @@ class _Backward:
             # The gradient after step t is in row t + 1, that before it in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
             make = torch.empty if port in plan.absent else torch.zeros
-            self._carried[i] = gradient = make((rows, *trace.step_shape), dtype=value.dtype, device=device)
+            self._carried[i] = gradient = make((rows, *value.shape), dtype=value.dtype, device=device)
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)
         self._gradients: list[Tensor | None] = [None] * len(needed)

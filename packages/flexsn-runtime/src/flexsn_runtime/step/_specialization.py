@@ -114,9 +114,15 @@ class CoreSpecialization:
         """The captured tensors as they are now; `None`: the step has to be traced again."""
         return self.trace.reads.fetch()
 
-    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
-        """How the results of a scan over these sequences and initial states lie in memory."""
-        return ScanFormat.of(self.trace.step_shape, inputs, states)
+    def format(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
+    ) -> ScanFormat:
+        """How the results of a scan over these sequences and initial states lie in memory.
+
+        Args:
+            shape: of one step's result; None: the step's.
+        """
+        return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again.
