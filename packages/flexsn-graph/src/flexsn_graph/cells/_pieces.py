@@ -75,7 +75,7 @@ class Pieces:
             elif len(factors) > 1:
                 tensor = tensor.unflatten(at, [-1 if isinstance(f, Axis) else f for f in factors])
             at += len(factors)
-        tensor = tensor.permute(*range(lead), *(lead + i for i in self._order))
+        tensor = tensor.permute([*range(lead), *(lead + i for i in self._order)])
         numbers, counts = sorted(self._axes), self._counts
         for number in range(self.rank):
             if number not in numbers:
@@ -97,7 +97,7 @@ class Pieces:
             if number not in numbers:
                 tensor = tensor.squeeze(lead + number)
         back = sorted(range(len(self._order)), key=self._order.__getitem__)
-        tensor = tensor.permute(*range(lead), *(lead + i for i in back))
+        tensor = tensor.permute([*range(lead), *(lead + i for i in back)])
         at = lead
         for factors in self.dimensions:
             if not factors:

@@ -18,7 +18,7 @@ from flexsn_graph._location import called_op, location_of
 from flexsn_graph.cells._parts import Axis
 from flexsn_graph.cells._pass import MAX_REDUCED, Pass
 from flexsn_graph.cells._pieces import Factors, Pieces, StepPieces
-from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, size_of
+from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of, size_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.ir._layout import LiftedLayout
 
@@ -114,6 +114,11 @@ class _Analysis(_StepPass):
         self._check_distinct()
         everywhere = [{self._root(a) for a in value.axes} for value in values]
         common = set.intersection(*everywhere)
+        if not common and any(everywhere):
+            shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(map(shape_of, entries)))
+            raise self.refusal(
+                entries[0], f"outputs and states of the step have different shapes, {shapes}, with no dimension in common"
+            )
         for entry, value in zip(entries, values, strict=True):
             for axis in value.axes:
                 if self._root(axis) not in common:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import Numerics, Precision
-from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue
+from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue, TorchError
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
@@ -203,16 +203,19 @@ class ScanProgram:
             if not isinstance(example, Tensor):
                 raise TypeError(f"example input {i} is a {type(example).__name__}; give a tensor.")
         values = tuple(StepValue.of(t) for t in examples)
-        try:
-            torch.broadcast_shapes(*(value.shape for value in values))
-        except RuntimeError:
-            shapes = ", ".join(str(list(value.shape)) for value in values)
-            raise ShapeError(
-                f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
-                "inputs and states, without time, of one batch."
-            ) from None
         inputs, states = values[: self.num_inputs], values[self.num_inputs :]
-        return self._specialize(examples[0].device, inputs, states)[0]
+        try:
+            return self._specialize(examples[0].device, inputs, states)[0]
+        except TorchError:  # of other shapes, a step may do what torch can
+            try:
+                torch.broadcast_shapes(*(value.shape for value in values))
+            except RuntimeError:
+                shapes = ", ".join(str(list(value.shape)) for value in values)
+                raise ShapeError(
+                    f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
+                    "inputs and states, without time, of one batch."
+                ) from None
+            raise
 
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
