@@ -297,7 +297,7 @@ def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
                 found.append(float(step(x, labels)))
                 continue
             reset_net(net)
-            found.append(float(loss(net(x), labels)))
+            found.append(float(loss(net(x), labels).detach()))
         return found
 
     captured, eager = losses(True), losses(False)

@@ -112,13 +112,7 @@ def train_or_eval(life: Life, training: bool) -> dict[str, Any]:
     return {}
 
 
-def _has_vector_norms(life: Life) -> bool:
-    """True without convolutions: behind one, states of a fused norm are up to 2.4e-7 off the loop's, unexplained."""
-    modules = list(life.net.modules())
-    return any(isinstance(m, OverTime) for m in modules) and not any(isinstance(m, nn.Conv2d) for m in modules)
-
-
-@act(when=_has_vector_norms, fuse=yes_or_no)
+@act(when=lambda life: any(isinstance(m, OverTime) for m in life.net.modules()), fuse=yes_or_no)
 def norms(life: Life, fuse: bool) -> dict[str, Any]:
     """Fuses the norms with the neurons, or gives them back."""
     if not fuse:

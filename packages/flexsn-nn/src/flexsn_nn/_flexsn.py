@@ -231,7 +231,8 @@ class FlexSN(Runs):
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())
-            changes = self._with_draws(changes, begins=not self.states, keep=True)
+            if changes or self._draws:
+                changes = self._with_draws(changes, begins=not self.states, keep=True)
             exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
                 output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
@@ -346,6 +347,10 @@ class FlexSN(Runs):
         if resets is not None:
             found = (*found, Resets(resets))
         return found if lengths is None else (*found, Lengths(lengths))
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        """Transforms of a call that compute inputs which it leaves out."""
+        return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
         """What runs and why, what was refused and why, and what each call moves through memory.

@@ -216,10 +216,6 @@ class KeepsStates(Settings):
 
     # -- random numbers ------------------------------------------------------------------------------------
 
-    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Transforms of a call that compute inputs which it leaves out."""
-        return ()
-
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
         """By which transform random numbers reach the step with these changes; `None`: it draws none."""
         if not self._draws and not any(step_draws(type(transform)) for transform in transforms):

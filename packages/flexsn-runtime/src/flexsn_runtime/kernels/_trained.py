@@ -235,12 +235,13 @@ def differentiable_results(
     trace = step.trace
     first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
     states = tuple(wanted[first:behind])
-    if num_steps == 0 and not state_seqs:  # final states are the initial ones
-        return (*_after_step(trace, wanted, states)[: trace.num_outputs], *states)
+    if num_steps == 0:  # sequences of no steps depend on nothing, and final states are the initial ones
+        nothing = (False,) * (trace.num_outputs + trace.num_states)
+        return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
     begun: list[tuple[bool, ...]] = []  # which states required grad before each step
     while states not in begun:
-        if num_steps is not None and len(begun) == max(num_steps, 1):
+        if num_steps is not None and len(begun) == num_steps:
             break
         begun.append(states)
         after = _after_step(trace, wanted, states)
