@@ -69,12 +69,12 @@ class Populations(nn.Module):
     def __init__(self, neurons: int) -> None:
         super().__init__()
         self.spike, self.less = ATan(), neurons // 4
-        for name, (to, of) in {
-            "ee": (neurons, neurons),
-            "ei": (self.less, neurons),
-            "ie": (neurons, self.less),
-        }.items():
-            setattr(self, name, nn.Parameter(torch.rand(to, of) / of))
+        self.ei = nn.Parameter(torch.rand(self.less, neurons) / neurons)
+        self.ie = nn.Parameter(torch.rand(neurons, self.less) / self.less)
+        self.within(neurons)
+
+    def within(self, neurons: int) -> None:
+        self.ee = nn.Parameter(torch.rand(neurons, neurons) / neurons)
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x + F.linear(s, self.ee) - F.linear(inhibitory, self.ie) - v) / 2
@@ -90,9 +90,8 @@ class Populations(nn.Module):
 class Disynaptic(Populations):
     """The same, without weights among excitatory neurons."""
 
-    def __init__(self, neurons: int) -> None:
-        super().__init__(neurons)
-        del self.ee
+    def within(self, neurons: int) -> None:
+        pass
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - F.linear(inhibitory, self.ie) - v) / 2
@@ -107,12 +106,13 @@ CORES = (Dendritic, Branches, Populations, Disynaptic)
 class Layer(FlexSN):
     """A layer that begins each call with its first state."""
 
+    core: Dendritic | Populations
+
     def __init__(self, core: Dendritic | Populations, backend: str) -> None:
         super().__init__(core, 1, 3 if isinstance(core, Dendritic) else 4, 1, backend=backend)
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        found: list[Tensor] = self.core.states(inputs[0][0])
-        return found
+        return self.core.states(inputs[0][0])
 
     def forward(self, *inputs: Tensor, **options: object) -> Tensor | list[Tensor]:
         self.reset()

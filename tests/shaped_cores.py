@@ -22,6 +22,8 @@ class Core(nn.Module):
     """
 
     num_outputs = 1
+    weight: nn.Parameter
+    bias: nn.Parameter
 
     def __init__(self, neurons: int = 5, branches: int = 4) -> None:
         super().__init__()

@@ -99,6 +99,7 @@ __all__ = [
     "BackendUnavailableError",
     "CapturedTensorError",
     "Completion",
+    "CutSpecialization",
     "DeviceError",
     "DoubleBackwardError",
     "DtypeError",

@@ -2,8 +2,8 @@
 
 A state `[B, N, K]` beside another one `[B, N]` is K states `[B, N]`: the dimension that not all results have consists
 of cells, and so does each one that the step reduces or multiplies, unless it is too large to be written out.
-`pieces_of` finds the pieces of a step's arguments and results. The step on pieces is one on elements alone: `in_elements`
-gives its graph, in which what joins and cuts pieces has gone.
+`pieces_of` finds the pieces of a step's arguments and results. The step on pieces is one on elements alone:
+`in_elements` gives its graph, without what joins and cuts pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flexsn_graph._location import called_op, location_of
 from flexsn_graph.cells._parts import Axis
 from flexsn_graph.cells._pass import MAX_REDUCED, Pass
 from flexsn_graph.cells._pieces import Factors, Pieces, StepPieces
-from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of, size_of
+from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.ir._layout import LiftedLayout
 
@@ -111,13 +111,15 @@ class _Analysis(_StepPass):
         for entry, before, after in zip(entries[num_outputs:], states, values[num_outputs:], strict=True):
             for one, other in zip(before.dims, after.dims, strict=True):
                 self._common(entry, one, other)
+        self._unite_samples(values)
         self._check_distinct()
         everywhere = [{self._root(a) for a in value.axes} for value in values]
         common = set.intersection(*everywhere)
         if not common and any(everywhere):
             shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(map(shape_of, entries)))
             raise self.refusal(
-                entries[0], f"outputs and states of the step have different shapes, {shapes}, with no dimension in common"
+                entries[0],
+                f"outputs and states of the step have different shapes, {shapes}, with no dimension in common",
             )
         for entry, value in zip(entries, values, strict=True):
             for axis in value.axes:
@@ -143,12 +145,20 @@ class _Analysis(_StepPass):
             tuple(self._in_own_order(value, node) for node, value in lifted),
         )
 
+    def _unite_samples(self, values: Sequence[Value]) -> None:
+        """Makes the first dimension of all results one: that of the samples of a batch."""
+        first = [value.dims[0][0] for value in values if value.dims and len(value.dims[0]) == 1]
+        axes = [axis for axis in first if isinstance(axis, OpenAxis)]
+        if len(axes) == len(values) and len({axis.size for axis in axes}) == 1:
+            for axis in axes[1:]:
+                self._unite(axes[0], axis)
+
     def _write_out_result(self, node: fx.Node, axis: OpenAxis) -> None:
         if axis.size > MAX_REDUCED:
             raise self.refusal(
                 node,
-                f"outputs and states of the step have different shapes: one has a dimension of {axis.size} elements that "
-                f"others lack, and {MAX_REDUCED} are possible",
+                f"outputs and states of the step have different shapes: one has a dimension of {axis.size} elements "
+                f"that others lack, and {MAX_REDUCED} are possible",
             )
         raise Refined(node, axis, (False, axis.size))
 
@@ -196,7 +206,7 @@ class _OnElements(_StepPass):
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
         # Their keys are the smallest ones, so that they stand for all axes that are one with them.
-        self._step = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
+        self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
         value, described = super()._placeholder(node)
@@ -207,19 +217,19 @@ class _OnElements(_StepPass):
 
     def _stand_in_step(self, node: fx.Node, value: Value) -> None:
         """Makes the dimensions of an argument or a result those of the step."""
-        missing = len(self._step) - len(value.dims)
+        missing = len(self._own) - len(value.dims)
         for d, dim in enumerate(value.dims):
             if not dim:
                 continue
             (factor, *others) = dim
             if others or missing + d < 0 or not isinstance(factor, OpenAxis) or factor.size != self._shape[missing + d]:
                 raise self.refusal(node, f"{called_op(node)} combines elements of the step")
-            self._unite(factor, self._step[missing + d])
+            self._unite(factor, self._own[missing + d])
 
     def elements(self) -> Elements:
         output, _ = self.translate()
         entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
-        varying = {axis.key for axis in self._step if axis.size > 1}
+        varying = {axis.key for axis in self._own if axis.size > 1}
         results: list[fx.Node] = []
         for entry, place in zip(entries, self._gradient_of, strict=True):
             value = self.value(entry)
@@ -245,9 +255,7 @@ class _OnElements(_StepPass):
         refined = {key: specs for key, specs in self._refined.items() if key[0] in made_of}
         return Elements(fx.GraphModule({}, graph), pieces, layouts, refined)
 
-    def _gradient_pieces(
-        self, node: fx.Node, value: Value, of: Value, varying: set[Key]
-    ) -> list[fx.Node]:
+    def _gradient_pieces(self, node: fx.Node, value: Value, of: Value, varying: set[Key]) -> list[fx.Node]:
         """The terms of the gradient of a lifted tensor, for each of its pieces."""
         for one, other in zip(of.dims, value.dims, strict=True):
             if one and other:
@@ -263,7 +271,7 @@ class _OnElements(_StepPass):
             )
 
     def _lifted_pieces(self) -> tuple[tuple[Pieces, ...], dict[int, LiftedLayout]]:
-        numbers = {axis.key: number for number, axis in enumerate(self._step)}
+        numbers = {axis.key: number for number, axis in enumerate(self._own)}
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         pieces: list[Pieces] = []
         layouts: dict[int, LiftedLayout] = {}

@@ -233,9 +233,7 @@ class Tracer:
         """
         lowered = self.lowered(recorded)
         roles, gradient_of = self._roles(lowered, positions)
-        layouts = check_positions(
-            lowered.graph, step_shape, roles, gradient_of, known or {}, sums_allowed=sums_allowed
-        )
+        layouts = check_positions(lowered.graph, step_shape, roles, gradient_of, known or {}, sums_allowed=sums_allowed)
         return lowered, layouts
 
     def in_elements(

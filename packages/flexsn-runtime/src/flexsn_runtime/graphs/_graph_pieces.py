@@ -154,8 +154,16 @@ class _OnPieces:
 
     def __init__(self, graph: StepFunction, arguments: Sequence[_Cut], results: Sequence[_Cut]) -> None:
         self._run, self._arguments, self._results = graph, tuple(arguments), tuple(results)
-        self.code: Any = graph.code, self._arguments, self._results
-        self.graph: fx.Graph = graph.graph
+
+    @property
+    def code(self) -> Any:
+        """Equal for graphs of the same operators on the same pieces."""
+        return self._run.code, self._arguments, self._results
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The operators of the whole graph."""
+        return self._run.graph
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         given = _join(self._arguments, values, [0] * len(self._arguments))

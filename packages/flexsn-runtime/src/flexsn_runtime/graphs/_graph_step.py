@@ -30,15 +30,15 @@ _UNKNOWN_NCL = 2**20
 
 
 class StepFunction(Protocol):
-    """A graph as a function.
+    """A graph as a function."""
 
-    Attributes:
-        code: equal for graphs of the same operators.
-        graph: the operators.
-    """
+    @property
+    def code(self) -> Any:
+        """Equal for graphs of the same operators."""
 
-    code: Any
-    graph: fx.Graph
+    @property
+    def graph(self) -> fx.Graph:
+        """The operators."""
 
     def __call__(self, *args: Any) -> Any: ...
 

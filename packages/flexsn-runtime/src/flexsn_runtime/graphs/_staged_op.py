@@ -264,7 +264,8 @@ def _shapes(
     forms = [ScanFormat.of(value.shape, inputs, given, guarded=True) for value in values]
 
     def allocate(like: Tensor, size: Sequence[int], strides: Sequence[int]) -> Tensor:
-        return inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=like.dtype)
+        found: Tensor = inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=like.dtype)
+        return found
 
     found = []
     for i, (value, form) in enumerate(zip(values, forms, strict=True)):
