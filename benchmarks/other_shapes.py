@@ -2,10 +2,10 @@
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...]
 
-A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix joins. A network
-of excitatory and inhibitory neurons has a quarter as many of these. A training step is a forward and the backward of a
-random gradient to the input and the parameters, in float32, eager. Loop and kernels alternate, three times; a figure is
-a median. Without a GPU, the kernels are in C++.
+A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix joins. A
+network of excitatory and inhibitory neurons has a quarter as many of these. A training step is a forward and the
+backward of a random gradient to the input and the parameters, in float32, eager. Loop and kernels alternate, three
+times; a figure is a median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
