@@ -6,8 +6,9 @@
 The networks of whole_networks.py with LIF neurons, their norms in the neurons' steps, images in channels-last memory.
 A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison of everything that may
 have changed, the replay, and copies of its results. It stands beside the same step run by Python, in turns, and beside
-the sum of the times of the kernels that the captured step launches. "captured after" is the time from the end of the
-first step to the end of the first one that is a replay: runs by Python, the recording, and the replay. What fails has
+the sum of the times of the kernels that the captured step launches. "issued in" is the time that the CPU needs for a
+captured step, whether or not the GPU has done its work yet. "captured after" is the time from the end of the first step
+to the end of the first one that is a replay: runs by Python, the recording, and the replay. What fails has
 its error in its row, and `--seconds` is when nothing else is begun.
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import kernel_time, publish, synchronize, table, where
+from measure import issue_time, kernel_time, publish, synchronize, table, where
 from torch import Tensor, nn
 from whole_networks import CASES, FORMATS, Case, by_clock, said
 
@@ -80,7 +81,8 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
         for run, times in walls.items():
             times.append(by_clock(run) if device.type == "cuda" else 1e3 * seconds(run, device))
     by_graph, plain = (statistics.median(times) for times in walls.values())
-    cells = [f"{first:.2f}", f"{later:.2f}", f"{plain:.3f}", f"{by_graph:.3f}"]
+    issued = min(issue_time(step, device, calls=8) for _ in range(TURNS))
+    cells = [f"{first:.2f}", f"{later:.2f}", f"{plain:.3f}", f"{issued:.3f}", f"{by_graph:.3f}"]
     print(case.name, *cells, captured.explain().splitlines()[0], sep=" | ", flush=True)
     return cells, step
 
@@ -88,17 +90,18 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device) -> list[str]:
     """A row with the time of the kernels."""
     if device.type != "cuda":
-        return [*cells, "", ""]
+        return [*cells, "", "", ""]
     try:
-        kernels = kernel_time(step, 5)[0] / 1e3
+        microseconds, count = kernel_time(step, 5)
     except Exception as error:
-        return [*cells, said(error), ""]
-    return [*cells, f"{kernels:.3f}", f"{float(cells[3]) / kernels:.3f}"]
+        return [*cells, "", said(error), ""]
+    kernels = microseconds / 1e3
+    return [*cells, f"{count:.0f}", f"{kernels:.3f}", f"{float(cells[-1]) / kernels:.3f}"]
 
 
 HEADER = (
-    "network", "format", "first step, s", "captured after, s", "by Python, ms", "captured, ms", "its kernels, ms",
-    "of its kernels",
+    "network", "format", "first step, s", "captured after, s", "by Python, ms", "issued in, ms", "captured, ms",
+    "kernels", "their time, ms", "of their time",
 )  # fmt: skip
 
 
@@ -118,12 +121,12 @@ def main() -> None:
         if not any(part in case.name for part in chosen.only):
             continue
         if time.perf_counter() - begun > chosen.seconds:
-            found.append((case, ["not run", "", "", ""], None))
+            found.append((case, ["not run", "", "", "", ""], None))
             continue
         try:
             found.append((case, *measured(case, device)))
         except Exception as error:
-            found.append((case, [said(error), "", "", ""], None))
+            found.append((case, [said(error), "", "", "", ""], None))
     # A profiler may leave launches slower in this process: all walls stand before it.
     rows = [
         (case.name, FORMATS[case.formats[-1]], *(cells if step is None else with_kernels(cells, step, device)))

@@ -1,10 +1,10 @@
 """Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
 
-    python benchmarks/clusters.py [--output FILE] [--sweep] [--seconds 240] [--only NAME ...]
+    python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
-of a training step, which is the forward and the backward of a random gradient to the input and the matrices. `--sweep`
-measures divisions of a step instead. It needs a GPU with clusters.
+of a training step, which is the forward and the backward of a random gradient to the input and the matrices. It
+needs a GPU with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from measure import graphed, milliseconds, publish, table, where
 from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, inference, training
 from torch import nn
 
-from flexsn_codegen.targets.cuda import Cluster
-from flexsn_runtime.recurrent import _clusters
-
 SHAPES = ("250x128x256", "1000x128x256", "250x256x512", "250x128x1024", "250x256x128")
 OURS: dict[str, Callable[[int], nn.Module]] = {
     "RLIF": lambda hidden: Layer(hidden, "auto"),
@@ -38,7 +35,6 @@ CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 DEVICE = torch.device("cuda")
-SWEPT = [Cluster(b, s, r) for b in (4, 8, 16) for s in (1, 2, 4, 8) for r in (1, 2, 4)]
 
 
 class Made:
@@ -91,27 +87,7 @@ def compared(name: str, shape: str, dtype: torch.dtype) -> list[list[str]]:
     return rows
 
 
-def swept(name: str, shape: str, dtype: torch.dtype) -> Iterator[list[str]]:
-    """A row for each division."""
-    hidden = int(shape.split("x")[2])
-    for cluster in SWEPT:
-        divisions = {"_BLOCKS": cluster.blocks, "_SPLITS": cluster.splits, "_ROW_TILES": cluster.row_tiles}
-        usual = {one: getattr(_clusters, one) for one in divisions}
-        for one, value in divisions.items():
-            setattr(_clusters, one, (value,))
-        try:
-            made = Made(OURS[name](hidden), shape, dtype)
-            made.training()
-            if "clusters" in str(made.layer.layer.explain()):
-                yield [repr(cluster), *made.times()]
-        except Exception as error:  # a division that has no room
-            yield [repr(cluster), str(error).splitlines()[0][:80], ""]
-        finally:
-            for one, values in usual.items():
-                setattr(_clusters, one, values)
-
-
-def main(sweep: bool, only: list[str], seconds: float, path: Path) -> None:
+def main(only: list[str], seconds: float, path: Path) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     for name in only or list(OURS):
         for dtype in (torch.float32, torch.bfloat16):
@@ -121,19 +97,19 @@ def main(sweep: bool, only: list[str], seconds: float, path: Path) -> None:
                     missing.append(f"{name}, {shape}, {kind}: no time was left")
                     continue
                 try:
-                    found = list(swept(name, shape, dtype)) if sweep else compared(name, shape, dtype)
+                    found = compared(name, shape, dtype)
                 except Exception as error:
                     missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
                     continue
                 rows += [[name, shape, kind, *row] for row in found]
                 print(*rows[-len(found) :], sep="\n", flush=True)
-    header = ["layer", "T x B x H", "dtype", "division" if sweep else "by", "forward, µs a step", "training step, ms"]
+    header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms", "first training step, s"]
     lines = [
         "# Recurrent layers in clusters",
         "",
         f"`python benchmarks/clusters.py`. {where(DEVICE)}",
         "",
-        *table(header if sweep else [*header, "first training step, s"], rows),
+        *table(header, rows),
         "",
         *(f"- not measured: {what}" for what in missing),
     ]
@@ -143,8 +119,7 @@ def main(sweep: bool, only: list[str], seconds: float, path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "clusters.md")
-    parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", nargs="*", default=[], choices=list(OURS))
     options = parser.parse_args()
-    main(options.sweep, options.only, options.seconds, options.output)
+    main(options.only, options.seconds, options.output)

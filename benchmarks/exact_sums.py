@@ -4,22 +4,21 @@
 
 Each row is a network, how it is run, and how many of its spikes differ from those of the reference: the loop over time
 on the same device with torch's product. Others are compiled kernels, two batches instead of one, the neurons in another
-order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among the rows.
+order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among the rows. Each
+network runs in a process of its own; "in another process" compares two of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from measure import publish, table, where
+from measure import in_processes, publish, table, where
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, RLIF, exact_products, functional, on_grid
@@ -113,7 +112,43 @@ def ways(kind: str, grid: bool, device: str) -> Iterator[tuple[str, Callable[[nn
         yield "kernels on the CPU", on_cpu
 
 
-def rows(kind: str, grid: bool, device: str, elements: float, deadline: float) -> Iterator[tuple[str, ...]]:
+class Job(NamedTuple):
+    """A network to run in all ways.
+
+    Attributes:
+        elements: element-steps of each way.
+        deadline: by `time.time`; after it, no way begins.
+    """
+
+    kind: str
+    grid: bool
+    device: str
+    elements: float
+    deadline: float
+
+
+class Outcome(NamedTuple):
+    """Rows of the table, and SHA-256 of the spikes of one batch on the job's device and on the CPU."""
+
+    rows: list[tuple[str, ...]]
+    digests: tuple[str, ...]
+
+
+def ran(job: Job) -> Outcome:
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(1)
+    devices = dict.fromkeys((job.device, "cpu"))
+    found = tuple(digest(job.kind, True, device, 65, 0) for device in devices) if job.grid else ()
+    return Outcome(list(rows(job)), found)
+
+
+def ran_elsewhere(job: Job) -> str:
+    torch.set_float32_matmul_precision("highest")
+    return digest(job.kind, True, job.device, 65, 0)
+
+
+def rows(job: Job) -> Iterator[tuple[str, ...]]:
+    kind, grid, device, elements, deadline = job
     features = 128 if kind == "three layers" else int(kind.split()[1])
     loop, net = network(kind, grid, device), network(kind, grid, device)
     functional.set_backend(loop, "torch")
@@ -121,21 +156,19 @@ def rows(kind: str, grid: bool, device: str, elements: float, deadline: float) -
         share = elements / 64 if "CPU" in name else elements
         differ = count = seed = 0
         fired = 0.0
-        while count < share and time.monotonic() < deadline:
-            batch = max(3, min(2048 if device != "cpu" else CHUNK, round((share - count) / (STEPS * features))))
+        while count < share and time.time() < deadline:
+            most = CHUNK if device == "cpu" or "CPU" in name else 2048
+            batch = max(3, min(most, round((share - count) / (STEPS * features))))
             x = inputs(kind, batch, seed).to(device)
             want = run(loop, x)
             differ += int((way(net, x) != want).sum())
             fired += float(want.mean()) * want.numel()
             count, seed = count + want.numel(), seed + 1
+        weights = "grid, 16 bits" if grid else "float32"
         if count:
-            weights = "grid, 16 bits" if grid else "float32"
             yield kind, weights, name, f"{count:.1e}", f"{fired / count:.3f}", str(differ), f"{differ / count:.1e}"
-
-
-def other_process(kind: str, grid: bool, device: str) -> str:
-    command = [sys.executable, __file__, "--digest", kind, "--device", device, *(["--grid"] if grid else [])]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        else:
+            yield kind, weights, name, "not run", "", "", ""
 
 
 def main() -> None:
@@ -144,29 +177,26 @@ def main() -> None:
     parser.add_argument("--elements", type=float, default=1e9, help="element-steps of all networks on a grid")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=240, help="after which no row begins")
-    parser.add_argument("--digest", help="of the spikes of a network, for another process")
-    parser.add_argument("--grid", action="store_true")
     arguments = parser.parse_args()
-    torch.set_float32_matmul_precision("highest")
-    if arguments.digest:
-        print(digest(arguments.digest, arguments.grid, arguments.device, 65, 0))
-        return
-    deadline = time.monotonic() + arguments.seconds
+    deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
-    found: list[tuple[str, ...]] = []
-    for grid in (True, False):
-        for kind in kinds:
-            share = arguments.elements / (3 * len(kinds)) / (1 if grid else 10)
-            found += rows(kind, grid, arguments.device, share, deadline)
-            publish(lines(found, arguments.device), arguments.output)
-    said = [lines(found, arguments.device)]
+    # Ways but that of the CPU, which has few.
+    shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
+    each = arguments.elements / sum(shares.values())
+    jobs = [
+        Job(kind, grid, arguments.device, each * (1 if grid else 0.1), deadline)
+        for grid in (True, False)
+        for kind in kinds
+    ]
+    outcomes = in_processes(ran, jobs)
+    elsewhere = in_processes(ran_elsewhere, jobs[: len(kinds)])
+    found = [row for outcome in outcomes for row in outcome.rows]
     digests = []
-    for kind in kinds:
-        here = digest(kind, True, arguments.device, 65, 0)
-        same = here == other_process(kind, True, arguments.device) == digest(kind, True, "cpu", 65, 0)
-        digests.append(f"- {kind}: {'the same' if same else 'OTHER'} spikes; SHA-256 {here[:16]}")
+    for kind, outcome, other in zip(kinds, outcomes, elsewhere, strict=False):
+        same = len({*outcome.digests, other}) == 1
+        digests.append(f"- {kind}: {'the same' if same else 'OTHER'} spikes; SHA-256 {other[:16]}")
     heading = f"On the grid, in another process on {arguments.device}, and on the CPU:"
-    publish([*said[0], "", heading, "", *digests], arguments.output)
+    publish([*lines(found, arguments.device), "", heading, "", *digests], arguments.output)
 
 
 def lines(found: list[tuple[str, ...]], device: str) -> list[str]:

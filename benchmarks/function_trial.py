@@ -1,12 +1,16 @@
-"""Thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
+"""Some thirty functions of other projects, as one kernel each, against eager mode and `torch.compile`.
 
-    python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15]
+    python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Medians of whole calls, with what Python needs, taken in turns within one process; ratios are medians of the ratios of
-single rounds. On the CPU, in one thread, the time is that of the process, which others on the machine do not change.
+Medians of whole calls, taken in turns within one process; ratios are medians of the ratios of single rounds. On the
+CPU, in one thread, the time is that of the process with what Python needs, which others on the machine do not change.
 The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike, take most of
 the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest
 difference between the kernel's result and eager mode's.
+
+On a GPU, each function has a process of its own. All of them compile at the same time, and measure one after the other.
+The GPU waits until the calls of a round are in its queue, so that the time is its own, without Python's. `--times 16`
+makes tensors as many times larger along the first dimension.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import contextlib
 import ctypes
 import gc
 import math
+import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +197,23 @@ def logistic(x: Tensor, rate: Tensor) -> Tensor:
     return torch.sigmoid(x) * rate + torch.log1p(x.abs())
 
 
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, b: Tensor) -> Tensor:
+    return functional.layer_norm(x, (x.shape[-1],), weight, b)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def int8_scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 _LARGE = (1024, 1024)
 _HALF, _INT8, _UINT8 = torch.float16, torch.int8, torch.uint8
 TRIALS = [
@@ -226,6 +249,10 @@ TRIALS = [
     Trial("Adam", adam, (_LARGE, _LARGE, _LARGE, _LARGE), trains=False, low=0.01),
     Trial("Lennard-Jones", lennard_jones, (_LARGE,), low=0.8),
     Trial("logistic, log1p", logistic, (_LARGE, ())),
+    Trial("RMSNorm", rms_norm, (_LARGE, (1024,))),
+    Trial("LayerNorm", layer_norm, (_LARGE, (1024,), (1024,))),
+    Trial("softmax", softmax, (_LARGE,)),
+    Trial("int8, own scale", int8_scaled, (_LARGE,), trains=False),
 ]
 
 
@@ -234,9 +261,11 @@ def arguments_of(trial: Trial, device: torch.device, *, trained: bool) -> list[T
     found = []
     for i, shape in enumerate(trial.shapes):
         dtype = trial.dtypes[i] if i < len(trial.dtypes) else torch.float32
-        values = torch.rand(shape, generator=generator) * (trial.high - trial.low) + trial.low
+        turned = trial.transposed and i == len(trial.shapes) - 1
+        sizes = shape[::-1] if turned else shape
+        values = torch.rand(sizes, generator=generator) * (trial.high - trial.low) + trial.low
         tensor = (values * 40 if not dtype.is_floating_point else values).to(dtype).to(device)
-        if trial.transposed and i == len(trial.shapes) - 1:
+        if turned:
             tensor = tensor.t()
         found.append(tensor.requires_grad_() if trained and dtype.is_floating_point else tensor)
     return found
@@ -263,28 +292,56 @@ def _results(returned: Any) -> list[Tensor]:
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
+def larger(trial: Trial, times: int) -> Trial:
+    """The function on tensors that are so many times larger along the first dimension."""
+    dimensions = max(map(len, trial.shapes))
+    most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
+    shapes = tuple(
+        (most * times, *shape[1:]) if len(shape) == dimensions and shape[0] == most else shape for shape in trial.shapes
+    )
+    return replace(trial, shapes=shapes)
+
+
+def on_gpu(call: Callable[[], Any]) -> float:
+    """The time in ms that a GPU takes for a call, of several that are in its queue before it begins."""
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(20_000_000)  # cycles: longer than Python takes for the calls
+    begun.record()
+    for _ in range(_QUEUED):
+        call()
+    done.record()
+    done.synchronize()
+    return begun.elapsed_time(done) / _QUEUED
+
+
+_QUEUED = 20
+
+
+def by_process(call: Callable[[], Any]) -> float:
+    """The time in ms of a call on the CPU."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
+    for _ in range(3):
+        call()
+    return (clock() - begun) / 3 * 1e3
+
+
 def in_turns(calls: list[Callable[[], Any]], rounds: int, device: torch.device) -> list[list[float]]:
     """Times in ms, a list for each call."""
     for call in calls:
         for _ in range(3):
             call()
     times: list[list[float]] = [[] for _ in calls]
-    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    measured = on_gpu if device.type == "cuda" else by_process
     gc.collect()
     for _ in range(rounds):
         for own, call in zip(times, calls, strict=True):
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            begun = clock()
-            for _ in range(3):
-                call()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            own.append((clock() - begun) / 3 * 1e3)
+            own.append(measured(call))
     return times
 
 
-def rows_of(trial: Trial, device: torch.device, rounds: int) -> list[list[str]]:
+def calls_of(trial: Trial, device: torch.device) -> tuple[dict[str, list[Callable[[], Any]]], float]:
+    """For each pass the calls of the three ways, which have compiled, and the largest difference of the results."""
     torch._dynamo.reset()
     compiled, fused = torch.compile(trial.function), pointwise(trial.function, autograd=True)
     ways = (trial.function, compiled, fused)
@@ -297,14 +354,23 @@ def rows_of(trial: Trial, device: torch.device, rounds: int) -> list[list[str]]:
         leaves = arguments_of(trial, device, trained=True)
         given = [torch.rand_like(r) for r in _results(trial.function(*leaves))]
         found["training"] = [training(way, leaves, given) for way in ways]
+    for calls in found.values():
+        for call in calls:
+            call()
+    return found, differs
+
+
+def rows_of(
+    name: str, found: dict[str, list[Callable[[], Any]]], differs: float, device: torch.device, rounds: int
+) -> list[list[str]]:
     rows = []
-    for name, calls in found.items():
+    for what, calls in found.items():
         times = in_turns(calls, rounds, device)
         ratios = [
             statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)) for k in (0, 1)
         ]
         medians = [f"{statistics.median(own):.3f}" for own in times]
-        rows.append([trial.name, name, *medians, *(f"{r:.2f}" for r in ratios), f"{differs:.1e}"])
+        rows.append([name, what, *medians, *(f"{r:.2f}" for r in ratios), f"{differs:.1e}"])
     return rows
 
 
@@ -316,23 +382,59 @@ def keep_memory() -> None:
         ctypes.CDLL(None).mallopt(threshold, (1 << 31) - 1)
 
 
+def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
+    """Compiles one function, waits until all have, and measures it while no other process does."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    device = torch.device("cuda")
+    found, rows = None, [[TRIALS[number].name, "failed", *[""] * 6]]
+    try:
+        found, differs = calls_of(larger(TRIALS[number], times), device)
+    except Exception as error:
+        print(TRIALS[number].name, type(error).__name__, str(error)[:500], flush=True)
+    ready.wait(timeout=240)
+    with turn:
+        if found is not None:
+            rows = rows_of(TRIALS[number].name, found, differs, device, rounds)
+            torch.cuda.synchronize()
+    answers.put((number, rows))
+
+
+def on_gpus(numbers: Sequence[int], times: int, rounds: int) -> list[list[str]]:
+    spawn = multiprocessing.get_context("spawn")
+    ready, turn, answers = spawn.Barrier(len(numbers)), spawn.Lock(), spawn.Queue()
+    processes = [
+        spawn.Process(target=in_own_process, args=(number, times, rounds, ready, turn, answers)) for number in numbers
+    ]
+    for process in processes:
+        process.start()
+    found = dict(answers.get(timeout=300) for _ in processes)
+    for process in processes:
+        process.join()
+    return [row for number in numbers for row in found[number]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "function_trial.md")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--times", type=int, default=1)
     given = parser.parse_args()
-    keep_memory()
     device = torch.device(given.device)
+    chosen = [i for i, trial in enumerate(TRIALS) if any(text in trial.name for text in given.only)]
     rows = []
-    for trial in TRIALS:
-        if any(text in trial.name for text in given.only):
-            rows += rows_of(trial, device, given.rounds)
+    if device.type == "cuda":
+        rows = on_gpus(chosen, given.times, given.rounds)
+    else:
+        keep_memory()
+        for i in chosen:
+            rows += rows_of(TRIALS[i].name, *calls_of(larger(TRIALS[i], given.times), device), device, given.rounds)
             print(*(" | ".join(row) for row in rows[-2:]), sep="\n", flush=True)
-    head = f"`python benchmarks/function_trial.py`: medians in turns of {given.rounds} rounds, "
-    head += f"{torch.get_num_threads()} threads. {where(device)}"
-    publish(["# Functions of other projects", "", head, "", *table(HEADER, rows)], given.output)
+    larger_by = f" --times {given.times}" if given.times > 1 else ""
+    head = f"`python benchmarks/function_trial.py{larger_by}`: medians in turns of {given.rounds} rounds, "
+    head += "the GPU's own time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
+    publish(["# Functions of other projects", "", head + where(device), "", *table(HEADER, rows)], given.output)
 
 
 if __name__ == "__main__":

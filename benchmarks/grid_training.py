@@ -1,9 +1,12 @@
-"""Held-out accuracy of the digits and evidence examples, with weights in float32 and on a grid, over seeds.
+"""Held-out accuracy with weights in float32 and on a grid, over seeds: the digits and evidence examples, MNIST-1D.
 
     python benchmarks/grid_training.py [--output FILE] [--seeds 5] [--epochs 25] [--bits 16 8] [--device cpu]
-        [--task digits evidence]
+        [--task digits evidence mnist1d]
 
-All linear layers are on a grid from the first step on; what is learned is not rounded.
+All linear layers are on a grid from the first step on; what is learned is not rounded. MNIST-1D (Greydanus and Kobak,
+"Scaling down deep learning with MNIST-1D", ICML 2024) is made by the package `mnist1d`, without a download: 4,000
+sequences of 40 numbers to learn from, 1,000 to be tested on. Two recurrent layers of LIF neurons read one number a
+step.
 """
 
 from __future__ import annotations
@@ -16,15 +19,19 @@ import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from measure import publish, table, where
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from flexsn_nn import on_grid
+from flexsn_nn import LI, RLIF, on_grid
+from flexsn_nn.functional import reset_net
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TASKS = ("digits", "evidence")
+TASKS = ("digits", "evidence", "mnist1d")
+BATCH = 100
 
 
 def example(name: str) -> ModuleType:
@@ -61,6 +68,60 @@ def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int
     return float(accuracies[-1])
 
 
+class Mnist1d(nn.Module):
+    """`[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, width, 5, padding=2)
+        self.hidden = nn.Sequential(RLIF(width, tau=3.0), nn.Linear(width, width), RLIF(width, tau=3.0))
+        self.out = nn.Sequential(nn.Linear(width, 10), LI(tau=5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        currents = self.first(x.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
+        potential: Tensor = self.out(self.hidden(currents))
+        return potential.softmax(-1).mean(0).log()
+
+
+def mnist1d(device: torch.device) -> list[Tensor]:
+    """Sequences `[T, samples, 1]` and labels: those to learn from, and those held out."""
+    data = importlib.import_module("mnist1d.data")
+    made = data.make_dataset(data.get_dataset_args())
+    sequences = [torch.tensor(made[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]
+    labels = [torch.tensor(made[name]) for name in ("y", "y_test")]
+    return [tensor.to(device) for pair in zip(sequences, labels, strict=True) for tensor in pair]
+
+
+def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
+    x, labels, held_out, wanted = data
+    torch.manual_seed(seed)
+    network = gridded(Mnist1d().to(device), bits)
+    optimizer = torch.optim.AdamW(network.parameters(), 2e-3, weight_decay=1e-2)
+    batches = x.shape[1] // BATCH
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, epochs * batches)
+    for _ in range(epochs):
+        for some in torch.randperm(x.shape[1]).to(device).split(BATCH):
+            reset_net(network)
+            noisy = x[:, some] + 0.02 * torch.randn_like(x[:, some])
+            loss = F.nll_loss(network(noisy), labels[some])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    reset_net(network)
+    with torch.no_grad():
+        return float((network(held_out).argmax(1) == wanted).float().mean())
+
+
+def accuracy(task: str, data: Any, bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
+    if task == "digits":
+        return digits_accuracy(data, bits, seed, epochs, device)
+    if task == "evidence":
+        return evidence_accuracy(data, bits, seed, device)
+    return mnist1d_accuracy(data, bits, seed, epochs, device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "grid_training.md")
@@ -73,19 +134,18 @@ def main() -> None:
     lines = ["# Training on a grid", "", where(arguments.device), ""]
     header = ("weights", "mean", "standard deviation", "each seed")
     for task in arguments.task:
-        module, rows = example(task), []
+        data: Any = mnist1d(arguments.device) if task == "mnist1d" else example(task)
+        rows = []
         for bits in (None, *arguments.bits):
             found = [
-                digits_accuracy(module, bits, seed, arguments.epochs, arguments.device)
-                if task == "digits"
-                else evidence_accuracy(module, bits, seed, arguments.device)
-                for seed in range(arguments.seeds)
+                accuracy(task, data, bits, seed, arguments.epochs, arguments.device) for seed in range(arguments.seeds)
             ]
+            print(task, bits, found, flush=True)
             name = "float32" if bits is None else f"grid, {bits} bits"
             spread = statistics.stdev(found) if len(found) > 1 else 0.0
             each = ", ".join(f"{one:.2%}" for one in found)
             rows.append((name, f"{statistics.mean(found):.2%}", f"{spread:.2%}", each))
-        trained = f"{arguments.epochs} epochs" if task == "digits" else "60 updates"
+        trained = "60 updates" if task == "evidence" else f"{arguments.epochs} epochs"
         lines += [f"Held-out accuracy on {task} after {trained}, of {arguments.seeds} seeds:", ""]
         lines += [*table(header, rows), ""]
         publish(lines, arguments.output)

@@ -3,7 +3,8 @@
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
 A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. Each pair is
-measured in turns within one run, and the ratio is that of the medians. Lengths are uniform with a mean of half of T,
+measured in turns within one run, and the ratio is that of the medians: once called from Python, and once replayed as a
+CUDA graph, in which the host's share is absent. Lengths are uniform with a mean of half of T,
 the longest first. The published form of recurrent delays adds, in each step, one product for each delay to a buffer of
 currents to come (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; ours is two
 `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`: small shapes, with whatever device there is. What would
@@ -82,12 +83,27 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
     return statistics.median(times[0]), statistics.median(times[1])
 
 
+def as_graph(run: Run) -> Run:
+    """The same, captured in a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
 def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
-    lengths = torch.randint(0, num_steps + 1, (batch,), generator=generator).sort(descending=True).values
-    full = torch.full((batch,), num_steps)
+    lengths = torch.randint(0, num_steps + 1, (batch,), generator=generator).sort(descending=True).values.to(device)
+    full = torch.full((batch,), num_steps, device=device)
     resets = (torch.rand(num_steps, batch, generator=generator) < 0.02).to(device)
     neuron = LIF()
     dense = training(reset(neuron, neuron), x, [])
@@ -147,17 +163,26 @@ def main() -> None:
     turns = 2 if options.check else 8
     shapes = [(12, 3, 40)] if options.check else [(250, 256, 512), (1000, 128, 1024), (100, 256, 140)]
     rows: list[list[str]] = []
+    notes: list[str] = []
+
+    def in_words(with_it: float, without: float) -> list[str]:
+        return [f"{with_it:.3f}", f"{without:.3f}", f"{with_it / without:.3f}"]
 
     def measured(what: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
         if time.perf_counter() - begun < options.seconds:
-            with_it, without = in_turns(first, second, device, turns)
-            sizes = " x ".join(map(str, shape))
-            rows.append([what, sizes, f"{with_it:.3f}", f"{without:.3f}", f"{with_it / without:.3f}"])
+            cells = in_words(*in_turns(first, second, device, turns))
+            if device.type == "cuda":
+                try:
+                    cells += in_words(*in_turns(as_graph(first), as_graph(second), device, turns))
+                except RuntimeError as error:
+                    notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
+                    torch.cuda.synchronize()
+            rows.append([what, " x ".join(map(str, shape)), *cells, *[""] * (6 - len(cells))])
 
     for shape in shapes:
         for what, first, second in neurons(shape, device):
             measured(what, shape, first, second, turns)
-    notes = [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
+    notes += [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
     for shape in [(12, 3, 16)] if options.check else [(100, 256, 256), (100, 128, 512)]:
         for interpolation, width in (("linear", 1.0), ("triangle", 10.0)):
             ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
@@ -175,7 +200,8 @@ def main() -> None:
         "T x batch x neurons, float32, ms of a training step.",
         "",
     ]
-    lines = table(["what", "shape", "with", "without, or published", "ratio"], rows)
+    columns = ["with", "without, or published", "ratio"]
+    lines = table(["what", "shape", *columns, *(f"{column}, in graphs" for column in columns)], rows)
     publish([*head, *lines, "", *[f"- {note}" for note in notes]], options.output)
 
 

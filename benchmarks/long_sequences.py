@@ -1,38 +1,39 @@
-"""Long sequences of few neurons: segments of time side by side, beside the serial kernels, on a GPU.
+"""Long sequences of few neurons: what users get, beside the serial kernels and torch.associative_scan, on a GPU.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep]
 
-Inference is compared with copying as many bytes as the input and the output have, training with copying five such
-streams, all in CUDA graphs and in one run. Spikes of both kinds of kernels have to be equal to the last bit; those of
-affine steps with fast math are equal to rounding. With
-`--sweep`, other numbers of segments are measured, too.
+Inference is compared with copying as many bytes as the inputs and the output have, training with copying these, the
+gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
+have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
+numbers of segments are measured, too.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, where
 from torch import Tensor
+from torch._higher_order_ops import associative_scan
 
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, CUBALIF, LI, LIF, Izhikevich, ParametricLIF
 from flexsn_runtime import PointwiseProgram, prepare, scan
-from flexsn_runtime.plans._segments import SegmentRule, using_segments
+from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
 
 HEADER = [
     *("neuron", "T x neurons", "dtype", "segments, warm-up"),
     *("inference / copy", "serial", "times", "training / copy", "serial", "times"),
-    *("computed again", "spikes that differ", "gradients differ by", "at most"),
+    *("computed again", "spikes that differ", "gradients differ by", "at most", "associative_scan / copy"),
 ]
-RULE = SegmentRule(elements=2**16, largest=2**13)
-SWEEP = [replace(RULE, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
+SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
 CALLS = 10  # in which a warm-up is learned
 
 
@@ -46,6 +47,49 @@ def lru() -> PointwiseProgram:
     return PointwiseProgram(resonator, 1, 2, 1, fast_math=True)
 
 
+def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """A selective scan: decay and input of each step come from outside, `[B, D, N]` each."""
+    new = a * h + b
+    return new, new
+
+
+def mamba() -> PointwiseProgram:
+    return PointwiseProgram(selective, 2, 1, 1)
+
+
+def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two affine maps `h -> a h + b` after each other."""
+    return second[0] * first[0], second[0] * first[1] + second[1]
+
+
+def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Two maps of complex numbers, as pairs."""
+    (p, q, v, w), (r, s, x, y) = first, second
+    return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
+
+
+def scanned(*leaves: Tensor) -> Tensor:
+    """States of a recurrence from `(a, b)`, or the real parts of one from `(real a, imaginary a, real b, imaginary b)`.
+
+    The factors are sequences: the operator scans tensors of one shape.
+    """
+    together = combined if len(leaves) == 2 else combined_pairs
+    states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
+    return states[1] if len(leaves) == 2 else states[2]
+
+
+def given(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return a, b
+
+
+def of_li(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.full_like(x, 0.5), 0.5 * x
+
+
+def of_lru(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.full_like(x, 0.99401), torch.full_like(x, 0.09973), x, torch.zeros_like(x)
+
+
 def plif() -> FlexSN:
     return ParametricLIF(init_tau=torch.linspace(1.5, 4.0, 128))
 
@@ -57,6 +101,8 @@ class Case:
     Attributes:
         scale: of normally distributed inputs, whose mean is 0.5.
         limit: of training, in copies.
+        inputs: their number; where there are two, the first is a decay between 0 and 1.
+        leaves: what `scanned` takes, made of the inputs; `None`: the step is not affine.
     """
 
     name: str
@@ -66,6 +112,13 @@ class Case:
     dtype: torch.dtype = torch.float32
     scale: float = 0.85
     limit: float | None = None
+    inputs: int = 1
+    leaves: Callable[..., tuple[Tensor, ...]] | None = None
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """Sequences that inference moves, and training: inputs and outputs, their gradients, and inputs once more."""
+        return self.inputs + 1, 3 * self.inputs + 2
 
 
 CASES = [
@@ -81,15 +134,24 @@ CASES = [
     Case("ALIF, tau_a 200", ALIF, 16384, 1024),
     Case("Izhikevich", partial(Izhikevich, a=0.2, b=0.3), 16384, 1024),
     Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
-    Case("LI", LI, 65536, 256, limit=2.5),
-    Case("LRU, as a pair, fast math", lru, 65536, 256, limit=2.5),
+    Case("LI", LI, 65536, 256, limit=2.5, leaves=of_li),
+    Case("LRU, as a pair, fast math", lru, 65536, 256, limit=2.5, leaves=of_lru),
+    Case("selective scan, a and b given", mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, leaves=given),
 ]
 
 
-class Work:
-    """One kind of kernels on the data of a case."""
+Rule = SegmentRule | None | Literal["usual"]
+USUAL: Literal["usual"] = "usual"  # that users get
 
-    def __init__(self, case: Case, rule: SegmentRule | None, device: torch.device) -> None:
+
+class Work:
+    """One kind of kernels on the data of a case.
+
+    Args:
+        rule: `None`: serial kernels.
+    """
+
+    def __init__(self, case: Case, rule: Rule, device: torch.device) -> None:
         shape = (case.steps, max(case.neurons // 128, 1), min(case.neurons, 128))
         generator = torch.Generator(device).manual_seed(0)
 
@@ -103,20 +165,22 @@ class Work:
             self.neuron.backend = "triton"
             parameters = [*self.neuron.parameters()]
         self._rule = rule
-        self.x = random(case.scale, 0.5).requires_grad_()
+        self.inputs = [random(case.scale, 0.5)]
+        if case.inputs == 2:
+            self.inputs.insert(0, random(1.0, 0.0).sigmoid_())
+        for x in self.inputs:
+            x.requires_grad_()
         self._grad = random(1.0, 0.0)
-        self._wanted = [self.x, *parameters]
+        self._wanted = [*self.inputs, *parameters]
 
-    @contextmanager
-    def _rules(self) -> Iterator[None]:
-        with using_segments(self._rule):
-            yield
+    def _rules(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._rule == "usual" else using_segments(self._rule)
 
     def forward(self) -> Tensor:
         if isinstance(self.neuron, PointwiseProgram):
-            return scan(*prepare(self.neuron, (self.x,)), state_seqs=False)[0]
+            return scan(*prepare(self.neuron, self.inputs), state_seqs=False)[0]
         self.neuron.reset()
-        result: Tensor = self.neuron(self.x)
+        result: Tensor = self.neuron(*self.inputs)
         return result
 
     def infer(self) -> Tensor:
@@ -143,12 +207,21 @@ class Work:
         return "serial", ""
 
 
-def compile_one(case: Case) -> None:
-    """In a process of its own: leaves the kernels in Triton's cache."""
-    for rule in (None, RULE):
-        work = Work(replace(case, steps=min(case.steps, 4096)), rule, torch.device("cuda"))
-        work.infer()
-        work.train()
+def compile_one(work: tuple[Case, bool]) -> None:
+    """In a process of its own: leaves the kernels in Triton's cache.
+
+    Args:
+        work: a case, and True for those of `torch.associative_scan`.
+    """
+    case, is_associative = work
+    if is_associative:
+        associatively(case, torch.device("cuda"))
+        return
+    device = torch.device("cuda")
+    for rule in (None, USUAL):
+        one = Work(replace(case, steps=min(case.steps, 4096 if case.inputs == 1 else 16)), rule, device)
+        one.infer()
+        one.train()
 
 
 def time_of(function: Callable[[], object], device: torch.device) -> float:
@@ -156,9 +229,33 @@ def time_of(function: Callable[[], object], device: torch.device) -> float:
     return milliseconds(timed, device, warmup=5, rep=25)
 
 
-def measure(case: Case, rules: list[SegmentRule], device: torch.device) -> list[list[str]]:
+def compiled_scan(case: Case) -> Callable[..., Tensor]:
+    """`torch.associative_scan` of a case's inputs, compiled; it is inlined there."""
+    leaves = case.leaves
+    assert leaves is not None
+
+    def run(*inputs: Tensor) -> Tensor:
+        return scanned(*leaves(*inputs))
+
+    return torch.compile(run, dynamic=False)
+
+
+def associatively(case: Case, device: torch.device) -> str:
+    """Inference of `torch.associative_scan`, in copies, and by how much the states differ; or why it does not run."""
+    work, run = Work(case, USUAL, device), compiled_scan(case)
+    copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
+    try:
+        with torch.no_grad():
+            off = float((run(*work.inputs) - work.infer()).abs().max())
+            return f"{time_of(lambda: run(*work.inputs), device) / copy:.2f}, differs by {off:.1e}"
+    except Exception as error:  # a prototype of torch's: whatever it raises
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}".replace("|", "/")
+
+
+def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[str]]:
     elements = case.steps * case.neurons
-    copies = {n: copy_floor(elements, n, device, case.dtype) for n in (2, 5)}
+    moved = case.streams
+    copies = {n: copy_floor(elements, n, device, case.dtype) for n in moved}
     serial = Work(case, None, device)
     spikes, gradients = serial.infer(), serial.train()
     before = time_of(serial.infer, device), time_of(serial.train, device)
@@ -177,9 +274,10 @@ def measure(case: Case, rules: list[SegmentRule], device: torch.device) -> list[
         rows.append(
             [
                 *(case.name, f"{case.steps} x {case.neurons}", str(case.dtype).removeprefix("torch."), segments),
-                *(f"{infer / copies[2]:.2f}", f"{before[0] / copies[2]:.2f}", f"{before[0] / infer:.2f}"),
-                *(f"{train / copies[5]:.2f}", f"{before[1] / copies[5]:.2f}", f"{before[1] / train:.2f}"),
+                *(f"{infer / copies[moved[0]]:.2f}", f"{before[0] / copies[moved[0]]:.2f}", f"{before[0] / infer:.2f}"),
+                *(f"{train / copies[moved[1]]:.2f}", f"{before[1] / copies[moved[1]]:.2f}", f"{before[1] / train:.2f}"),
                 *(again, differ, f"{off:.1e}", "" if case.limit is None else str(case.limit)),
+                "",
             ]
         )
         print(" | ".join(rows[-1]), flush=True)
@@ -196,9 +294,9 @@ def main() -> None:
     device = torch.device(chosen.device)
     names = [name.lower() for name in chosen.cases or [""]]
     every = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
-    rules = SWEEP if chosen.sweep else [RULE]
+    rules: list[Rule] = [*SWEEP] if chosen.sweep else [USUAL]
     if device.type == "cuda":
-        in_processes(compile_one, every)
+        in_processes(compile_one, [(case, True) for case in every if case.leaves] + [(case, False) for case in every])
     else:
         every = [replace(case, steps=64, neurons=128) for case in every]
         rules = [SegmentRule(elements=512, largest=512, steps=8, fewest=2, warm_up=16)]
@@ -206,13 +304,21 @@ def main() -> None:
     lines = [
         "# Long sequences of few neurons",
         "",
-        "`python benchmarks/long_sequences.py`: multiples of copying the same streams (two in inference, five in",
-        "training), in CUDA graphs, in one run; `serial` are the kernels that walk all steps one after the other.",
+        "`python benchmarks/long_sequences.py`: multiples of copying the same streams (of one input, two in",
+        "inference and five in training; of two, three and eight), in CUDA graphs, in one run; `serial` are the",
+        "kernels that walk all steps one after the other. `torch.associative_scan` runs compiled, in inference; its",
+        "factors are sequences of their own. The decay and the input of the selective scan, `[8, 1024, 16]` for each",
+        "step, are given.",
         where(device),
         "",
-        *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish([*lines, *table(HEADER, rows)], chosen.output)
+    if chosen.sweep or device.type != "cuda":
+        return
+    for row, case in zip(rows, every, strict=True):
+        if case.leaves is not None:
+            row[-1] = associatively(case, device)
+    publish([*lines, *table(HEADER, rows)], chosen.output)
 
 
 if __name__ == "__main__":

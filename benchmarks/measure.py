@@ -16,6 +16,7 @@ import torch
 import triton
 
 _Case = TypeVar("_Case")
+_Result = TypeVar("_Result")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
@@ -82,11 +83,11 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
     return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
 
 
-def in_processes(function: Callable[[_Case], object], every: Sequence[_Case]) -> None:
+def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
     """Calls the function on each, in new processes at once: what it compiles is left in the caches on disk."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
-        list(pool.map(function, every))
+        return list(pool.map(function, every))
 
 
 def where(device: torch.device) -> str:

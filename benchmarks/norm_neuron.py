@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
+from measure import graphed, in_processes, milliseconds, publish, table, where
 from torch import Tensor, nn
 
 from flexsn_nn import LIF
@@ -57,11 +57,20 @@ class Times(NamedTuple):
     relu: float
 
 
-def measured(shape: Shape, dtype: torch.dtype, form: str, device: torch.device) -> Times:
-    size = (T * B, shape.channels, shape.side, shape.side)
-    if device.type == "cpu":
-        size = (T * 2, *size[1:])
-    frames = torch.randn(size, device=device).to(dtype).contiguous(memory_format=FORMATS[form])
+class Case(NamedTuple):
+    """A row."""
+
+    dtype: str
+    form: str
+    shape: Shape
+    device: str
+
+
+def works_of(case: Case) -> list[Callable[[], object]]:
+    """A copy of one stream, torch's statistics, ours, the forward, all of the layer, torch's norm and ReLU."""
+    device, shape = torch.device(case.device), case.shape
+    size = (T * B if device.type == "cuda" else T * 2, shape.channels, shape.side, shape.side)
+    frames = torch.randn(size, device=device).to(DTYPES[case.dtype]).contiguous(memory_format=FORMATS[case.form])
     gradient = torch.randn_like(frames)
     x = frames.unflatten(0, (T, -1)).detach().requires_grad_()
     plain = frames.detach().requires_grad_()
@@ -81,7 +90,7 @@ def measured(shape: Shape, dtype: torch.dtype, form: str, device: torch.device) 
     def by_relu() -> None:
         torch.autograd.grad(relu(plain), [plain, *relu.parameters()], gradient)
 
-    works: list[Callable[[], object]] = [
+    return [
         lambda: other.copy_(frames),
         lambda: torch.batch_norm_update_stats(frames, mean, var, 0.1),
         lambda: batch_moments(frames),
@@ -89,8 +98,17 @@ def measured(shape: Shape, dtype: torch.dtype, form: str, device: torch.device) 
         whole,
         by_relu,
     ]
+
+
+def compiled(case: Case) -> None:
+    for work in works_of(case):
+        work()
+
+
+def measured(case: Case) -> Times:
+    device, works = torch.device(case.device), works_of(case)
     runs = [graphed(work) for work in works] if device.type == "cuda" else works
-    turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
+    turns = [[milliseconds(run, device, warmup=2, rep=8) for run in runs] for _ in range(TURNS)]
     copied, *others = [sorted(times)[TURNS // 2] for times in zip(*turns, strict=True)]
     return Times(copied / 2, *others)
 
@@ -108,29 +126,37 @@ def main() -> None:
     device = torch.device("cpu" if chosen.check else "cuda")
     lines: list[tuple[str, ...]] = []
     sums: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for dtype in chosen.dtype or DTYPES:
-        for form in chosen.format or FORMATS:
-            for shape in SMALL if chosen.check else SHAPES:
-                times = measured(shape, DTYPES[dtype], form, device)
-                row = (
-                    dtype,
-                    form,
-                    f"{shape.channels} x {shape.side}²",
-                    f"{1e3 * times.stream:.1f}",
-                    f"{times.torch_statistics / times.stream:.2f}",
-                    f"{times.statistics / times.stream:.2f}",
-                    f"{(times.forward - times.statistics) / times.stream / 2:.2f}",
-                    f"{(times.whole - times.forward) / times.stream / 6:.2f}",
-                    f"{1e3 * times.whole:.1f}",
-                    f"{times.whole / times.stream / STREAMS:.2f}",
-                    f"{times.whole / times.relu:.2f}",
-                )
-                lines.append(row)
-                print(*row, sep=" | ", flush=True)
-                before = sums.get((dtype, form), (0.0, 0.0, 0.0))
-                of_shape = (times.whole, STREAMS * times.stream, times.relu)
-                whole, copies, relu = (a + shape.norms * b for a, b in zip(before, of_shape, strict=True))
-                sums[dtype, form] = whole, copies, relu
+    shapes = SMALL if chosen.check else SHAPES
+    cases = [
+        Case(dtype, form, shape, device.type)
+        for dtype in chosen.dtype or DTYPES
+        for form in chosen.format or FORMATS
+        for shape in shapes
+    ]
+    if device.type == "cuda":
+        in_processes(compiled, cases)
+    for case in cases:
+        dtype, form, shape, _ = case
+        times = measured(case)
+        row = (
+            dtype,
+            form,
+            f"{shape.channels} x {shape.side}²",
+            f"{1e3 * times.stream:.1f}",
+            f"{times.torch_statistics / times.stream:.2f}",
+            f"{times.statistics / times.stream:.2f}",
+            f"{(times.forward - times.statistics) / times.stream / 2:.2f}",
+            f"{(times.whole - times.forward) / times.stream / 6:.2f}",
+            f"{1e3 * times.whole:.1f}",
+            f"{times.whole / times.stream / STREAMS:.2f}",
+            f"{times.whole / times.relu:.2f}",
+        )
+        lines.append(row)
+        print(*row, sep=" | ", flush=True)
+        before = sums.get((dtype, form), (0.0, 0.0, 0.0))
+        of_shape = (times.whole, STREAMS * times.stream, times.relu)
+        whole, copies, relu = (a + shape.norms * b for a, b in zip(before, of_shape, strict=True))
+        sums[dtype, form] = whole, copies, relu
     head = ("dtype", "format", "layer", "stream, µs", "torch's statistics / stream", "statistics / stream",
             "forward / 2", "backward / 6", "all, µs", "all / 9 streams", "all / torch's norm + ReLU")  # fmt: skip
     totals = [

@@ -1,18 +1,22 @@
 """Accuracy on real data over seeds, with the same network in another library and the numbers that papers give: a table.
 
-    pip install mnist1d snntorch
-    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
+    hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
+    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu] [--note TEXT]
 
-Two data sets that a package ships or makes:
+Data sets that a package ships or makes:
 
 - digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as scikit-learn's own
   example has it. Each pixel is a current at all 8 steps; two layers of `LIF`.
 - mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
-  all 8 steps; the three convolutions of its authors' network, each with `Leaky` behind it, and the mean over time of
-  what a linear layer makes of the spikes.
+  all 8 steps; the three convolutions of its authors' network, each followed by `Leaky`, and the mean over time of
+  a linear layer.
+- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers a step, 7 to 29 steps, from the package `aeon`.
+  A layer of `RLeaky`, and the mean of a linear layer over each recording's own steps.
+- basic_motions: 40 and 40 recordings of four movements, 6 numbers a step, 100 steps, from `aeon`. Two
+  layers of `Leaky`, and the mean of a linear layer over time.
 
 Both libraries begin at the same weights and see the same batches. Seconds of an epoch are measured in turns, training
-alone, the first epoch left out.
+alone, the first epoch left out. Networks: `real_data_networks.py`.
 """
 
 from __future__ import annotations
@@ -25,166 +29,113 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
 
 import torch
+from real_data_networks import (
+    Network,
+    OurConvolutions,
+    OurDigits,
+    OurLayers,
+    OurRecurrent,
+    SnnTorchConvolutions,
+    SnnTorchLayers,
+    SnnTorchRecurrent,
+    SpikingJellyDigits,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flexsn_nn import LIF, Leaky, OverTime, functional, surrogate
-
 ROOT = Path(__file__).resolve().parents[1]
-Run = Callable[[Tensor], Tensor]
-CHANNELS, BETA = 25, 0.5
+UEA = '(1-nearest neighbour, no spikes; Bagnall et al., "The UEA multivariate time series classification archive", 2018)'
 
 
 @dataclass(frozen=True)
-class Data:
-    """Inputs `[N, features]` and classes `[N]`."""
+class Part:
+    """Samples `[T, N, ...]`, their lengths `[N]`, and classes `[N]`."""
 
     x: Tensor
+    lengths: Tensor
     y: Tensor
-    x_test: Tensor
-    y_test: Tensor
+
+    def of(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Some of the samples."""
+        return self.x[:, chosen], self.lengths[chosen], self.y[chosen]
+
+    def to(self, device: str) -> Part:
+        """All tensors on a device."""
+        return Part(self.x.to(device), self.lengths.to(device), self.y.to(device))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, its network in both libraries, and what was published.
+    """A data set, its network in both libraries, and published numbers.
 
     Attributes:
-        load: the data.
-        ours, theirs: modules `[T, B, features] -> [B, classes]`, with parameters of the same shapes and order.
-        sequence: `[B, features] -> [T, B, features]`.
+        load: samples for training and for the test.
+        ours, theirs: make modules with parameters of the same shapes and order.
         peer: the other library.
         published: numbers of a source, in words.
     """
 
-    load: Callable[[], Data]
-    ours: Callable[[], nn.Module]
-    theirs: Callable[[], nn.Module]
-    sequence: Run
+    load: Callable[[], tuple[Part, Part]]
+    ours: Callable[[], Network]
+    theirs: Callable[[], Network]
     peer: str
     published: str
     epochs: int
     batch: int
     rate: float
-    clip: float
+    clip: float = 1.0
 
 
-def load_digits() -> Data:
+def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
+    """Rows as the current of all steps."""
+    return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
+
+
+def load_digits() -> tuple[Part, Part]:
     """scikit-learn's handwritten digits, in halves."""
     from sklearn.datasets import load_digits as load
 
     found = load()
-    x = torch.tensor(found.data, dtype=torch.float32) / 16
+    x = torch.tensor(found.data, dtype=torch.float32) / 16 * 3
     y = torch.tensor(found.target)
     half = len(x) // 2
-    return Data(x[:half], y[:half], x[half:], y[half:])
+    return currents(x[:half], y[:half]), currents(x[half:], y[half:])
 
 
-def load_mnist1d() -> Data:
+def load_mnist1d() -> tuple[Part, Part]:
     """MNIST-1D, made from its templates."""
     from mnist1d.data import get_dataset_args, make_dataset
 
     found = make_dataset(get_dataset_args())
     x, y, x_test, y_test = (torch.as_tensor(found[key]) for key in ("x", "y", "x_test", "y_test"))
-    return Data(x.float(), y.long(), x_test.float(), y_test.long())
+    return currents(x.float().unsqueeze(1), y.long()), currents(x_test.float().unsqueeze(1), y_test.long())
 
 
-class Ours(nn.Module):
-    """Layers on sequences; the mean over time."""
+def load_series(name: str) -> tuple[Part, Part]:
+    """Multivariate series of `aeon`, each channel with the mean and the deviation of the training set taken out."""
+    import aeon.datasets
 
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, features] -> [B, classes]`."""
-        functional.reset_net(self)
-        found: Tensor = self.layers(x)
-        return found.mean(0)
-
-
-class SpikingJellyLayers(nn.Module):
-    """The digits' network in SpikingJelly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from spikingjelly.activation_based import neuron
-        from spikingjelly.activation_based import surrogate as theirs
-
-        def lif() -> nn.Module:
-            made: nn.Module = neuron.LIFNode(tau=2.0, surrogate_function=theirs.ATan(), step_mode="m")
-            return made
-
-        self.layers = nn.Sequential(nn.Linear(64, 128), lif(), nn.Linear(128, 10), lif())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, features] -> [B, classes]`."""
-        from spikingjelly.activation_based import functional as theirs
-
-        theirs.reset_net(self)
-        found: Tensor = self.layers(x)
-        return found.mean(0)
-
-
-class SnnTorchLayers(nn.Module):
-    """The convolutions in snnTorch, which steps through time in Python."""
-
-    def __init__(self, beta: float) -> None:
-        super().__init__()
-        import snntorch
-
-        self.layers = nn.ModuleList(
-            (
-                *convolutions(),
-                nn.Linear(5 * CHANNELS, 10),
-            )
-        )
-        self.neurons = nn.ModuleList(snntorch.Leaky(beta, spike_grad=snntorch.surrogate.atan()) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, 1, 40] -> [B, classes]`."""
-        *convs, last = self.layers
-        neurons: list[Any] = list(self.neurons)
-        membranes = [neuron.init_leaky() for neuron in neurons]
-        total: Tensor | float = 0.0
-        for step in x:
-            spikes = step
-            for i, (conv, neuron) in enumerate(zip(convs, neurons, strict=True)):
-                spikes, membranes[i] = neuron(conv(spikes), membranes[i])
-            total = total + last(spikes.flatten(1))
-        assert isinstance(total, Tensor)
-        return total / len(x)
-
-
-def convolutions() -> list[nn.Module]:
-    """Those of the network of MNIST-1D's authors: 40 numbers become 19, 10 and 5 in `CHANNELS` channels."""
-    return [
-        nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),
-        nn.Conv1d(CHANNELS, CHANNELS, 3, stride=2, padding=1),
-        nn.Conv1d(CHANNELS, CHANNELS, 3, stride=2, padding=1),
-    ]
-
-
-def _lif() -> LIF:
-    return LIF(tau=2.0, surrogate_function=surrogate.ATan())
-
-
-def _convolutional(beta: float = BETA) -> Ours:
-    layers: list[nn.Module] = []
-    for conv in convolutions():
-        layers += [OverTime(conv), Leaky(beta)]
-    return Ours(*layers, nn.Flatten(2), nn.Linear(5 * CHANNELS, 10))
+    load = getattr(aeon.datasets, f"load_{name}")
+    found = {split: load(split=split) for split in ("train", "test")}
+    names = sorted({str(label) for label in found["train"][1]})
+    every = torch.cat([torch.as_tensor(series).float() for series in found["train"][0]], 1)
+    center, spread = every.mean(1), every.std(1)
+    parts = []
+    for series, labels in found.values():
+        rows = [((torch.as_tensor(one).float().T - center) / spread) for one in series]
+        lengths = torch.tensor([len(row) for row in rows])
+        y = torch.tensor([names.index(str(label)) for label in labels])
+        parts.append(Part(nn.utils.rnn.pad_sequence(rows), lengths, y))
+    return parts[0], parts[1]
 
 
 TASKS = {
     "digits": Task(
         load_digits,
-        lambda: Ours(nn.Linear(64, 128), _lif(), nn.Linear(128, 10), _lif()),
-        SpikingJellyLayers,
-        lambda x: x.expand(8, *x.shape) * 3,
+        OurDigits,
+        SpikingJellyDigits,
         "SpikingJelly 2.0.0, `step_mode='m'`",
         '97% (support vector machine, no spikes; scikit-learn, "Recognizing hand-written digits")',
         epochs=20,
@@ -194,16 +145,34 @@ TASKS = {
     ),
     "mnist1d": Task(
         load_mnist1d,
-        _convolutional,
-        lambda: SnnTorchLayers(BETA),
-        lambda x: x.expand(8, *x.shape).unsqueeze(2),
+        OurConvolutions,
+        SnnTorchConvolutions,
         "snnTorch 1.0.0",
         "94% the same convolutions, 68% perceptron, 32% logistic regression, no spikes "
         '(Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024)',
         epochs=40,
         batch=100,
         rate=5e-3,
-        clip=1.0,
+    ),
+    "japanese_vowels": Task(
+        lambda: load_series("japanese_vowels"),
+        lambda: OurRecurrent(12, 9),
+        lambda: SnnTorchRecurrent(12, 9),
+        "snnTorch 1.0.0",
+        f"94.9% time warping {UEA}",
+        epochs=40,
+        batch=30,
+        rate=3e-3,
+    ),
+    "basic_motions": Task(
+        lambda: load_series("basic_motions"),
+        lambda: OurLayers(6, 4),
+        lambda: SnnTorchLayers(6, 4),
+        "snnTorch 1.0.0",
+        f"97.5% time warping {UEA}",
+        epochs=60,
+        batch=10,
+        rate=3e-3,
     ),
 }
 
@@ -212,38 +181,42 @@ TASKS = {
 class Trained:
     """One library's network while it trains."""
 
-    net: nn.Module
+    net: Network
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
     seconds: list[float]
 
 
-def train_epoch(one: Trained, task: Task, data: Data, order: Tensor) -> None:
+def train_epoch(one: Trained, task: Task, part: Part, order: Tensor) -> None:
     """One pass over the training set."""
     begun = time.perf_counter()
     for chosen in order.split(task.batch):
-        value = F.cross_entropy(one.net(task.sequence(data.x[chosen])), data.y[chosen])
+        x, lengths, y = part.of(chosen)
+        value = F.cross_entropy(one.net(x, lengths), y)
         one.optimizer.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(one.net.parameters(), task.clip)
         one.optimizer.step()
     one.scheduler.step()
-    if data.x.is_cuda:
+    if part.x.is_cuda:
         torch.cuda.synchronize()
     one.seconds.append(time.perf_counter() - begun)
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, task: Task, data: Data) -> float:
-    """Of the test set, in percent."""
-    found = torch.cat([net(task.sequence(x)).argmax(1) for x in data.x_test.split(500)])
-    return 100 * float((found == data.y_test).double().mean())
+def accuracy(net: Network, part: Part) -> float:
+    """Percentage of samples that are classified correctly."""
+    right = 0
+    for chosen in torch.arange(len(part.y), device=part.y.device).split(500):
+        x, lengths, y = part.of(chosen)
+        right += int((net(x, lengths).argmax(1) == y).sum())
+    return 100 * right / len(part.y)
 
 
-def run(task: Task, data: Data, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
+def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
     """Accuracy and seconds per epoch of both libraries, ours first, from the same weights and on the same batches."""
     torch.manual_seed(seed)
-    nets = [task.ours().to(data.x.device), task.theirs().to(data.x.device)]
+    nets = [task.ours().to(training.x.device), task.theirs().to(training.x.device)]
     with torch.no_grad():
         for mine, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
             other.copy_(mine)
@@ -253,10 +226,10 @@ def run(task: Task, data: Data, seed: int, epochs: int) -> list[tuple[float, lis
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
         trained.append(Trained(net, optimizer, scheduler, []))
     for _ in range(epochs):
-        order = torch.randperm(len(data.x)).to(data.x.device)
+        order = torch.randperm(len(training.y)).to(training.x.device)
         for one in trained:
-            train_epoch(one, task, data, order)
-    found = [(accuracy(one.net, task, data), one.seconds[1:]) for one in trained]
+            train_epoch(one, task, training, order)
+    found = [(accuracy(one.net, test), one.seconds[1:]) for one in trained]
     print(f"seed {seed}:", [(score, median(seconds)) for score, seconds in found], flush=True)
     return found
 
@@ -264,10 +237,9 @@ def run(task: Task, data: Data, seed: int, epochs: int) -> list[tuple[float, lis
 def row(name: str, seeds: int, epochs: int | None, device: str) -> str:
     """A row of the table."""
     task = TASKS[name]
-    found = task.load()
-    data = Data(*(tensor.to(device) for tensor in (found.x, found.y, found.x_test, found.y_test)))
+    training, test = (part.to(device) for part in task.load())
     epochs = epochs or task.epochs
-    runs = [run(task, data, seed, epochs) for seed in range(seeds)]
+    runs = [run(task, training, test, seed, epochs) for seed in range(seeds)]
     cells = []
     for side in zip(*runs, strict=True):
         scores = [score for score, _ in side]
@@ -284,12 +256,26 @@ def main(arguments: list[str] | None = None) -> None:
     """Writes the table."""
     parser = argparse.ArgumentParser(description="Accuracy on real data, over seeds.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "real_data.md")
-    parser.add_argument("--only", nargs="+", choices=sorted(TASKS), default=sorted(TASKS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="instead of each task's own")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--note", default="", help="a sentence about the run, for the table")
     options = parser.parse_args(arguments)
-    rows = [row(name, options.seeds, options.epochs, options.device) for name in options.only]
+    rows = kept_rows(options.output)
+    for name in options.only:
+        rows[name] = row(name, options.seeds, options.epochs, options.device)
+        write(options, [rows[name] for name in TASKS if name in rows])
+
+
+def kept_rows(path: Path) -> dict[str, str]:
+    """Rows of an earlier run by data set; a run of some of them leaves the others."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
+
+
+def write(options: argparse.Namespace, rows: list[str]) -> None:
+    """Writes the table with the rows so far."""
     device = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU ({platform.machine()})"
     text = [
         "# Accuracy on real data",
@@ -297,7 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
         "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}; {options.seeds} seeds, mean ± standard deviation; seconds: "
-        "median over epochs, both libraries in turns.",
+        f"median over epochs, both libraries in turns. {options.note}".rstrip(),
         "",
         "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
         "|---|---|---|---|---|---|---|---|",
@@ -305,7 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
         "",
     ]
     options.output.write_text("\n".join(text), encoding="utf-8")
-    print("\n".join(text))
+    print(rows[-1], flush=True)
 
 
 if __name__ == "__main__":

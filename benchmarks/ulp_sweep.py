@@ -298,6 +298,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "selection may be off by 0, other functions by 2. `off float64` is how far our result and eager mode's are",
         "from eager mode's in float64, rounded: where both are far, eager mode itself is inaccurate.",
         "",
+        *(_FUSED if cpp else []),
         f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
         f"{sum(r.values for r in ran):,} results: "
         f"{sum(not r.differ for r in ran)} combinations are equal to the last bit, "
@@ -328,6 +329,15 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "",
     ]
     return "\n".join(lines)
+
+
+# Each is several rules, of which the table has one at a time.
+_FUSED = [
+    "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. Eager mode's vectors do so in one",
+    "instruction on processors that have it, and round once; kernels round the product, too. Where the sum cancels,",
+    "that is many ulp of a small result, and at most half an ulp of the product. `addcdiv` has eager mode's bits.",
+    "",
+]
 
 
 def _exceptions(over: Sequence[Row]) -> list[str]:

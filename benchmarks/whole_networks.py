@@ -6,12 +6,12 @@
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. Eager training steps are launched by the compiled
 launcher, unless FLEXSN_LAUNCHER says something else. FlexSN's neurons run behind the norms, with the norms in
-their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
-afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter with norms and residual
-additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's
-LIFNode (its Triton kernels; its loop; compiled) and, in networks without norms, snnTorch's Leaky run where they are
-installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph. A picture
-of the ratios to ReLU is written beside the table.
+their steps (`fuse_norms`), the same with pooling by kernels (`spike_pooling`), and with spikes kept as bits besides
+(`PackedSpikes`): written by the kernels, and packed afterwards by PyTorch operations. Then ReLU's and FlexSN's
+networks compiled, the latter with norms and residual additions in the neurons' steps (`AbsorbingBackend`), with bits
+(`PackingBackend`), and with both. SpikingJelly's LIFNode (its Triton kernels; its loop; compiled) and, in networks
+without norms, snnTorch's Leaky run where they are installed. In each memory format (of the convolutions' weights and of
+the input), eager and as a CUDA graph. A picture of the ratios to ReLU is written beside the table.
 Numbers are printed as they are found. What fails has its error in its row, and `--seconds` is when nothing else is
 begun.
 """
@@ -38,7 +38,7 @@ from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
 from peer_neurons import SnnTorchLeaky, has, resets, spikingjelly_lif, spikingjelly_loop
 from torch import Tensor, nn
 
-from flexsn_nn import LIF
+from flexsn_nn import LIF, spike_pooling
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import AbsorbingBackend, fuse_norms
 from flexsn_nn.memory import PackedSpikes, PackingBackend
@@ -109,6 +109,7 @@ class Variant:
         by_kernels: whether kernels write the bits.
         compiled: whether by `torch.compile`, and with `packed`, by `PackingBackend`.
         absorbed: whether by `AbsorbingBackend`.
+        pooled: whether by `spike_pooling`.
     """
 
     activation: Activation
@@ -117,14 +118,17 @@ class Variant:
     by_kernels: bool = True
     compiled: bool = False
     absorbed: bool = False
+    pooled: bool = False
 
 
 def variants(case: Case) -> dict[str, Variant]:
     found = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
     if case.normed:
         found["the same, norms fused"] = Variant(LIF, fused=True)
-    found["the same, spikes as bits"] = Variant(LIF, fused=case.normed, packed=True)
-    found["the same, bits packed afterwards"] = Variant(LIF, fused=case.normed, packed=True, by_kernels=False)
+        found["the same, norms fused, pooled by kernels"] = Variant(LIF, fused=True, pooled=True)
+    normed = case.normed
+    found["the same, spikes as bits"] = Variant(LIF, fused=normed, pooled=normed, packed=True)
+    found["the same, bits packed afterwards"] = Variant(LIF, fused=normed, pooled=normed, packed=True, by_kernels=False)
     if has("spikingjelly"):
         found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
         found["SpikingJelly LIFNode, a loop"] = Variant(spikingjelly_loop)
@@ -163,6 +167,8 @@ def training_step(
     net = case.make(variant.activation).to(device)
     if variant.fused:
         fuse_norms(net)
+    if variant.pooled:
+        spike_pooling(net)
     packs = variant.packed and not variant.compiled
     packing = PackedSpikes(net, by_kernels=variant.by_kernels) if packs else nullcontext()
     frames = torch.rand(case.shape, device=device)

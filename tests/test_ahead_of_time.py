@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import remove_parametrizations
 from torch.utils import cpp_extension
 
-from flexsn_nn import ALIF, LIF
+from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional, on_grid
 from flexsn_nn.surrogate import ATan
 
 pytestmark = [
@@ -21,13 +22,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # torch 2.11's own export
 ]
 
-STEPS, BATCH = 7, 3
+STEPS, BATCH, MOST = 7, 3, 4
 # Headers that are compiled in advance are faster from the second program on, and here is one.
 ONCE = {"aot_inductor.precompile_headers": False}
+QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
-    """`[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it. Whole numbers: sums are exact."""
+    """`[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it.
+
+    Weights are on a grid, as parametrized in one layer, as left there in the other: sums of whole numbers are exact.
+    """
 
     def __init__(self, step_mode: str = "m") -> None:
         super().__init__()
@@ -38,7 +43,11 @@ class ThreeStates(nn.Module):
         self.linear = nn.Linear(48, 2)
         with torch.no_grad():
             for parameter in (*self.conv.parameters(), *self.linear.parameters()):
-                parameter.copy_(torch.randint(-2, 4, parameter.shape))
+                parameter.normal_()
+        on_grid(self.conv, largest_input=MOST)
+        for name in ("weight", "bias"):
+            remove_parametrizations(self.conv, name)
+        on_grid(self.linear)
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         h = self.conv(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
@@ -52,7 +61,7 @@ def initial() -> tuple[Tensor, ...]:
 
 
 def inputs(num_steps: int) -> Tensor:
-    return torch.randint(-2, 5, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
+    return torch.randint(-2, MOST + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
@@ -124,6 +133,53 @@ def test_frame_by_frame(results: Path) -> None:
     """A step of a neuron is nothing but torch's operators: an exported program needs no kernel and no project."""
     for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
         assert torch.equal(got, want)
+
+
+RECURRENT_ALONE = """
+import torch
+import sys
+run = torch._inductor.aoti_load_package("recurrent.pt2")
+x, states = torch.load("sequence.pt")
+first, states = run(x[:3], states)
+second, states = run(x[3:], states)
+torch.save([torch.cat([first, second]), *states], "of_sequence.pt")
+assert not [name for name in sys.modules if name.startswith("flexsn")]
+"""
+
+
+def test_recurrent_layers_by_torchs_own_scan(
+    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with products is an operator in Python, unless torch's scan takes its place in the exported program."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
+    network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)
+    start = network.initial_states(x)
+    shapes = ({0: torch.export.Dim("T", min=2)}, [None] * len(start))
+    with torch.no_grad():
+        functional.set_backend(net, "torch")
+        output, states = network(x, start)
+        functional.set_backend(net, "auto")
+        monkeypatch.setenv("FLEXSN_HOP_LOWERING", "scan")
+        exported = torch.export.export(network, (x[:5], start), dynamic_shapes=shapes)
+        monkeypatch.delenv("FLEXSN_HOP_LOWERING")
+        path = str(tmp_path / "recurrent.pt2")
+        torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
+    assert 0 < states[0].mean() < 1, "the spikes that come back"
+    torch.save([x, start], tmp_path / "sequence.pt")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
+    for got, want in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.long
+def test_recurrent_layers_without_it_say_so(compiler: None, tmp_path: Path) -> None:
+    network, x = functional.stateless(RLIF(4).eval()), torch.rand(3, 2, 4)
+    with torch.no_grad():
+        exported = torch.export.export(network, (x, network.initial_states(x)))
+        with pytest.warns(UserWarning, match="FLEXSN_HOP_LOWERING=scan"):
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "r.pt2"))
 
 
 PROGRAM = """

@@ -90,7 +90,7 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How each loop ran, in words. Loops that one program holds run in clusters, too."""
     found: list[str] = []
-    original = _one_launch._InClusters.run
+    original = _one_launch.InClusters.run
 
     def noted(self: Any, over: OverTime) -> str:
         how = original(self, over)
@@ -98,7 +98,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return how
 
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
-    monkeypatch.setattr(_one_launch._InClusters, "run", noted)
+    monkeypatch.setattr(_one_launch.InClusters, "run", noted)
     return found
 
 

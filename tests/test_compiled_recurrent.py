@@ -155,7 +155,7 @@ def test_inductor_with_sizes_that_are_symbols() -> None:
     layer = Recurrent(LIF(), SIZE).to(DEVICE)
     run = torch.compile(layer, fullgraph=True, dynamic=True)
     actual, codes = run_and_get_code(train, run, layer, 4, BATCH)
-    assert [code.count("run_staged.default(") for code in codes] == [1, 1]
+    assert [code.count("run_scan.default(") for code in codes] == [1, 1]
     check_against_eager_mode(actual, layer, 4, BATCH)
     with torch.compiler.set_stance("fail_on_recompile"):
         again = train(run, layer, 11, 5)

@@ -120,6 +120,20 @@ def test_words_through_recurrent_layers(
     assert "held-out accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.long(all_but=["audio"])
+@pytest.mark.usefixtures("loops")
+@one_thread()
+@pytest.mark.parametrize("name", ["events", "audio"])
+def test_the_network_of_a_paper_takes_the_files(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(name, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--data", "data", "--paper", "--width", "4", "--epochs", "1", "--batch", "30", "--lr", "0.01"]
+    assert example(name).main(arguments) == 0
+    assert "held-out accuracy" in capsys.readouterr().out
+
+
 def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
     images = example("images")
     from sklearn.datasets import load_digits

@@ -12,6 +12,10 @@ from scripts import ROOT, load, one_thread
 RUNS = {
     "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
     "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
+    "long_sequence": (
+        ["--steps", "640", "--samples", "32", "--epochs", "1"],
+        r"waves, 640 steps: loss \d\.\d+ to \d\.\d+, accuracy ",
+    ),
     "mixed_precision": (["--updates", "2"], r"float32 on torch.bfloat16: 0\.86"),
     "recurrent": (["--steps", "14", "--epochs", "1"], r"recurrent: loss \d\.\d+ to \d\.\d+, accuracy .* over 14 steps"),
     "resonator": (["--steps", "40", "--updates", "2"], r"four rhythms with noise: loss \d\.\d+ to \d\.\d+, accuracy "),

@@ -11,9 +11,10 @@ import torch
 from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
-from flexsn_nn.neuron import LIF
+from flexsn_nn.neuron import ALIF, LIF
 from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
-from flexsn_runtime.plans._segments import SegmentRule, using_segments
+from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
+from flexsn_runtime.segments._choice import choose_segments
 
 # Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
 STEPS, STEP = 75, (3, 200)
@@ -67,7 +68,12 @@ def ran(step: Specialization, what: str) -> bool:
 
 
 def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True))
+    pairs = zip(found, wanted, strict=True)
+    return all(a.shape == b.shape and torch.equal(in_bytes(a), in_bytes(b)) for a, b in pairs)
+
+
+def in_bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)  # a number has no dimension whose elements could be bytes
 
 
 def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
@@ -305,6 +311,41 @@ def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None
     assert "backward over 75 steps: 5 segments side by side" in told
 
 
+def marked_resets() -> Tensor:
+    resets = torch.rand(STEPS, STEP[0], generator=torch.Generator().manual_seed(3)) < 0.1
+    resets[40:48, 1] = True
+    return resets
+
+
+TRANSFORMED: dict[str, dict[str, Tensor]] = {
+    "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
+    "resets": {"resets": marked_resets()},
+    "both": {"lengths": torch.tensor([STEPS - 1, 16, 75]), "resets": marked_resets()},
+}
+
+
+@pytest.mark.long(all_but=["cpp-lengths", "cpp-resets"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_lengths_and_resets(name: str, language: TargetName) -> None:
+    """Beyond its length a sequence keeps its state, where trajectories do not meet; a reset makes them meet at once."""
+    data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for rule in (None, RULE):
+        neuron = ALIF(tau=2.0, tau_a=1.5, backend=language)
+        x = data.clone().requires_grad_()
+        with using_segments(rule):
+            spikes, states = neuron.step(x, **TRANSFORMED[name])
+            assert isinstance(spikes, Tensor)
+            weight = torch.randn(spikes.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            (gradient,) = torch.autograd.grad((spikes * weight).sum(), x)
+        found.append(([spikes.detach(), *[state.detach() for state in states]], gradient, neuron.kernel_names()))
+    (wanted, wanted_gradient, _), (results, gradient, names) = found
+    assert same_bits(results, wanted)
+    check_gradients([gradient], [wanted_gradient], 1e-12)
+    assert any("_forward_repair" in name for name in names)
+    assert any("_backward_maps" in name for name in names)
+
+
 def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
     rule = SegmentRule(elements=2**16, largest=2**13)
     assert rule.count(1024, 16384) == 64
@@ -313,6 +354,31 @@ def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> Non
     assert rule.count(8193, 2**20) == rule.count(1024, 256) == 1
     assert rule.count(1024, 16384, warm_up=1024) == 16
     assert rule.count(1, 2**31 - 1) * (2**31 - 1) <= 2**31
+
+
+def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.5 * v + x + y
+    return h, h
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
+)
+def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
+    """An input and an output of 8192 elements keep an H100's memory busy in float32, and do not in bfloat16."""
+    program = PointwiseProgram(forgetting, 1, 1, 1)
+    for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
+        x = torch.zeros((), dtype=dtype).expand(1024, elements)
+        with using_segments(ON_GPU):
+            assert (choose_segments(*prepare(program, (x,))) is not None) == runs_in_segments
+
+
+def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
+    program = PointwiseProgram(adding, 2, 1, 1)
+    for elements, runs_in_segments in ((5461, True), (5462, False)):  # times 12 bytes
+        x = torch.zeros(()).expand(1024, elements)
+        with using_segments(ON_GPU):
+            assert (choose_segments(*prepare(program, (x, x))) is not None) == runs_in_segments
 
 
 @pytest.mark.gpu

@@ -4,7 +4,8 @@
     hatch run site:check        looks at what was built, in a browser where there is one
 
 The pages are the repository's own Markdown files, so that a link between two of them works there as here. What only a
-site needs is added while it is built: the order of the pages, and a page of reference for each public module.
+site needs is added while it is built: the order of the pages, and a page of reference for each public module, and
+the tutorials, which are scripts that run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import shutil
 import site
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +33,7 @@ if find_spec("torch") is None:
         raise RuntimeError("there is no torch for this Python: run `hatch env create` first, with the same Python")
 
 from reference import MODULES, errors_of, write_reference  # noqa: E402
+from tutorials import write_tutorials  # noqa: E402
 
 import flexsn_nn  # noqa: E402
 
@@ -39,12 +42,19 @@ html_title = f"FlexSN {flexsn_nn.__version__}"
 language = "en"
 # Two classes have an attribute of the same name: a short word in a docstring may mean either, and links to neither.
 suppress_warnings = ["ref.python"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 
 root_doc = "README"
 include_patterns = [
     "*.md",
     "docs/*.md",
+    "docs/tutorials/*.md",
     "docs/site/reference/*.rst",
     "packages/*/README.md",
     "packages/*/CHANGELOG.md",
@@ -71,10 +81,14 @@ toc_object_entries_show_parents = "hide"
 add_module_names = False
 
 html_theme = "furo"
-html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 html_show_sphinx = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, object] = {"navigation_with_keys": True}
+repository = tomllib.loads((ROOT / "release" / "identity.toml").read_text(encoding="utf-8"))["urls"]["Repository"]
+if repository != "UNDECIDED":  # links "edit this page"; without a repository, only "view this page"
+    html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": ""}
 # A prompt is not part of what is typed.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -91,10 +105,15 @@ def toctree(entries: list[str], *options: str) -> str:
     return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
 
 
-def guide() -> list[str]:
-    """The pages in the order in which the index lists them."""
+def guides() -> dict[str, list[str]]:
+    """The pages by the headings of the index, in its order; a tutorial's page has the name of its script."""
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    return [f"/docs/{name}" for name in re.findall(r"\[([\w-]+)\.md\]\(\1\.md\)", index)]
+    _, *parts = re.split(r"^## (.*)$", index, flags=re.MULTILINE)
+    found = {
+        heading: [f"/docs/{name}" for name in re.findall(r"\]\(((?:tutorials/)?[\w-]+)\.(?:md|py)\)", text)]
+        for heading, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    return {heading: list(dict.fromkeys(pages)) for heading, pages in found.items() if pages}
 
 
 def what_follows(page: str) -> str:
@@ -103,7 +122,8 @@ def what_follows(page: str) -> str:
         packages = [f"/packages/{path.parent.name}/README" for path in sorted(ROOT.glob("packages/*/README.md"))]
         others = [f"/{path.stem}" for path in sorted(ROOT.glob("*.md")) if path.stem != "README"]
         return (
-            toctree(["Overview </docs/README>", *guide()], ":caption: Guide")
+            toctree(["Overview </docs/README>"])
+            + "".join(toctree(pages, f":caption: {heading}") for heading, pages in guides().items())
             + toctree([f"/docs/site/reference/{module}" for module in MODULES], ":caption: Reference")
             + toctree(packages, ":caption: Packages")
             + toctree(others, ":caption: Project")
@@ -118,8 +138,13 @@ def what_follows(page: str) -> str:
 
 
 def link_to_a_page(page: str, text: str, target: str) -> str:
-    """A link as the site can have it: to a folder means to the page in it, and is no link if there is none."""
+    """A link as the site can have it: to a folder means to the page in it, and is no link if there is none.
+
+    A link to the script of a tutorial leads to its page, except from that page.
+    """
     folder = ROOT / Path(page).parent / target
+    if folder.suffix == ".py" and folder.parent.name == "tutorials" and not page.startswith("docs/tutorials/"):
+        return f"[{text.removesuffix('.py')}]({target.removesuffix('.py')}.md)"
     if not folder.is_dir():
         return f"[{text}]({target})"
     return f"[{text}]({target.rstrip('/')}/README.md)" if (folder / "README.md").is_file() else text
@@ -195,6 +220,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx, before it looks for pages."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     write_reference(Path(app.confdir) / "reference")
+    write_tutorials(ROOT / "docs" / "tutorials")
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", plurals)
     app.connect("autodoc-process-docstring", names_of_one_description, priority=400)  # before napoleon, whose is 500

@@ -17,6 +17,9 @@ def public_modules(name: str) -> list[str]:
     return [name, *(f"{name}.{export}" for export in package.__all__ if inspect.ismodule(getattr(package, export)))]
 
 
+# What the page of a module opens with.
+FIRST = {"flexsn_nn": "FlexSN"}
+
 MODULES = [module for package in PACKAGES for module in public_modules(package)]
 
 
@@ -73,6 +76,21 @@ def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
     }
 
 
+def neurons() -> list[str]:
+    """A table of the ready-made neurons: names, and the first sentences of their docstrings."""
+    module = importlib.import_module("flexsn_nn.neuron")
+    ready = importlib.import_module("flexsn_nn").__all__  # without the classes that others are made from
+    lines = [*heading("Ready-made neurons", "-"), ".. list-table::", "   :widths: 1 3", ""]
+    for name in sorted(set(module.__all__) & set(ready), key=str.lower):
+        value = getattr(module, name)
+        if inspect.isclass(value):
+            lines += [
+                f"   * - :py:class:`{name} <{home(value, name, module)}.{name}>`",
+                f"     - {(inspect.getdoc(value) or '').partition(chr(10))[0]}",
+            ]
+    return [*lines, ""]
+
+
 def page(name: str) -> str:
     """The reference of one module, in reStructuredText."""
     module = importlib.import_module(name)
@@ -88,6 +106,9 @@ def page(name: str) -> str:
         links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
         lines += [f"Also imported from here, and described on other pages: {links}.", ""]
     own = {export: value for export, value in exports.items() if elsewhere.get(export) == name}
+    if first := FIRST.get(name):
+        lines += described(name, first, own.pop(first))
+        lines += neurons()
     for title, chosen in {
         "Classes": {export: value for export, value in own.items() if is_class(value)},
         "Functions": {export: value for export, value in own.items() if is_function(value)},

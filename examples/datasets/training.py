@@ -41,6 +41,7 @@ def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argpar
     made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="the picture to write")
     made.add_argument("--epochs", type=positive, default=epochs, help="with those of a checkpoint that is resumed from")
     made.add_argument("--batch", type=positive, default=batch, help="samples a step")
+    made.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
     made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     made.add_argument("--seed", type=int, default=0)
@@ -63,7 +64,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
         chosen: the arguments of `parser`.
         collate: makes a batch of samples; `None`: PyTorch's own.
     """
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=chosen.lr)
     history = History()
     done = resume(chosen.checkpoint, network, optimizer, history)
     if done:

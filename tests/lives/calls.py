@@ -67,6 +67,7 @@ def forward_in_mode(life: Life, mode: str, steps: int, seed: int, fresh: bool) -
 def forward_in_autocast(life: Life, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
     """Calls the network under autocast to bfloat16."""
     _begin(life, None, fresh)
+    life.rounded = True
     with torch.autocast(life.plan.device, dtype=torch.bfloat16):
         return _called(life, life.net, life.sequence(steps, seed).requires_grad_())
 

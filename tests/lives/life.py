@@ -34,6 +34,7 @@ class Life:
         compiled: true of the twin whose neurons run kernels.
         batch: of inputs that fit the states.
         inputs: of the last call, to be called with again.
+        rounded: true from the first call under autocast on; graphs of later calls may lead to it.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class Life:
     optimizer: torch.optim.Optimizer | None = None
     graphs: list[Graph] = field(default_factory=list)
     inputs: Tensor | None = None
+    rounded: bool = False
     monitors: list[SpikeMonitor | StateMonitor] = field(default_factory=list)
     saved: dict[str, Tensor] | None = None
     saved_states: dict[str, list[Tensor]] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,25 @@ _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.
 _CANCELLED = 0.1
 # A gradient of one parameter is a sum of hundreds of numbers, which may cancel: noise is at least that of such a sum.
 _SUMMED = 0.05
+# Relative to the largest count: of outputs that are no whole numbers, it is a sum whose order kernels choose.
+_COUNTED = 1e-6
+
+
+class Noise(NamedTuple):
+    """How far gradients of equal lives may be apart.
+
+    Attributes:
+        scale: the largest number of all gradients; one that cancels to 0 is noise of the others' size.
+        rounded: autocast has rounded on the way: a gradient is a sum of numbers of bfloat16.
+    """
+
+    scale: float
+    rounded: bool
+
+    def of(self, gradient: Tensor) -> float:
+        largest = float(gradient.abs().nan_to_num().max())
+        dtype = torch.bfloat16 if self.rounded else gradient.dtype
+        return _NOISE.get(dtype, 0.0) * max(largest, _CANCELLED * self.scale, _SUMMED)
 
 
 def observe(life: Life) -> Seen:
@@ -83,30 +102,33 @@ def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
             yield from traces_in(content, f"{place} closure {name}", depth - 1)
 
 
-def difference(loop: Any, compiled: Any, place: str = "", scale: float | None = None) -> str | None:
+def difference(
+    loop: Any, compiled: Any, place: str = "", noise: Noise | None = None, *, rounded: bool = False
+) -> str | None:
     """The first difference between two observations, in words; `None` if they are equal.
 
-    Tensors are equal to the bit, in dtype, shape and strides, and in taking part in a graph. Gradients, by their names,
-    are equal up to the order of sums.
+    Tensors are equal to the bit, in dtype, shape and strides, and in taking part in a graph. Gradients and counts, by
+    their names, are equal up to the order of sums.
 
     Args:
         place: of the values, in words.
-        scale: the largest number of all gradients; one that cancels to 0 is noise of the others' size.
+        noise: of all gradients; `None`: found out.
+        rounded: as of `Noise`.
     """
-    if scale is None:
-        scale = max(_gradients_in(loop, place), default=0.0)
+    if noise is None:
+        noise = Noise(max(_gradients_in(loop, place), default=0.0), rounded)
     if isinstance(loop, Mapping) and isinstance(compiled, Mapping):
         if list(loop) != list(compiled):
             return f"{place}: the loop has {list(loop)}, the compiled one {list(compiled)}"
         parts = ((key, loop[key], compiled[key]) for key in loop)
-        return _first(((a, b, f"{place} {key}".strip()) for key, a, b in parts), scale)
+        return _first(((a, b, f"{place} {key}".strip()) for key, a, b in parts), noise)
     if isinstance(loop, list | tuple) and isinstance(compiled, list | tuple):
         if len(loop) != len(compiled):
             return f"{place}: the loop has {len(loop)}, the compiled one {len(compiled)} of them"
         pairs = enumerate(zip(loop, compiled, strict=True))
-        return _first(((a, b, f"{place}[{i}]") for i, (a, b) in pairs), scale)
+        return _first(((a, b, f"{place}[{i}]") for i, (a, b) in pairs), noise)
     if isinstance(loop, Tensor) and isinstance(compiled, Tensor):
-        return _tensors_differ(loop, compiled, place, scale)
+        return _tensors_differ(loop, compiled, place, noise)
     if loop is compiled or (type(loop) is type(compiled) and loop == compiled):
         return None
     return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
@@ -124,15 +146,15 @@ def _gradients_in(seen: Any, place: str) -> Iterator[float]:
         yield float(seen.detach().abs().nan_to_num().max())
 
 
-def _first(parts: Iterator[tuple[Any, Any, str]], scale: float) -> str | None:
+def _first(parts: Iterator[tuple[Any, Any, str]], noise: Noise) -> str | None:
     for a, b, place in parts:
-        found = difference(a, b, place, scale)
+        found = difference(a, b, place, noise)
         if found is not None:
             return found
     return None
 
 
-def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, scale: float) -> str | None:
+def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) -> str | None:
     for what, a, b in (
         ("type", type(loop).__name__, type(compiled).__name__),
         ("dtype", loop.dtype, compiled.dtype),
@@ -147,11 +169,12 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, scale: float) ->
     one, other = loop.detach(), compiled.detach()
     if torch.equal(one, other):
         return None
-    noise = 0.0
+    apart = 0.0
     if "gradient" in place:
-        largest = float(one.abs().nan_to_num().max())
-        noise = _NOISE.get(one.dtype, 0.0) * max(largest, _CANCELLED * scale, _SUMMED)
-    if torch.allclose(one, other, rtol=0, atol=noise, equal_nan=True):
+        apart = noise.of(one)
+    elif place.endswith("counts"):
+        apart = _COUNTED * float(one.abs().max())
+    if torch.allclose(one, other, rtol=0, atol=apart, equal_nan=True):
         return None
     return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"
 

@@ -85,8 +85,8 @@ class Twins:
         failed = isinstance(loop, Exception), isinstance(compiled, Exception)
         if all(failed):
             self.counts[f"{name}: raised"] += 1
-            if _is_refusal(compiled) and difference(observe(self.loop), observe(self.compiled)) is not None:
-                self._heal()  # a backward that ends in the middle has reached other gradients
+            if (_is_refusal(compiled) or isinstance(loop, ExampleError)) and self._are_apart():
+                self._heal()  # a backward that ends in the middle has reached other gradients, and graphs
             loop, compiled = {}, {}
         elif _is_refusal(compiled) or isinstance(loop, ExampleError):
             # The loop does not know what no steps would return.
@@ -116,9 +116,17 @@ class Twins:
             return error
 
     def _compare(self, when: str, loop: Seen, compiled: Seen) -> None:
-        found = difference(loop, compiled) or difference(observe(self.loop), observe(self.compiled))
+        found = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
         if found is not None:
             raise self._difference(f"{when}: {found}")
+
+    def _apart(self, loop: Seen, compiled: Seen) -> str | None:
+        return difference(loop, compiled, rounded=self.loop.rounded)
+
+    def _are_apart(self) -> bool:
+        if len(self.loop.graphs) != len(self.compiled.graphs):
+            return True
+        return self._apart(observe(self.loop), observe(self.compiled)) is not None
 
     def _difference(self, text: str, *causes: object) -> DifferenceError:
         error = DifferenceError(text, self.plan, list(self.program))
@@ -149,7 +157,7 @@ class Twins:
             nets = []
         for life, net in zip(twins, nets, strict=False):
             life.net, life.batch, life.dtype, life.step_mode = net, before.batch, before.dtype, before.step_mode
-            life.saved = before.saved
+            life.saved, life.rounded = before.saved, before.rounded
             life.set_backends(net)
         self.loop, self.compiled = twins
 

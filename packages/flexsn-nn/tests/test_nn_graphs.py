@@ -636,12 +636,41 @@ def test_what_functions_reach_is_watched() -> None:
     options.scale = 1.0 + 0.0  # an equal number
     assert watch.holds()
     options.scale = 2.0
+    assert not watch.holds()
     assert watch.changes() == ["options.scale"]
     options.scale = 1.0
+    assert watch.holds()
     factor[0] = 3.0
     assert watch.changes() == ["factor[0]"]
     factor[:] = [1.0, 2.0]
     assert watch.changes() == ["factor"]
+
+
+def test_what_is_compared_of_variables_and_tensors() -> None:
+    weight, scale = torch.ones(2, 3), 1.0
+
+    def loss(x: Tensor) -> Tensor:
+        return x * weight * scale
+
+    watch = StepWatch({"loss": loss}, torch.device("cpu"))
+    assert watch.holds()
+    scale = 2.0
+    assert not watch.holds()
+    assert watch.changes() == ["scale"]
+    scale = 1.0
+    weight.requires_grad_()
+    assert not watch.holds()
+    weight.requires_grad_(False)
+    assert watch.holds()
+    weight.t_()
+    assert watch.changes() == ["weight"]
+    weight.t_()
+    weight.add_(1)  # a replay reads it
+    assert watch.holds()
+    elsewhere = StepWatch({"loss": loss}, torch.device("cuda"))
+    weight.add_(1)  # a graph holds its numbers
+    assert not elsewhere.holds()
+    assert elsewhere.changes() == ["weight"]
 
 
 def test_long_containers_are_compared_by_their_length() -> None:

@@ -298,3 +298,54 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
     output, _ = neuron.step(x, transforms=[kept])
     assert output[:5].any()
     assert not output[5:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [35, 128])  # blocks of several sequences, and of a part of one
+@pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
+def test_each_sequence_is_as_alone_on_a_gpu(num_steps: int, features: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, num_steps + 1, (9,), generator=generator)
+    lengths[0] = num_steps
+    x = torch.randn(num_steps, 9, features, generator=generator).cuda() + 0.5
+    neuron = LIF(backend="triton")
+    output, final, gradients = run_on_gpu(neuron, x, lengths.cuda())
+    for b, end in enumerate(lengths.tolist()):
+        assert not output[end:, b].any()
+        assert not gradients[end:, b].any()
+        if end:
+            alone = run_on_gpu(neuron, x[:end, b : b + 1], None)
+            assert torch.equal(output[:end, b], alone[0][:, 0])
+            assert torch.equal(final[b], alone[1][0])
+            assert torch.equal(gradients[:end, b], alone[2][:, 0])
+
+
+def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, final state, and gradient of the input."""
+    functional.reset_net(neuron)
+    leaf = x.clone().requires_grad_()
+    output = neuron(leaf) if lengths is None else neuron(leaf, lengths=lengths)
+    steps = 1 + torch.arange(len(x), device=x.device).view(-1, 1, 1)
+    rows = torch.arange(x.shape[2], device=x.device).cos()
+    loss = (output * steps * rows).sum() + (neuron.states[0] * rows).sum()
+    return output.detach(), neuron.states[0].detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("num_steps", [6, 21])
+def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel reads nothing after the end: what is there is never seen, as are checkpoints."""
+    from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
+    from flexsn_runtime.step import _pointwise_step
+
+    specs: list[ForwardSpec | BackwardSpec] = []
+    for name in ("forward_source", "backward_source"):
+        write = getattr(_pointwise_step, name)
+        monkeypatch.setattr(_pointwise_step, name, lambda *a, write=write: (specs.append(a[-1]), write(*a))[1])
+    neuron = LIF(backend="triton", tau=1.75)  # of which no other test has kernels
+    x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
+    neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
+    assert [spec.ends for spec in specs] == [True, True]
+    assert [layout.counts_down for layout in specs[0].inputs] == [False, True]
+    assert x.grad is not None
+    assert not x.grad[:, 2].any()

@@ -30,8 +30,10 @@ from flexsn_nn import (
     RSynaptic,
     Synaptic,
     functional,
+    on_grid,
     surrogate,
 )
+from flexsn_nn.exact import whole_numbers
 from flexsn_nn.layer import Delay, NormNeuron, SEWBlock, SharedDropout
 from flexsn_nn.nir_exchange import Scale, from_nir, to_nir
 
@@ -109,6 +111,26 @@ def test_a_convolutional_network_through_a_file(tmp_path: Path) -> None:
     x = 3 * drawn(10, 2, 2, 5, 6)
     nir.write(tmp_path / "net.nir", to_nir(net, x, dt=DT))
     runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
+
+
+def test_a_grid_and_its_scales_are_carried(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(OverTime(nn.Conv2d(1, 4, 3)), IF(strict=True), nn.Flatten(2), nn.Linear(64, 6), IF(strict=True))
+    with torch.no_grad():
+        for layer in (net[0][0], net[3]):
+            layer.weight.mul_(4)
+            on_grid(layer, bits=8)
+    x = (torch.rand(5, 3, 1, 6, 6) < 0.5).float()
+    nir.write(tmp_path / "net.nir", to_nir(net, x[:1], dt=DT))
+    back = from_nir(nir.read(tmp_path / "net.nir"), dt=DT)
+    runs_alike(net, back, x)
+    found = [m for m in back.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    for layer, wanted in zip(found, (net[0][0], net[3]), strict=True):
+        numbers, scales = whole_numbers(layer.weight, bits=8)
+        assert numbers.dtype == torch.int8
+        shape = (-1, *(1,) * (numbers.dim() - 1))
+        assert torch.equal(numbers * scales.view(shape), wanted.weight)
+        assert torch.equal(layer.bias, wanted.bias)
 
 
 def test_round_trip_of_a_convolution_in_one_dimension() -> None:
@@ -608,3 +630,47 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
         wanted = net(x)[:, 0]
     assert wanted.any()
     assert float((torch.stack(outputs) != wanted).double().mean()) <= 0.02
+
+
+def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
+    """Two layers whose weights make them fire; no membrane falls far below zero, where sinabs clamps it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), make(), nn.Linear(16, 4), make())
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.abs_()
+    return net
+
+
+# norse scripts functions of its own, and both read graphs by an older function of nirtorch.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:nirtorch.load is being deprecated")
+def test_a_network_runs_in_norse() -> None:
+    import_nir = pytest.importorskip("norse.torch.utils.import_nir")
+    net = firing(lambda: LIF(tau=4.0, strict=True, v_threshold=0.5))
+    x = (drawn(20, 3, 8) > 0).float()
+    graph = to_nir(net, x, dt=DT)
+    theirs, state, outputs = import_nir.from_nir(graph, dt=DT), None, []
+    for step in x:
+        output, state = theirs(step, state)
+        outputs.append(output)
+    functional.reset_net(net)
+    with torch.no_grad():
+        wanted = net(x)
+    assert 0.05 < wanted.mean() < 0.5
+    assert torch.equal(torch.stack(outputs), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:nirtorch.load is being deprecated")
+def test_a_network_runs_in_sinabs() -> None:
+    """Its integrate-and-fire neurons subtract the threshold."""
+    theirs_nir = pytest.importorskip("sinabs.nir")
+    net = firing(lambda: IF(strict=True, v_threshold=2.0, v_reset=None))
+    x = (drawn(20, 3, 8) > 0).float()
+    theirs = theirs_nir.from_nir(to_nir(net, x, dt=1.0, soft_reset=True), batch_size=3)
+    functional.reset_net(net)
+    with torch.no_grad():
+        wanted = net(x)
+        found = theirs(x.transpose(0, 1).flatten(0, 1))  # batch and time are one dimension
+    found = found[0] if isinstance(found, tuple) else found
+    assert 0.05 < wanted.mean() < 0.8
+    assert torch.equal(found.unflatten(0, (3, 20)).transpose(0, 1), wanted)

@@ -216,6 +216,45 @@ def test_wrong_arguments() -> None:
         layer.width = 2.0  # type: ignore[assignment]  # what is refused
 
 
+MANY = [0.1, 14.2, 2.75, 18.1, 9.5]
+
+
+def many_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, Tensor]:
+    """Layers with 20 steps of the past, which run in Triton and as a loop, and their input."""
+    options: dict[str, Any] = {} if kind == "linear" else {"interpolation": kind, "width": 2.5}
+    torch.manual_seed(0)
+    layer = Recurrent(LIF(), N, delay=Delay(torch.tensor(MANY), max_delay=19, learn=True, **options), backend="triton")
+    with torch.no_grad():  # quarters: sums of few of them are exact in any order
+        layer.recurrent.weight.copy_((8 * layer.V).round() / 4)  # type: ignore[operator]
+    loop = copy.deepcopy(layer)
+    loop.backend = "torch"
+    x = torch.randn(24, B, N, generator=torch.Generator().manual_seed(1)) + 0.5
+    return layer.to(device), loop.to(device), x.to(device)
+
+
+def in_one_launch(kind: str, device: str) -> None:
+    layer, loop, x = many_delays(kind, device)
+    found, wanted = layer(x), loop(x)
+    assert torch.equal(found, wanted)
+    for ours, theirs in zip(gradients(layer, found), gradients(loop, wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    lines = [line for line in layer.explain().splitlines() if "the last" in line]
+    assert [line.split(": ")[1].split(",")[0] for line in lines] == ["one launch for all steps"] * 2
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kind", ["linear", "triangle"])
+@pytest.mark.long(all_but=["linear"])
+def test_gradients_of_many_delays_stay_in_one_launch(kind: str) -> None:
+    in_one_launch(kind, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["linear", "triangle"])
+def test_gradients_of_many_delays_on_a_gpu(kind: str) -> None:
+    in_one_launch(kind, "cuda")
+
+
 @pytest.mark.gpu
 @each
 def test_on_a_gpu(name: str) -> None:

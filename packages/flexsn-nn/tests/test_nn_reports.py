@@ -54,6 +54,21 @@ def test_the_network_is_as_it_was(report: object) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
+def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
+    """A call that repeats an earlier one takes a short way, which records no choice."""
+    net = nn.Sequential(LIF(), LI())
+    for _ in range(2):
+        net(X)
+    report = explain(net, X)
+    assert [layer.backend for layer in report.layers] == ["cpp", "cpp", "torch"]
+    assert report.verdict.startswith("compiled kernels run all 2 neurons")
+
+
+def test_a_network_without_inputs_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"functional\.explain\(net, x\)"):
+        explain(network())
+
+
 def test_rows_of_an_explanation(compiler: None) -> None:
     report = explain(network(), X)
     assert [layer.name for layer in report.layers] == [*NAMES, "the rest"]

@@ -62,6 +62,13 @@ def test_maxima_of_spikes(window: str, form: str, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("shape", "window"), [((1, 3, 4, 300), "3/2"), ((1, 72, 6, 8), "wide")])
+def test_several_programs_and_whole_units(shape: tuple[int, ...], window: str) -> None:
+    for form in FORMATS.values():
+        check_maximum(spikes(shape).contiguous(memory_format=form), WINDOWS[window])
+
+
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
 def test_maxima_of_any_numbers(form: str) -> None:
     x = torch.randint(-2, 3, SHAPE, generator=torch.Generator().manual_seed(0)).float()
@@ -212,7 +219,7 @@ def test_operators_follow_the_rules() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("window", ["3/2", "2/2", "dilated", "ceil"])
 def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
-    for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14)):
+    for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14), (2, 24, 9, 300)):
         x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
         check_maximum(x, WINDOWS[window])
         if window in UNDILATED:

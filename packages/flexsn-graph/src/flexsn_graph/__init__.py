@@ -29,11 +29,13 @@ from flexsn_graph.errors import (
     UnsupportedOpError,
 )
 from flexsn_graph.ir._layout import LiftedLayout
-from flexsn_graph.ir._ops import OpFacts, facts_of, known_ops, register_facts
+from flexsn_graph.ir._ops import ROW_MAX, ROW_MIN, ROW_OPS, ROW_SUM, OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph.ir._ports import Port, Role, ports
+from flexsn_graph.ir._products import convolution_weight
 from flexsn_graph.ir._random import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER, words_of_elements
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
+from flexsn_graph.passes._ends import ends_early
 from flexsn_graph.passes._linearity import is_linear, linear_part
 from flexsn_graph.passes._presence import Flag, Presence
 from flexsn_graph.passes._zero_one import not_zero_one
@@ -60,6 +62,10 @@ __all__ = [
     "ELEMENT_WORD",
     "MAX_DIMENSIONS",
     "NORMAL_NUMBER",
+    "ROW_MAX",
+    "ROW_MIN",
+    "ROW_OPS",
+    "ROW_SUM",
     "TRACE_LOCK",
     "UNIFORM_NUMBER",
     "ArgumentType",
@@ -120,7 +126,9 @@ __all__ = [
     "cells_effects",
     "cells_gradient_of",
     "continuous_nodes",
+    "convolution_weight",
     "cut_step",
+    "ends_early",
     "extract_info",
     "facts_of",
     "generate_forward_and_backward_graph",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from flexsn_nn._ranges import Ranges
 from flexsn_nn._stateful import Stateful, check_kept
 from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError
+from flexsn_runtime import delay_between, delay_by_taps, why_no_delay_kernel
 
 INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
@@ -155,6 +156,9 @@ class Delay(Stateful):
         if not torch.compiler.is_compiling():
             self.look_at_range()
         new = x if self.step_mode == "m" else x.unsqueeze(0)
+        y = self._by_kernel(new)
+        if y is not None:
+            return y if self.step_mode == "m" else y.squeeze(0)
         seen = torch.cat([self._history(new), new])
         steps = new.shape[0]  # `len` would make a number of it in torch.export
         self.states = [seen[steps:]] if self.max_delay else []
@@ -243,6 +247,52 @@ class Delay(Stateful):
         fraction = (delay - whole_steps).to(seen.dtype)
         return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
 
+    def _by_kernel(self, new: Tensor) -> Tensor | None:
+        """The delayed sequence, and keeps the last inputs; `None`: no kernel computes it."""
+        if not isinstance(self.delay, Tensor) or not self.max_delay or why_no_delay_kernel(new) is not None:
+            return None
+        flat = _flat(self.delay, new.shape[1:])
+        if flat is None:
+            return None
+        most = self.max_delay
+        past = self._history(new) if self.states else None
+        delay, inner = self._bounded(flat.delays, new.dtype), flat.inner
+        if self._spreads and self.training:
+            y = delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
+        elif self._spreads:
+            y = delay_between(new, past, delay.detach().round().int(), None, inner, most)
+        else:
+            whole = self._whole_steps(delay)
+            y = delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
+        if len(new) >= most:
+            self.states = [new[len(new) - most :].clone()]  # the input is the caller's to write to
+        else:
+            before = self._history(new) if past is None else past
+            self.states = [torch.cat([before[len(new) :], new])]
+        return y
+
+    def _taps(self, delay: Tensor) -> Tensor:
+        """`[size] -> [max_delay + 1, size]`: the weight of the value so many steps ago."""
+        width, distance = self._distances(delay)
+        if self.interpolation == "triangle":
+            return (width - distance.abs()).clamp(min=0) / (width * width)
+        nearest = delay.detach().round() - delay
+        weights = torch.exp((nearest * nearest - distance * distance) / (2 * width * width))
+        return weights / weights.sum(0)
+
+    def _slopes(self, delay: Tensor) -> Tensor:
+        """Derivatives of `_taps` by the delay."""
+        width, distance = self._distances(delay)
+        if self.interpolation == "triangle":
+            return distance.sign() * (distance.abs() <= width) / (width * width)
+        taps, slopes = self._taps(delay), distance / (width * width)
+        return taps * (slopes - (taps * slopes).sum(0))
+
+    def _distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
+        """The width, and how far whole steps are from the delay, `[max_delay + 1, size]`."""
+        steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
+        return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
+
     def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
         """Whole delays, each its own."""
         step = seen.shape[1:]
@@ -256,6 +306,29 @@ class Delay(Stateful):
         shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
         spread = f", interpolation={self.interpolation!r}, width={float(self.width):.4g}" if self._spreads else ""
         return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}"
+
+
+class _Flat(NamedTuple):
+    """Delays of a step's elements: element `e` has number `e // inner % len(delays)`."""
+
+    delays: Tensor
+    inner: int
+
+
+def _flat(delay: Tensor, step: Sequence[int]) -> _Flat | None:
+    """The delays of a step, in one dimension; `None`: they do not broadcast to it."""
+    if delay.dim() > len(step):
+        return None
+    shape = (1,) * (len(step) - delay.dim()) + tuple(delay.shape)
+    if any(size not in (1, whole) for size, whole in zip(shape, step, strict=True)):
+        return None
+    own = [i for i, size in enumerate(shape) if size != 1]
+    if not own:
+        return _Flat(delay.reshape(1), 1)
+    first, last = own[0], own[-1]
+    if shape[first : last + 1] == tuple(step[first : last + 1]):
+        return _Flat(delay.reshape(-1), math.prod(step[last + 1 :]))
+    return _Flat(delay.expand(step).reshape(-1), 1)
 
 
 _NO_WIDTH = "interpolation is 'linear', which has no width: give interpolation='gaussian' or 'triangle'."

@@ -63,6 +63,9 @@ _PHASES = {
 }
 
 
+_PLURALS = {"product": "products", "convolution": "convolutions", "reduction of rows": "reductions"}
+
+
 def products(program: ScanProgram) -> list[str]:
     """Lines for each product with a matrix and each reduction of rows, for each set of shapes and dtypes."""
     lines = []
@@ -70,20 +73,20 @@ def products(program: ScanProgram) -> list[str]:
         if isinstance(step, RecurrentSpecialization):
             staged = step.trace.forward
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
-            kinds = {product.is_reduction for product in staged.products}
-            what = "products" if True not in kinds else "products and reductions" if False in kinds else "reductions"
+            kinds = {product.kind for product in staged.products}
+            what = " and ".join(several for kind, several in _PLURALS.items() if kind in kinds)
+            before = "" if "reduction of rows" in kinds else " before"
             lines.append(
                 f"{what} in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, "
                 f"but one launch for all steps, or launches step by step ({count} of kernels, and a library's "
-                f"{what}), because one element needs others of the step" + (" before" if True not in kinds else "")
+                f"{what}), because one element needs others of the step{before}"
             )
             lines += [f"  the last {direction}: {what}" for direction, what in sorted(step.loops.told.items())]
             for product in staged.products:
                 where = "" if product.location is None else f", {product.location}"
                 sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)
                 when = _PHASES[product.phase]
-                if product.is_reduction:
-                    when = when.replace("one product", "one reduction of rows")
+                when = when.replace("product", product.kind)
                 lines.append(f"  {product.name} {sizes}: {when}{where}")
     return lines
 

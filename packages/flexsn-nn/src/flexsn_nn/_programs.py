@@ -146,6 +146,16 @@ class Programs:
             allowed,
             residuals=self._residuals,
             on_cpu=on_cpu,
+            counts_down=_counts_down(counts.inputs, self._counts.inputs, transforms),
             bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
         )
         return StepProgram(core, requires_grad, scan, key, stand_ins)
+
+
+def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
+    """For each input, True if it counts down; empty: none does."""
+    if not any(transform.counts_down for transform in transforms):
+        return ()
+    added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
+    assert len(added) == num_inputs - of_core
+    return (*(False,) * of_core, *added)

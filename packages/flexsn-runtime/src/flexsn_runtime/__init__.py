@@ -37,6 +37,7 @@ from flexsn_runtime.compat._wrappers import (
     flexsn_inference,
     flexsn_inference_final_state,
 )
+from flexsn_runtime.delays import delay_between, delay_by_taps, why_no_delay_kernel
 from flexsn_runtime.errors import (
     BackendUnavailableError,
     CapturedTensorError,
@@ -143,6 +144,8 @@ __all__ = [
     "build_inference_kernel",
     "build_training_kernels",
     "completed_scan",
+    "delay_between",
+    "delay_by_taps",
     "fewest_multiplications",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
@@ -180,6 +183,7 @@ __all__ = [
     "triton_interpreted",
     "tune",
     "unpack_numbers",
+    "why_no_delay_kernel",
     "why_no_kernel",
     "why_refused",
     "why_slow_product",

@@ -15,7 +15,7 @@ from flexsn_codegen.errors import ArgumentError, SignatureError
 
 # Structures are tuples of texts and constants: hashable, and nothing a compiler could not have as a constant.
 # ("tensor",) and ("float",), ("int",) are filled in, in order; ("constant", type, value); ("tuple" | "list", *parts);
-# ("dict", *(key, part)).
+# ("named", parts, type); ("dict", *(key, part)).
 Structure = tuple[Any, ...]
 
 
@@ -58,6 +58,9 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
         return ("tuple" if type(value) is tuple else "list", inner)
     if type(value) is dict:
         return ("dict", tuple([(key, _taken(name, f"{where}[{key!r}]", part, parts)) for key, part in value.items()]))
+    if isinstance(value, tuple) and hasattr(type(value), "_make"):  # named
+        inner = tuple([_taken(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
+        return ("named", inner, type(value))
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
         "dtypes and None become part of it. Lists, tuples and dicts may hold all these. Turn a number of another kind "
@@ -155,6 +158,8 @@ def put_together(
         if kind == "dict":
             return {key: made(inner) for key, inner in part[1]}
         inner = [made(one) for one in part[1]]
+        if kind == "named":
+            return part[2]._make(inner)
         return tuple(inner) if kind == "tuple" else inner
 
     _, positional, named = structure

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import hint_of
 from flexsn_codegen.core._core import emit_core
+from flexsn_codegen.core._rows import emit_rows
 from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError
 from flexsn_codegen.functions._calls import Structure, put_together, results_apart, results_together
 from flexsn_codegen.functions._captured import Captured
@@ -30,6 +31,7 @@ from flexsn_graph import (
     TRACE_LOCK,
     ArgumentType,
     CellGraph,
+    CellStep,
     Effects,
     MutationError,
     NothingCutError,
@@ -239,18 +241,9 @@ class Kernel:
 
         def trace(notes: Notes) -> tuple[PointwiseGraph | CellGraph, list[CoreSource], object]:
             graph, steps, structure = self._graph(self._bind(notes), types, tensors, shapes)
-            sources = [
-                emit_core(
-                    step,
-                    self.name,
-                    prune=True,
-                    precision=self.numerics.precision,
-                    fast_math=self.numerics.fast_math,
-                    target=target,
-                    numbers=PREFIX if notes.numbers else None,
-                )
-                for step in steps
-            ]
+            numbers = PREFIX if notes.numbers else None
+            cells = graph.steps if isinstance(graph, CellGraph) else (None,)
+            sources = [self._source(*pair, target, numbers) for pair in zip(steps, cells, strict=True)]
             return graph, sources, structure
 
         try:
@@ -265,6 +258,19 @@ class Kernel:
         cells = graph.steps if isinstance(graph, CellGraph) else (None,)
         steps = [TracedStep(*step) for step in zip(sources, slots, cells, strict=True)]
         return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes)
+
+    def _source(self, step: StepGraph, cells: CellStep | None, target: Target, numbers: str | None) -> CoreSource:
+        if cells is not None and cells.rows:
+            return emit_rows(step, self.name, cells.whole, numerics=self.numerics, target=target, numbers=numbers)
+        return emit_core(
+            step,
+            self.name,
+            prune=True,
+            precision=self.numerics.precision,
+            fast_math=self.numerics.fast_math,
+            target=target,
+            numbers=numbers,
+        )
 
     def _graph(
         self,

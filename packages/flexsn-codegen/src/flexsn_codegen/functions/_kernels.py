@@ -18,6 +18,7 @@ from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_on
 from flexsn_codegen.functions._layout import plan_layout
 from flexsn_codegen.source._numerics import Numerics
+from flexsn_codegen.targets import Target
 from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
 # Kernels that cut are kept for as many kinds of calls.
@@ -85,12 +86,18 @@ class Kernels:
         return None if found is None or captured is None else (found, captured)
 
     def cut_after(
-        self, error: Exception, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
+        self,
+        error: Exception,
+        structure: Structure,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[Any],
+        target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         """The kernel that cuts for such a call, and the captured tensors.
 
         Args:
             error: the reason why there is no kernel on whole tensors.
+            target: what it is written in; by default, what the tensors' device needs.
 
         Raises:
             The reason why it is a kernel of neither kind.
@@ -104,7 +111,7 @@ class Kernels:
             every = [*tensors, *captured]
             check_tensors(self.name, every)
             wanted = [grad and t.requires_grad for t in every]
-            cut.variant(every, numbers, wanted, target_on(every[0].device, self.name))
+            cut.variant(every, numbers, wanted, target or target_on(every[0].device, self.name))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:

@@ -90,10 +90,14 @@ class Launcher:
         kernel: from `Target.compile`.
         like: tensors as in each call, in the order of the kernel's parameters.
         numel: the number of elements.
+        block: elements of a program in Triton; warps: of it on a GPU.
     """
 
-    def __init__(self, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool) -> None:
+    def __init__(
+        self, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool, block: int = BLOCK, warps: int = 4
+    ) -> None:
         self._kernel, self._numel, self._fast_math = kernel, numel, fast_math
+        self._block, self._warps = block, warps
         self._device = like[0].device
         self._in_cpp: Callable[[Sequence[int]], None] | None = None
         if isinstance(kernel, CppKernel):
@@ -119,6 +123,8 @@ class Launcher:
             self._in_cpp([*places, *numbers, torch.get_num_threads()])
         elif interpreted():
             block = min(1 << (self._numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
+            if self._block > BLOCK:
+                block = max(block, self._block)
             with interpreting():
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
@@ -134,11 +140,11 @@ class Launcher:
                 again(tensors)
                 return
             options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
-            grid = (-(-self._numel // BLOCK),)
-            compiled = self._kernel[grid](*tensors, *numbers, BLOCK=BLOCK, **options)
+            grid = (-(-self._numel // self._block),)
+            compiled = self._kernel[grid](*tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options)
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
-        self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, BLOCK), self._device)
+        self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, self._block), self._device)
 
 
 # Of one repeated call: its numbers may be others every time.

@@ -17,7 +17,7 @@ from torch import Tensor
 from flexsn_codegen.errors import ArgumentError
 from flexsn_codegen.functions._follow import Conditions, hold, integers
 from flexsn_codegen.functions._host_numbers import Expression
-from flexsn_codegen.functions._launch import Launcher
+from flexsn_codegen.functions._launch import BLOCK, Launcher
 from flexsn_codegen.functions._layout import plan_layout
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, StepGraph
@@ -160,6 +160,8 @@ class PlannedLaunch:
     Attributes:
         step: the number of the trace's step.
         integers: the kernel's, without those of the numbers, which come last.
+        numel: the number of elements, with what rows are padded by.
+        block, warps: of a program on a GPU.
     """
 
     step: int
@@ -168,6 +170,8 @@ class PlannedLaunch:
     integers: list[int]
     numel: int
     fast_math: bool
+    block: int = BLOCK
+    warps: int = 4
     _launcher: Launcher | None = None
 
     def tensors(self, every: Sequence[Tensor]) -> list[Tensor]:
@@ -187,7 +191,9 @@ class PlannedLaunch:
         launcher = self._launcher
         if launcher is None or not launcher.serves(tensors[0].device):
             kernel = self.built.compiled()
-            launcher = self._launcher = Launcher(kernel, tensors, self.numel, fast_math=self.fast_math)
+            launcher = self._launcher = Launcher(
+                kernel, tensors, self.numel, fast_math=self.fast_math, block=self.block, warps=self.warps
+            )
         launcher(tensors, [*self.integers, *words])
 
 
@@ -210,10 +216,9 @@ class Summed:
 
     def run(self, new: Sequence[Tensor]) -> None:
         """Sums."""
-        terms, place = new[self.terms], self.part.view(new[self.result], self.shape)
-        for axis in reversed(self.axes):
-            place = place.select(axis, 0) if self.shape[axis] else place.squeeze(axis)
-        place.copy_(terms.sum(self.axes, dtype=terms.dtype))
+        terms, once = new[self.terms], [1 if i in self.axes else n for i, n in enumerate(self.shape)]
+        place = self.part.view(new[self.result], once)
+        place.copy_(terms.sum(self.axes, dtype=terms.dtype, keepdim=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +330,12 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
         for part, dtype in zip(step.outputs, step.dtypes, strict=True):
             axes = graph.results[part.tensor].summed
             if axes:
-                sums.append(Summed(len(new), part.tensor, part, shape, axes))
-                outputs.append(_View(Operand(len(tensors) + len(new)), _dense(shape, dtype).strides))
-                new.append(_dense(shape, dtype))
+                written = shape if step.is_whole(part) else (*shape[:-1], 1)
+                terms = _dense(written, dtype)
+                sums.append(Summed(len(new), part.tensor, part, written, axes))
+                strides = terms.strides if written == shape else (*terms.strides[:-1], 0)
+                outputs.append(_View(Operand(len(tensors) + len(new)), strides))
+                new.append(terms)
             else:
                 made = new[part.tensor]
                 memory = torch.empty_strided(made.shape, made.strides, device="meta")
@@ -369,13 +377,24 @@ def _launch(
     numel = math.prod(shape)
     core = step.source
     views = [*(inputs[port.index] for port in core.arguments), *outputs]
-    # Outermost first. Dimensions of one element are nowhere.
-    walked = [d for d in sorted(range(len(shape)), key=lambda d: -order[d]) if shape[d] != 1]
-    layouts, numbers = core.target.walk([shape[d] for d in walked], [[v.strides[d] for d in walked] for v in views])
+    # Outermost first. Dimensions of one element are nowhere, but for rows.
+    rows = bool(core.stages)
+    leading = range(len(shape) - rows)
+    walked = [d for d in sorted(leading, key=lambda d: -order[d]) if shape[d] != 1]
+    walked += [len(shape) - 1] if rows else []
+    sizes, strides = [shape[d] for d in walked], [[v.strides[d] for d in walked] for v in views]
+    walk = core.target.walk_rows if rows else core.target.walk
+    layouts, numbers = walk(sizes, strides)
     key = (layouts, may_overlap)
     built = step.built.get(key)
     if built is None:
-        source = core.target.pointwise(f"{trace.name}_kernel", core, layouts, may_overlap=may_overlap)
+        write = core.target.row_kernel if rows else core.target.pointwise
+        source = write(f"{trace.name}_kernel", core, layouts, may_overlap=may_overlap)
         built = step.built[key] = Built(source)
     operands = tuple(view.operand for view in views)
+    if rows:
+        count = math.prod(shape[:-1])
+        width, warps = core.target.padded_row(shape[-1])
+        block = max(BLOCK, width)
+        return PlannedLaunch(number, built, operands, [count, *numbers], count * width, trace.fast_math, block, warps)
     return PlannedLaunch(number, built, operands, [numel, *numbers], numel, trace.fast_math)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
-from flexsn_codegen.errors import AutogradError, SignatureError, TransformError
+from flexsn_codegen.errors import OF_A_CALL, AutogradError, SignatureError, TransformError
 from flexsn_codegen.functions._calls import take_apart, take_lists_apart
 from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
 from flexsn_codegen.functions._foreach import OverLists
@@ -261,8 +261,17 @@ class Pointwise(Generic[P, R]):
         Args:
             target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
         """
-        kernel, tensors, numbers = self._known(args, kwargs)
-        return kernel.sources(tensors, numbers, target)[0]
+        try:
+            kernel, tensors, numbers = self._known(args, kwargs)
+            return kernel.sources(tensors, numbers, target)[0]
+        except OF_A_CALL:
+            raise
+        except Exception as error:
+            structure, parts = take_apart(self._name, args, kwargs)
+            if not parts.tensors:
+                raise
+            cut, captured = self._kernels.cut_after(error, structure, parts.tensors, parts.numbers, target)
+        return cut.sources([*parts.tensors, *captured], parts.numbers, target)[0]
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for such arguments."""

@@ -15,6 +15,10 @@ _PHRASES = (
         "returns",
         "Pass it as an argument, and return its new value",
     ),
+    (
+        r"normal_like, uniform_like or bernoulli_like of flexsn_nn\.random, whose numbers are the same each time",
+        "normal or uniform of flexsn_codegen.random, whose numbers are the same each time",
+    ),
     (r"an input, a state, a captured tensor", "an argument, a captured tensor"),
     (r"in-place ops on values that the core made in the step", "in-place ops on values that {name} made"),
     (r"and pass them as an input", "and pass them as an argument"),

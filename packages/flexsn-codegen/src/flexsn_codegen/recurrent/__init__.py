@@ -5,7 +5,16 @@ Languages write it: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
 
 from __future__ import annotations
 
-from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall, loop_of
+from flexsn_codegen.recurrent._loop import (
+    Exchange,
+    Loop,
+    Multiply,
+    NotOneLaunchError,
+    Reduce,
+    StageCall,
+    exact_values,
+    loop_of,
+)
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, memory_of, two_strides
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "Reduce",
     "StageCall",
     "ValueLayout",
+    "exact_values",
     "loop_of",
     "memory_of",
     "two_strides",

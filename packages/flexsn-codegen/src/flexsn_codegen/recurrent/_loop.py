@@ -20,6 +20,10 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # More than those are spilled: 32 of them to some kilobytes of a thread.
 _MOST_CARRIED = 16
+# Where there are more, those that no product reads go from step to step in memory, but for a few.
+_MOST_BESIDE_RING = 4
+# Each is loaded, and written out in the source: more take minutes to compile.
+_MOST_IN_RING = 128
 # What is reduced in a program; by those that give one of the values, half dtypes, too.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
@@ -143,6 +147,7 @@ class Loop:
         num_rows: the product of its other sizes.
         parts: in order.
         carried: the values that go from step to step, their width and dtype.
+        ring: those of them that do so in memory, and not in registers. Each program has its own elements of them.
         exchanges: in the order of the products that read them.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
@@ -157,6 +162,7 @@ class Loop:
     lasting: frozenset[Port]
     absent: frozenset[Port]
     shifted: frozenset[Port]
+    ring: frozenset[Port] = frozenset()
 
     @property
     def has_reductions(self) -> bool:
@@ -188,6 +194,8 @@ class _Analysis:
         products = [part for part in self._parts if isinstance(part, Product)]
         if not self._parts:
             raise NotOneLaunchError("nothing is in the loop over time")
+        if any(product.is_convolution for product in products):
+            raise NotOneLaunchError("convolutions are a library's")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # what stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
@@ -206,9 +214,15 @@ class _Analysis:
             else:
                 parts.append(self._reduce(part) if part.is_reduction else self._multiply(part))
         carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
-        if len(carried) > _MOST_CARRIED:
+        ring = self._ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
+        if len(ring) > _MOST_IN_RING:
             raise NotOneLaunchError(
-                f"{len(carried)} values go from step to step, and registers hold {_MOST_CARRIED} of them"
+                f"{len(ring)} values go from step to step in memory, and a kernel has {_MOST_IN_RING} of them at most"
+            )
+        if len(carried) - len(ring) > _MOST_CARRIED:
+            raise NotOneLaunchError(
+                f"{len(carried) - len(ring)} values go from step to step in registers, which hold {_MOST_CARRIED} of "
+                "them"
             )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:
@@ -220,7 +234,19 @@ class _Analysis:
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
         shifted = frozenset(self._staged.shifts)
-        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted)
+        return Loop(
+            width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted, ring
+        )
+
+    def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
+        """What goes from step to step in memory: of what stages alone read, all but the first few that a step reads."""
+        combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
+        first = {port: len(parts) for port in self._carried - combined}
+        for i, part in reversed(list(enumerate(parts))):
+            if isinstance(part, StageCall):
+                first |= {read.port: i for read in part.reads if isinstance(read, Columns) and read.port in first}
+        in_order = sorted(first, key=lambda port: (first[port], -port.index))
+        return frozenset(in_order[_MOST_BESIDE_RING:])
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -384,6 +410,7 @@ class _Analysis:
 
     def _exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
         found: dict[Port, Exchange] = {}
+        exact = exact_values(self._staged)
         for part in parts:
             if isinstance(part, Multiply) and part.operand.port not in found:
                 port = part.operand.port
@@ -392,20 +419,22 @@ class _Analysis:
                     pieces = [w for p in parts if isinstance(p, StageCall) for w in p.writes if w and w.port == port]
                     if sum(piece.width for piece in pieces) != width:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
-                found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
+                found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
 
-    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply | Reduce]) -> bool:
-        outputs: list[fx.Node] = []
-        for part in parts:
-            if not isinstance(part, StageCall):
-                if part.port == port:
-                    return False
-                continue
-            results = next(n for n in reversed(part.stage.graph.graph.nodes) if n.op == "output").args[0]
-            outputs += [r for r, w in zip(results, part.writes, strict=True) if w is not None and w.port == port]
-        bounds = [_integer_bound(node) for node in outputs]
-        return bool(bounds) and all(bound is not None and bound <= _MOST_EXACT for bound in bounds)
+
+def exact_values(staged: StagedStep) -> frozenset[Port]:
+    """The values of which every number that the step writes is one of bfloat16: whole numbers of a few bits."""
+    found: dict[Port, bool] = {}
+    for part in staged.parts:
+        if isinstance(part, Stage):
+            for node, view in zip(part.graph.entries, part.writes, strict=True):
+                bound = _integer_bound(node)
+                exact = bound is not None and bound <= _MOST_EXACT
+                found[view.source] = found.get(view.source, True) and exact
+        else:
+            found[part.result.source] = False
+    return frozenset(port for port, exact in found.items() if exact)
 
 
 def _integer_bound(node: Any) -> float | None:

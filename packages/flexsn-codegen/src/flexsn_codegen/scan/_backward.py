@@ -3,6 +3,8 @@
 Recomputing (the default): per chunk of `K` steps, from the last to the first, load the state before it and its
 inputs, compute the chunk's states again, then walk back through the step's VJP. What is left of `T` is a chunk whose
 last steps are masked: the gradients pass them unchanged. Saving: the VJP takes the kept intermediates instead.
+
+Where inputs count down, a program begins with the last of its elements that has not ended, as in the forward.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 
+from flexsn_codegen.scan._forward import count, counting, load_counts
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
@@ -83,8 +86,11 @@ class BackwardTemplate:
     def _whole(self) -> None:
         """From the last step to the first."""
         w = self._writer
-        w.integer("chunks", f"T // {self._spec.chunk}")
-        self._walk()
+        if self._counting:
+            self._walk_lengths()
+        else:
+            w.integer("chunks", f"T // {self._spec.chunk}")
+            self._walk()
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
 
@@ -108,8 +114,47 @@ class BackwardTemplate:
             w.integer("c", f"{self._behind} - 1 - i")
             self._chunk("c", chunk)
 
+    def _walk_lengths(self) -> None:
+        """All steps, where inputs count down."""
+        w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
+        w.bounds("least", "largest", list(self._counting.values()))
+        w.integer("whole", f"least // {chunk}")
+        w.integer("behind", f"({'largest' if ends else 'T'} + {chunk - 1}) // {chunk}")
+        if ends:
+            self._skip(chunk)
+        for param in self._moving():
+            w.point(param, "behind", chunk)
+        with w.loop("j", "whole", "behind"):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.integer("c", "behind - 1 - (j - whole)")
+            w.integer("left", f"T - c * {chunk}")
+            self._chunk("c", chunk, partial=True)
+        with w.loop("i", "0", "whole", self._spec.stages):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.integer("c", "whole - 1 - i")
+            self._chunk("c", chunk)
+
+    def _skip(self, chunk: int) -> None:
+        """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
+        w = self._writer
+        if self._grad_state_seqs:
+            with w.loop("n", f"behind * {chunk}", "T"):
+                w.integer("t", f"T - 1 - (n - behind * {chunk})")
+                for i, param in self._grad_state_seqs.items():
+                    w.load(f"arriving_{i}", param, w.row(param, "t"))
+                    w.accumulate(f"grad_state_{i}", f"arriving_{i}")
+        if self._grad_inputs:
+            with w.loop("t", f"behind * {chunk}", "T"):
+                w.assign("ended", w.zeros(torch.float32))
+                for param in self._grad_inputs.values():
+                    w.store(param, "ended", w.row(param, "t"))
+
     def _declare_inputs(self) -> None:
-        self._inputs = self._writer.add_inputs(self._spec.inputs, self._used)
+        layouts = self._spec.inputs
+        self._inputs = self._writer.add_inputs(layouts, self._used | counting(layouts))
+        self._counting = load_counts(self._writer, layouts, self._inputs)
 
     def _declare_lifted(self) -> None:
         """And what is the same in each step."""
@@ -162,7 +207,7 @@ class BackwardTemplate:
 
     def _moving(self) -> list[Port]:
         return [
-            *self._inputs.values(),
+            *(param for i, param in self._inputs.items() if i not in self._counting),
             *self._saved.values(),
             *self._grad_outputs.values(),
             *self._grad_state_seqs.values(),
@@ -173,6 +218,8 @@ class BackwardTemplate:
         """Walks back through so many steps from where the pointers are; `partial`: through the first `left` of them."""
         self._load_states(number)
         for k in range(steps):
+            for i, name in self._counting.items():
+                count(self._writer, f"input_{i}_{k}", name, f"{number} * {self._spec.chunk} + {k}" if partial else None)
             self._load_step(k, self._exists(k, partial))
         if self._needed_states:
             for k in range(steps - 1):
@@ -196,7 +243,8 @@ class BackwardTemplate:
     def _load_step(self, k: int, exists: str | None) -> None:
         w = self._writer
         for i, param in self._inputs.items():
-            w.load(f"input_{i}_{k}", param, w.at(param, k), exists)
+            if i not in self._counting:
+                w.load(f"input_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._saved.items():
             w.load(f"saved_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_outputs.items():

@@ -3,14 +3,21 @@
 Per chunk of `K` steps: issue the loads of all `K` inputs, then compute and store step by step. A store may alias a
 later load, so the compiler would not move loads up by itself. With several stages, the loads of later chunks are under
 way while one is computed. What is left of `T` goes step by step.
+
+Inputs that count down (lengths of sequences) are a number for each element, loaded once. In chunks in which all are
+above 0 they are a constant, so that what depends on it vanishes. A program ends with the last of its elements; what is
+behind is zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_codegen.source._source import CoreSource, InputLayout, KernelSource
+from flexsn_codegen.targets._base import KernelWriter
 from flexsn_graph import Port, Role
 
 
@@ -24,6 +31,32 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
         spec: what is read and written, and how.
     """
     return ForwardTemplate(core, spec).write(name)
+
+
+def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
+    """The inputs that count down. Kernels take them whatever the step does: they say where programs end."""
+    return frozenset(Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down)
+
+
+def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
+    """Loads the inputs that count down, as they are at the first step; returns their names, by number."""
+    names = {i: f"count_{i}" for i in inputs if layouts[i].counts_down}
+    for i, name in names.items():
+        w.load(name, inputs[i])
+    return names
+
+
+def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
+    """Names an input that counts down.
+
+    Args:
+        first: its value at the first step.
+        step: a scalar; `None`: one in which the value is above 0 at all elements.
+    """
+    if step is None:
+        w.assign(name, f"{w.zeros(torch.int32)} + 1")
+    else:
+        w.less(name, first, step)
 
 
 class ForwardTemplate:
@@ -41,10 +74,13 @@ class ForwardTemplate:
         self._declare()
         for param in self._moving():
             w.point(param)
-        w.integer("chunks", f"T // {chunk}")
-        self._whole_chunks(chunk)
-        if spec.rest and chunk > 1:
-            self._rest(chunk)
+        if self._counting:
+            self._walk_lengths(chunk)
+        else:
+            w.integer("chunks", f"T // {chunk}")
+            self._whole_chunks(chunk)
+            if spec.rest and chunk > 1:
+                self._rest(chunk)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
@@ -60,10 +96,48 @@ class ForwardTemplate:
                 self._step(k)
             self._move(chunk)
 
-    def _rest(self, chunk: int) -> None:
+    def _walk_lengths(self, chunk: int) -> None:
+        """All steps, where inputs count down."""
+        w, segment = self._writer, self._spec.segment
+        w.bounds("least", "largest", list(self._counting.values()))
+        w.integer("chunks", f"least // {chunk}")
+        self._whole_chunks(chunk)
+        ends = self._spec.ends
+        w.integer("behind", f"(largest + {chunk - 1}) // {chunk}" if ends else f"T // {chunk}")
+        with w.loop("c", "chunks", "behind"):
+            w.integer("begun", f"c * {chunk}")
+            exists = [f"begun + {k} < T" if ends else None for k in range(chunk)]
+            self._load_inputs(chunk, "begun", exists)
+            for k in range(chunk):
+                if self._checkpoints and k % segment == 0:
+                    row = f"c * {chunk // segment} + {k // segment - 1}"
+                    conditions = [condition for condition in (None if k else "c > 0", exists[k]) if condition]
+                    self._write_checkpoints(row, " & ".join(f"({one})" for one in conditions) or None)
+                self._step(k, exists[k])
+            self._move(chunk)
+        if ends:
+            with w.loop("t", f"behind * {chunk}", "T"):
+                self._write_zeros()
+        elif self._spec.rest and chunk > 1:
+            self._rest(chunk, "behind")
+
+    def _write_zeros(self) -> None:
+        """A step after the end of all elements."""
+        w = self._writer
+        w.assign("ended", w.zeros(torch.float32))
+        for param in self._outputs.values():
+            w.store(param, "ended", w.at(param))
+        for i, param in self._state_seqs.items():
+            w.store(param, f"state_{i}", w.at(param))
+        for param in self._bits.values():
+            w.store_bits(param, "ended", w.at(param))
+        for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
+            w.move(param, 1)
+
+    def _rest(self, chunk: int, chunks: str = "chunks") -> None:
         segment = self._spec.segment
-        with self._writer.loop("t", f"chunks * {chunk}", "T", self._spec.stages):
-            self._load_inputs(1)
+        with self._writer.loop("t", f"{chunks} * {chunk}", "T", self._spec.stages):
+            self._load_inputs(1, "t")
             if self._checkpoints:
                 self._write_checkpoints(f"t // {segment} - 1", f"(t > 0) & (t % {segment} == 0)")
             self._step(0)
@@ -76,7 +150,8 @@ class ForwardTemplate:
     def _declare_read(self) -> None:
         w, spec = self._writer, self._spec
         self._numbers = w.add_numbers(self._core)
-        self._inputs = w.add_inputs(spec.inputs, self._used)
+        self._inputs = w.add_inputs(spec.inputs, self._used | counting(spec.inputs))
+        self._counting = load_counts(w, spec.inputs, self._inputs)
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
         for i, dtype in enumerate(spec.state_dtypes):
@@ -101,18 +176,27 @@ class ForwardTemplate:
 
     def _moving(self) -> list[Port]:
         return [
-            *self._inputs.values(),
+            *(param for i, param in self._inputs.items() if i not in self._counting),
             *self._outputs.values(),
             *self._state_seqs.values(),
             *self._saved.values(),
             *self._bits.values(),
         ]
 
-    def _load_inputs(self, steps: int) -> None:
+    def _load_inputs(self, steps: int, begun: str | None = None, exists: Sequence[str | None] = ()) -> None:
+        """Loads so many steps.
+
+        Args:
+            begun: the first one, as a scalar; `None`: all counts are above 0 in these steps.
+            exists: for each step, the condition under which it exists; by default, all do.
+        """
         w = self._writer
         for k in range(steps):
             for i, param in self._inputs.items():
-                w.load(f"input_{i}_{k}", param, w.at(param, k))
+                if i in self._counting:
+                    count(w, f"input_{i}_{k}", self._counting[i], None if begun is None else f"{begun} + {k}")
+                else:
+                    w.load(f"input_{i}_{k}", param, w.at(param, k), exists[k] if exists else None)
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
         """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
@@ -126,17 +210,17 @@ class ForwardTemplate:
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
         self._writer.call(results, self._core, [*arguments, *self._numbers])
 
-    def _step(self, k: int) -> None:
+    def _step(self, k: int, exists: str | None = None) -> None:
         w = self._writer
         self._compute(k)
         for i, param in self._outputs.items():
-            w.store(param, f"output_{i}", w.at(param, k))
+            w.store(param, f"output_{i}", w.at(param, k), exists)
         for i, param in self._state_seqs.items():
-            w.store(param, f"state_{i}", w.at(param, k))
+            w.store(param, f"state_{i}", w.at(param, k), exists)
         for i, param in self._saved.items():
-            w.store(param, f"saved_{i}", w.at(param, k))
+            w.store(param, f"saved_{i}", w.at(param, k), exists)
         for i, param in self._bits.items():
-            w.store_bits(param, f"output_{i}", w.at(param, k))
+            w.store_bits(param, f"output_{i}", w.at(param, k), exists)
 
     def _move(self, steps: int) -> None:
         for param in self._moving():

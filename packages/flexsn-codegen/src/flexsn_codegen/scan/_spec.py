@@ -21,6 +21,8 @@ class ForwardSpec:
         lifted: layout of each lifted tensor.
         lifted_like: for each, the first one whose layout has the same numbers, so that a program computes where its
             elements are once for both. Empty: not known.
+        ends: where all inputs that count down are 0 or less, outputs are zeros and states stay as they are. Programs
+            end with the last of their elements then. A backward needs the same.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
         segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
@@ -48,6 +50,7 @@ class ForwardSpec:
     strided: Strided = ()
     bits: tuple[bool, ...] = ()
     lifted_like: tuple[int, ...] = ()
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class BackwardSpec:
     """A backward scan.
 
     Attributes:
-        inputs, states, state_dtypes, lifted, lifted_like: as in the forward.
+        inputs, states, state_dtypes, lifted, lifted_like, ends: as in the forward.
         num_outputs: number of outputs of the step.
         grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
@@ -101,3 +104,4 @@ class BackwardSpec:
     flags: tuple[Flag, ...] = ()
     lifted_like: tuple[int, ...] = ()
     rows: bool = False
+    ends: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flexsn_codegen._torch_private_ops import OpOverload
 from flexsn_codegen.source._numbers import Number
 from flexsn_graph import Port
 
@@ -26,10 +27,18 @@ DENSE: StepLayout = -1
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """`step`: layout within a step; `strided_time`: the stride of time is an argument, else it is `NCL`."""
+    """Layout of a sequence.
+
+    Attributes:
+        step: layout within a step.
+        strided_time: the stride of time is an argument, else it is `NCL`.
+        counts_down: memory holds one step, int32, and the value at step `t` is less than that by `t`. Only its sign
+            counts: kernels may put 1 for any value above 0.
+    """
 
     step: StepLayout = DENSE
     strided_time: bool = False
+    counts_down: bool = False
 
 
 Strided = tuple[tuple[Port, InputLayout], ...]
@@ -48,6 +57,7 @@ class CoreSource:
         target: what it is written for.
         numbers: what it takes behind its arguments. The name and the source do not depend on their values.
         once: what it takes behind those; `None`: nothing.
+        stages: of a function that reduces rows, its parts, whose functions `source` has; `name` is none of them.
     """
 
     name: str
@@ -57,11 +67,29 @@ class CoreSource:
     target: Target
     numbers: tuple[Number, ...] = ()
     once: Once | None = None
+    stages: tuple[RowStage, ...] = ()
 
     @property
     def integers(self) -> dict[str, int]:
         """What a kernel made of it takes for the numbers, by the names of its arguments."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RowStage:
+    """A part of a function that reduces rows: what it computes is reduced, or written.
+
+    Attributes:
+        core: the function of one element. Of role `LIFTED` it takes what earlier stages reduced, counted over all.
+        reductions: of each of its results, by which op and as which dtype; none: they are written.
+        written: which results of the whole function its results are.
+        whole: they have an element for each of a row; else there is one for the row.
+    """
+
+    core: CoreSource
+    reductions: tuple[tuple[OpOverload, torch.dtype], ...] = ()
+    written: tuple[Port, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

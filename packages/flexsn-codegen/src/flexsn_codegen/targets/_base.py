@@ -125,6 +125,7 @@ class Target(ABC):
             would not move it there.
         rows: whether programs can walk rows of a step.
         segments: True if programs can walk segments of time side by side.
+        reduces_rows: True if it has kernels that reduce rows (`row_kernel`).
         rules: how each op is written.
     """
 
@@ -134,6 +135,7 @@ class Target(ABC):
     once: bool = False
     rows: bool = False
     segments: bool = False
+    reduces_rows: bool = False
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -199,6 +201,23 @@ class Target(ABC):
         for port in results:
             w.store(port, port.name)
         return w.finish(name, [core], "One program: BLOCK elements.")
+
+    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        """As `walk`, for a kernel that reduces the last dimension, of which alone the size may be one."""
+        raise NotImplementedError
+
+    def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        """As `pointwise`, of a function that reduces rows: `N` is their number.
+
+        Args:
+            core: with stages.
+            layouts: from `walk_rows`.
+        """
+        raise NotImplementedError
+
+    def padded_row(self, width: int) -> tuple[int, int]:
+        """How many elements a row of `width` takes of a program, and the warps of a program on a GPU."""
+        return width, 4
 
     def approximated(self, text: str, approximate: Approximate) -> str:
         """The text of an op with approximate functions in place of others; by default, there are none."""
@@ -418,7 +437,7 @@ class KernelWriter(ABC):
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
         """Stores one step, or its sum; `place` and `exists` as for `load`."""
 
-    def store_bits(self, port: Port, value: str, place: str) -> None:
+    def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         """Stores whether the elements of one step are not 0; those beyond the last one count as 0.
 
         Raises:
@@ -496,6 +515,20 @@ class KernelWriter(ABC):
     def not_finite(self, name: str, value: str) -> None:
         """Names a value of int32: 1 where a floating-point value is infinite or NaN, else 0."""
         raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+
+    def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
+        """Names two scalar whole numbers: the least and the largest of values of int32 at all elements.
+
+        Both are within 0 and `T`.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "lengths")
+
+    def less(self, name: str, value: str, number: str) -> None:
+        """Names a value of int32, less than `value` by a scalar whole number."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:
         """Names a scalar whole number: above 0 if a value of int32 is, at any element."""

@@ -60,11 +60,12 @@ CUTTING_OPS = frozenset(
 )
 
 
-def in_cells(module: fx.GraphModule, *, sums_allowed: bool) -> CutModule:
+def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) -> CutModule:
     """Turns a lowered graph, views and cuts included, into those on elements of a step.
 
     Args:
         sums_allowed: over elements, which are taken after the kernel: the graph computes gradients.
+        rows: reductions of one dimension, the last one of what is reduced, are taken within the kernel.
 
     Raises:
         NonPointwiseError: it mixes elements otherwise than by cutting and joining.
@@ -73,7 +74,7 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool) -> CutModule:
     blamed: dict[Key, fx.Node] = {}
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return Pass(module, refined, blamed, sums_allowed).run()
+            return Pass(module, refined, blamed, sums_allowed, rows).run()
         except Refined as one:
             refined[one.key], blamed[one.key] = one.factors, one.node
     raise AssertionError("the factors of the dimensions are not found")

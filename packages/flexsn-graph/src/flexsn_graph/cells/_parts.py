@@ -83,6 +83,7 @@ class CellModule:
         sizes: of the step's axes.
         where: of each axis of the step, `(argument, dimension)` that is it and nothing else; `None`: there is none, so
             that its size belongs to the graph.
+        rows: True if the step's last axis is one that the graph reduces by `ROW_OPS`.
     """
 
     module: fx.GraphModule
@@ -90,6 +91,7 @@ class CellModule:
     outputs: tuple[Part, ...]
     sizes: tuple[int, ...]
     where: tuple[tuple[int, int] | None, ...]
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +31,12 @@ from flexsn_graph.cells._values import (
     with_chosen,
 )
 from flexsn_graph.errors import NonPointwiseError
-from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise
+from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, ROW_MAX, ROW_MIN, ROW_SUM, Op, facts_of, is_pointwise
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
-# Of a dimension that a step reduces or multiplies, the most elements that are written out.
-MAX_REDUCED = 16
+# Rows of so many elements are written out when they are reduced.
+_SHORT_ROW = 8
 
 _prims = torch.ops.prims
 
@@ -48,15 +48,16 @@ class Pass:
         refined: Mapping[Key, tuple[Spec, ...]],
         blamed: Mapping[Key, fx.Node],
         sums_allowed: bool,
-        writes_out_sums: bool = False,
+        rows: bool,
         most_cells: int = MAX_CELLS,
     ) -> None:
         self._module = module
+        self._most_cells = most_cells
+        self._rows = rows
+        self._row: OpenAxis | None = None  # the axis that is reduced
         self._refined = refined
         self._blamed = blamed
         self._sums_allowed = sums_allowed
-        self._writes_out_sums = writes_out_sums
-        self._most_cells = most_cells
         self._graph = fx.Graph()
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._parents: dict[Key, Key] = {}
@@ -96,7 +97,7 @@ class Pass:
 
     def _new_dim(self, size: int) -> Dim:
         self._made += 1
-        return self._factors(OpenAxis((self._made,), size)) if size > 1 else ()
+        return self._factors(OpenAxis((self._made,), size)) if size != 1 else ()
 
     def _factors(self, axis: OpenAxis) -> Dim:
         known = self._refined.get(axis.key)
@@ -519,40 +520,18 @@ class Pass:
     def unsqueeze(self, value: Value, dim: int) -> Value:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
-    def written_out(self, node: fx.Node, dim: Dim) -> None:
-        """Raises `Refined` unless a dimension consists of cells.
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
+        """Cells are added up here; what is summed over axes is summed after the kernel.
 
-        Raises:
-            NonPointwiseError: it has more elements than are written out.
+        Args:
+            op: combines two cells.
         """
-        for factor in dim:
-            if isinstance(factor, OpenAxis):
-                if size_of(dim) > MAX_REDUCED:
-                    raise self.refusal(
-                        node,
-                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
-                        "possible",
-                    )
-                raise Refined(node, factor, (False, factor.size))
-
-    def reduce(self, node: fx.Node, value: Value, dims: Sequence[int], op: Any) -> Value:
-        """Combines the cells of some dimensions by a function of two elements, in order."""
-        for d in dims:
-            self.written_out(node, value.dims[d])
-        return self.sum(node, value, dims, op)
-
-    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Any = _prims.add.default) -> Value:
-        """Cells are added up here; what is summed over axes is summed after the kernel."""
-        dims = [d % len(value.dims) for d in dims]
-        if self._writes_out_sums:
-            for d in dims:
-                self.written_out(node, value.dims[d])
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
         tables: list[int] = []
         for number, dim in enumerate(value.dims):
             count = len(counts_of([dim]))
-            if number in dims:
+            if number in {d % len(value.dims) for d in dims}:
                 gone.update(f for f in dim if isinstance(f, OpenAxis))
                 tables += range(at, at + count)
             else:
@@ -572,9 +551,100 @@ class Pass:
         new_cells = torch.arange(len(made)).view(grouped.shape[:-1])
         if value.zero:
             gone = set()
-        if gone and not self._sums_allowed:
-            raise self.refusal(node, f"{called_op(node)} sums over elements")
-        return Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
+        found = Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
+        return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
+
+    def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
+        """A sum of which the part over a row is taken within the kernel, and the rest after it."""
+        if not self._sums_allowed:
+            (axis,) = self._reduced_axes(node, value, dims)
+        else:
+            own = {f for d in dims for f in value.dims[d] if isinstance(f, OpenAxis)}
+            if self._rows and self._reduced(value, dims) == [len(value.dims) - 1] and self._may_be_row(own):
+                self._reduced_axes(node, value, dims)
+            here = [a for a in own if self._row is not None and self._root(a) == self._root(self._row)]
+            if not here:
+                return found
+            axis = here[0]
+        nodes = tuple(self._of_row(node, ROW_SUM, one, axis.size) for one in found.nodes)
+        return replace(found, nodes=nodes, summed=found.summed - {axis})
+
+    def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
+        """True for an axis of the row's size that no value has beside the row, as of a gradient that comes in."""
+        if self._row is None:
+            return True
+        row = self._root(self._row)
+        for axis in axes:
+            own = self._root(axis)
+            beside = any({row, own} <= {self._root(a) for a in known} for _, known in self._distinct)
+            if axis.size != self._row.size or (own != row and beside):
+                return False
+        return True
+
+    def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
+        """The axis of a row, in a list; refuses what else is reduced. A short row becomes cells."""
+        rank, reduced = len(value.dims), self._reduced(value, dims)
+        if reduced != [rank - 1]:
+            which = f"dimension{'s' if len(reduced) > 1 else ''} {', '.join(map(str, reduced))} of {rank}"
+            raise self.refusal(
+                node, f"{called_op(node)} reduces {which}, and a kernel reduces the last dimension alone"
+            )
+        axes = [f for f in value.dims[-1] if isinstance(f, OpenAxis)]
+        if any(axis.size == 0 for axis in axes):
+            raise self.refusal(node, f"{called_op(node)} reduces rows without elements, which no kernel does")
+        for axis in axes:
+            if axis.size <= _SHORT_ROW:
+                raise Refined(node, axis, (False, axis.size))
+        if len(axes) > 1:
+            raise self.refusal(node, f"{called_op(node)} reduces a dimension that is cut into pieces")
+        for axis in axes:
+            if self._row is not None and self._row.size != axis.size:
+                raise self.refusal(
+                    node, f"{called_op(node)} reduces rows of {axis.size} elements, and others have {self._row.size}"
+                )
+            if self._row is not None:
+                self._unite(self._row, axis)
+            self._row = self._row or axis
+        return axes
+
+    @staticmethod
+    def _reduced(value: Value, dims: Sequence[int]) -> list[int]:
+        """The dimensions among `dims`, without those of one element."""
+        rank = len(value.dims)
+        return sorted({d % rank for d in dims if size_of(value.dims[d % rank]) != 1})
+
+    def _of_row(self, node: fx.Node, op: Op, value: fx.Node, size: int) -> fx.Node:
+        """A reduction of one value over a row."""
+        if value.op == "call_function" and value.target is _prims.scalar_tensor.default:
+            number: Any = value.args[0]
+            return self._number(number * size if op is ROW_SUM else number, value.meta["val"])
+        new = self._graph.call_function(op, (value,))
+        new.meta["val"], new.stack_trace = value.meta["val"], node.stack_trace
+        return new
+
+    def extreme(self, node: fx.Node, value: Value, dims: Sequence[int], *, largest: bool) -> Value:
+        """`amax` and `amin`."""
+        like = node.meta["val"]
+        if value.summed:
+            raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
+        if all(size_of(value.dims[d]) == 1 for d in dims):
+            left = tuple(dim for d, dim in enumerate(value.dims) if d not in {n % len(value.dims) for n in dims})
+            return replace(value, dims=left)
+        if not like.dtype.is_floating_point:
+            raise self.refusal(node, f"{called_op(node)} reduces {like.dtype}: a kernel reduces floating-point numbers")
+        axes = self._reduced_axes(node, value, dims)
+        op, of_two = (ROW_MAX, "maximum") if largest else (ROW_MIN, "minimum")
+        found = value
+        for axis in axes:
+            found = replace(found, nodes=tuple(self._of_row(node, op, one, axis.size) for one in found.nodes))
+        cells = found.cells.reshape(-1, math.prod(counts_of([value.dims[-1]])))
+        dims_left = tuple(value.dims[:-1])
+        total: Value | None = None
+        for column in cells.unbind(1):
+            one = Value(dims_left, column.reshape(counts_of(dims_left)), found.nodes)
+            total = one if total is None else self.one(node, of_two, total, one, dtype=like.dtype)
+        assert total is not None
+        return total
 
     # -- results -------------------------------------------------------------------------------------------
 
@@ -588,7 +658,8 @@ class Pass:
             if constant is not None:
                 results[i] = CellResult(-1, self._fixed(value, {}), constant)
             else:
-                groups.setdefault(frozenset(self._root(a) for a in (*value.axes, *value.summed)), []).append(i)
+                row = () if self._row is None else (self._row,)
+                groups.setdefault(frozenset(self._root(a) for a in (*value.axes, *value.summed, *row)), []).append(i)
         parts = [Part(i, p) for i, described in enumerate(arguments) for p in described]
         steps = tuple(self._step(n, group, values, parts, results) for n, group in enumerate(groups.values()))
         return CutModule(steps, tuple(results[i] for i in range(len(values))), self._free())
@@ -605,6 +676,9 @@ class Pass:
         # In the order of one that is not summed, if there is one.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
+        if self._row is not None:
+            row = self._root(self._row)
+            axes = [*(a for a in axes if self._root(a) != row), self._row]
         numbers = {self._root(a): i for i, a in enumerate(axes)}
         nodes, outputs = [], []
         for i in group:
@@ -625,7 +699,9 @@ class Pass:
         for key, places in self._whole().items():
             if key in numbers:
                 where[numbers[key]] = places[0]
-        return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), tuple(a.size for a in axes), tuple(where))
+        sizes = tuple(a.size for a in axes)
+        rows = self._row is not None
+        return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
         """The dimensions of a result; those of a constant are cells of any number."""

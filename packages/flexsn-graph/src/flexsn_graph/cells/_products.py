@@ -1,15 +1,14 @@
-"""Products and reductions of small dimensions, written out: sums of products of cells, in order."""
+"""Products of small dimensions, written out: sums of products of cells, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
 from flexsn_graph.cells._registry import rule
-from flexsn_graph.cells._values import Value, size_of
+from flexsn_graph.cells._values import Value
 from flexsn_graph.ir._products import PRODUCTS
 
 if TYPE_CHECKING:
@@ -44,28 +43,3 @@ def _product(work: Pass, node: fx.Node, *args: fx.Node, beta: Any = 1, alpha: An
 def _converted(work: Pass, node: fx.Node, value: Value, dtype: torch.dtype) -> Value:
     like: Tensor = value.nodes[0].meta["val"]
     return value if like.dtype == dtype else work.one(node, "convert_element_type", value, dtype=dtype)
-
-
-@rule(_prims.amax.default)
-def _amax(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int], **_: Any) -> Value:
-    return work.reduce(node, work.value(x), dims, _prims.maximum.default)
-
-
-@rule(_prims.amin.default)
-def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int], **_: Any) -> Value:
-    return work.reduce(node, work.value(x), dims, _prims.minimum.default)
-
-
-@rule(_prims.var.default)
-def _var(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int], correction: float = 1.0, **_: Any) -> Value:
-    value, dtype = work.value(x), node.meta["val"].dtype
-    dims = [d % len(value.dims) for d in dims]
-    count = 1
-    for d in dims:
-        count *= size_of(value.dims[d])
-    mean = work.one(node, "div", work.reduce(node, value, dims, _prims.add.default), float(count), dtype=dtype)
-    for d in sorted(dims):
-        mean = work.unsqueeze(mean, d)
-    away = work.one(node, "sub", value, mean, dtype=dtype)
-    squares = work.reduce(node, work.one(node, "mul", away, away, dtype=dtype), dims, _prims.add.default)
-    return work.one(node, "div", squares, max(0.0, count - correction), dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,41 @@ def _slice_scatter(
 @rule(SUM_OP)
 def _sum(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.sum(node, value, range(len(value.dims)) if dims is None else dims)
+    return work.sum(node, value, _dims(value, dims))
+
+
+def _dims(value: Value, dims: Sequence[int] | None) -> list[int]:
+    rank = len(value.dims)
+    return list(range(rank)) if dims is None else [d % rank for d in dims]
+
+
+@rule(_prims.amax.default)
+def _amax(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
+    value = work.value(x)
+    return work.extreme(node, value, _dims(value, dims), largest=True)
+
+
+@rule(_prims.amin.default)
+def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
+    value = work.value(x)
+    return work.extreme(node, value, _dims(value, dims), largest=False)
+
+
+@rule(_prims.var.default)
+def _var(
+    work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, correction: float = 1.0, **_: Any
+) -> Value:
+    """The mean, and that of squares of the distances from it."""
+    value, dtype = work.value(x), node.meta["val"].dtype
+    reduced = _dims(value, dims)
+    count = math.prod(size_of(value.dims[d]) for d in reduced)
+    mean = work.one(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
+    for d in sorted(reduced):
+        mean = work.unsqueeze(mean, d)
+    distance = work.one(node, "sub", value, mean, dtype=dtype)
+    squares = work.sum(node, work.one(node, "mul", distance, distance, dtype=dtype), reduced)
+    left = max(0.0, count - float(correction))
+    return work.one(node, "div", squares, left, dtype=dtype)
 
 
 @rule(_aten.expand.default)

@@ -12,17 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from flexsn_graph._location import called_op, location_of
 from flexsn_graph.cells._parts import Axis
-from flexsn_graph.cells._pass import MAX_REDUCED, Pass
+from flexsn_graph.cells._pass import Pass
 from flexsn_graph.cells._pieces import Factors, Pieces, StepPieces
 from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ops import Op
+
+_prims = torch.ops.prims
 
 _MAX_ATTEMPTS = 256
+# Of a dimension that a step reduces or multiplies, the most elements that are written out.
+MAX_REDUCED = 16
 # Of one value in a step: products of small matrices have one for each of their elements.
 _MOST_CELLS = 256
 _Refinements = dict[Key, tuple[Spec, ...]]
@@ -52,7 +58,36 @@ class _StepPass(Pass):
     def __init__(
         self, module: fx.GraphModule, refined: _Refinements, blamed: dict[Key, fx.Node], *, gradients: bool
     ) -> None:
-        super().__init__(module, refined, blamed, gradients, writes_out_sums=not gradients, most_cells=_MOST_CELLS)
+        super().__init__(module, refined, blamed, gradients, rows=False, most_cells=_MOST_CELLS)
+
+    def written_out(self, node: fx.Node, dim: Dim) -> None:
+        """Raises `Refined` unless a dimension consists of cells.
+
+        Raises:
+            NonPointwiseError: it has more elements than are written out.
+        """
+        for factor in dim:
+            if isinstance(factor, OpenAxis):
+                if size_of(dim) > MAX_REDUCED:
+                    raise self.refusal(
+                        node,
+                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
+                        "possible",
+                    )
+                raise Refined(node, factor, (False, factor.size))
+
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
+        if not self._sums_allowed:
+            for d in dims:
+                self.written_out(node, value.dims[d])
+        return super().sum(node, value, dims, op)
+
+    def extreme(self, node: fx.Node, value: Value, dims: Sequence[int], *, largest: bool) -> Value:
+        if value.summed:
+            raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
+        for d in dims:
+            self.written_out(node, value.dims[d])
+        return self.sum(node, value, dims, _prims.maximum.default if largest else _prims.minimum.default)
 
     def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
         """Dimensions with the numbers of their axes."""

@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 _prims = torch.ops.prims
 
 # Each element of the result is an element of the argument, found through strides. `view.dtype` and
-# `as_strided` are not here: the one changes values, the other depends on how the memory is laid out.
+# `as_strided` are not here: the one works element by element, the other depends on how the memory is laid out.
 VIEW_OPS: frozenset[Op] = frozenset(
     {
         _aten.alias.default,
@@ -101,6 +101,14 @@ library.impl("terms", lambda total, shape: total.expand(shape).clone(), "Composi
 library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExplicitAutograd")
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
+
+# Reductions of the last axis of a step on whose elements a graph works. See `cells`.
+for _name in ("row_sum", "row_max", "row_min"):
+    library.define(f"{_name}(Tensor x) -> Tensor")
+ROW_SUM: Op = torch.ops.flexsn_graph.row_sum.default
+ROW_MAX: Op = torch.ops.flexsn_graph.row_max.default
+ROW_MIN: Op = torch.ops.flexsn_graph.row_min.default
+ROW_OPS: frozenset[Op] = frozenset({ROW_SUM, ROW_MAX, ROW_MIN})
 
 
 _ELEMENTWISE_OF_ZERO = frozenset({_prims.neg.default, _prims.convert_element_type.default})
@@ -200,6 +208,8 @@ _rows(
     shift_right_arithmetic signbit sinh spherical_bessel_j0 sqrt tan zeta
     """
 )
+# The same bits as another dtype of the same width.
+register_facts(_aten.view.dtype, OpFacts(exact=True))
 # Those that torch does not decompose. Integers come unconverted.
 _rows(
     """

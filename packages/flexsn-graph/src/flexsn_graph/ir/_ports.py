@@ -35,6 +35,7 @@ class Role(StrEnum):
     OPERAND = "operand"  # a pointwise function of the step's values, written for a product to read
     PRODUCT = "product"  # a product with a matrix
     MATRIX = "matrix"  # made of captured tensors alone, before the loop
+    RING = "ring"  # [2, *step], what goes from one step to the next, as the even and the odd steps find it
     COUNTER = "counter"  # how many programs that wait for each other have arrived; whether any gave up
     # Of scans in segments of time, `[segments, *step]`:
     SEGMENT_START = "segment_start"  # the state that a segment began with, a guess

@@ -22,16 +22,17 @@ class ProductFacts:
     Attributes:
         factors: positions of the two factors among its arguments.
         added: position of what is added, or `None`.
-        contracted: for each factor, the dimension that is summed over.
-        batched: whether the first dimension of both counts matrices.
+        contracted: for each factor, the dimension that is summed over; `None`: a convolution, of any dimensions.
+        batched: the first dimension of both counts matrices.
     """
 
     factors: tuple[int, int]
     added: int | None
-    contracted: tuple[int, int]
+    contracted: tuple[int, int] | None
     batched: bool = False
 
 
+CONVOLUTION: Op = _aten.convolution.default
 # Each has an overload that writes to memory given as `out`.
 PRODUCTS: dict[Op, ProductFacts] = {
     _aten.mm.default: ProductFacts((0, 1), None, (1, 0)),
@@ -40,6 +41,7 @@ PRODUCTS: dict[Op, ProductFacts] = {
     _aten.baddbmm.default: ProductFacts((1, 2), 0, (2, 1), batched=True),
     _aten.mv.default: ProductFacts((0, 1), None, (1, 0)),
     _aten.addmv.default: ProductFacts((1, 2), 0, (1, 0)),
+    CONVOLUTION: ProductFacts((0, 1), 2, None),
 }
 
 # Reductions of rows of a step, `(value, dims, *numbers)`. Each has an overload that writes to memory given as `out`.
@@ -57,7 +59,31 @@ COPY_OP: Op = _prims.clone.default
 ASSEMBLIES = frozenset({CAT_OP, SLICE_BACKWARD_OP, SELECT_BACKWARD_OP, COPY_OP})
 
 # What is not decomposed in a step that may have products.
-KEPT_OPS = ASSEMBLIES | PRODUCTS.keys()
+KEPT_OPS = ASSEMBLIES | PRODUCTS.keys() | {_aten.convolution_backward.default}
+
+
+def convolution_weight(
+    gradient: Tensor,
+    value: Tensor,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The gradient of a convolution's weight.
+
+    Args:
+        gradient: of the result.
+        value: what was convolved.
+        weight_shape, stride, padding, dilation, transposed, output_padding, groups: of the convolution.
+    """
+    weight = gradient.new_empty(1).expand(tuple(weight_shape))
+    numbers = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    found: Tensor = _aten.convolution_backward.default(gradient, value, weight, None, *numbers, [False, True, False])[1]
+    return found
 
 
 def reduced_dims(node: fx.Node) -> tuple[int, ...]:

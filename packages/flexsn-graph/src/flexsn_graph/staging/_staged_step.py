@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from flexsn_graph._location import SourceLocation
 from flexsn_graph.ir._ops import Op
 from flexsn_graph.ir._ports import Port
-from flexsn_graph.ir._products import REDUCTIONS, Call, replay
+from flexsn_graph.ir._products import CONVOLUTION, REDUCTIONS, Call, replay
 from flexsn_graph.ir._step_graph import StepGraph
 
 
@@ -99,6 +99,16 @@ class Product:
         return self.op in REDUCTIONS
 
     @property
+    def is_convolution(self) -> bool:
+        """True for a convolution, whose matrix is a weight."""
+        return self.op is CONVOLUTION
+
+    @property
+    def kind(self) -> str:
+        """Noun for it: ``"product"``, ``"convolution"`` or ``"reduction of rows"``."""
+        return "reduction of rows" if self.is_reduction else "convolution" if self.is_convolution else "product"
+
+    @property
     def reads(self) -> tuple[View, ...]:
         """The values that it reads."""
         return tuple(a for a in self.args if isinstance(a, View))
@@ -113,12 +123,14 @@ class Term:
         op: which product of two values of a step is summed; `None`: the value itself.
         values: these values.
         calls: linear ops on the sum. A `View` among their arguments stands for what is the same in all steps.
+        numbers: arguments of the op after the values.
     """
 
     lifted: int
     op: Op | None
     values: tuple[View, ...]
     calls: tuple[Call, ...]
+    numbers: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

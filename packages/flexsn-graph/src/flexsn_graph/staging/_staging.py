@@ -35,6 +35,7 @@ from flexsn_graph.ir._products import (
 )
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.lowering._normalize import normalize
+from flexsn_graph.staging._convolutions import split_gradients
 from flexsn_graph.staging._copies import drop_copies
 from flexsn_graph.staging._keys import Keys
 from flexsn_graph.staging._order import Order
@@ -112,6 +113,7 @@ class _Staging:
         self._module = module
         self._graph = graph = module.graph
         drop_copies(graph)
+        split_gradients(graph)
         if carried is Role.GRAD_STATE:
             sum_last(graph, arguments, results)
             own_last_sums(graph, results)
@@ -215,7 +217,16 @@ class _Staging:
         target: Any = node.target
         facts = PRODUCTS[target]
         moving = [i for i, position in enumerate(facts.factors) if node.args[position] in self._places.moving]
-        if len(moving) != 1:
+        if len(moving) == 1 and facts.contracted is None:
+            return
+        if len(moving) != 1 and facts.contracted is None:
+            raise NonPointwiseError(
+                f"{called_op(node)} convolves with a weight that depends on the step: in a step, the weight of a "
+                "convolution has to be made of captured tensors alone.",
+                called_op(node),
+                location_of(node),
+            )
+        if len(moving) != 1 or facts.contracted is None:
             what = "two values of the step by each other" if moving else "captured tensors alone, and adds to them"
             raise NonPointwiseError(
                 f"{called_op(node)} multiplies {what}: one factor of a product in a step has to be made of captured "

@@ -11,7 +11,7 @@ from torch import fx
 from flexsn_graph._location import called_op, location_of
 from flexsn_graph.errors import UnsupportedCoreError
 from flexsn_graph.ir._ops import SUM_OP, is_zero
-from flexsn_graph.ir._products import PRODUCTS, Call, call_of, is_linear_in_one
+from flexsn_graph.ir._products import PRODUCTS, Call, call_of, convolution_weight, is_linear_in_one
 from flexsn_graph.staging._staged_step import Term, View
 from flexsn_graph.staging._views import differs
 
@@ -67,7 +67,8 @@ class SumsOverTime:
             factors = self._factors(leaf)
             if factors:
                 target: Any = leaf.target
-                yield Term(lifted, target, tuple(self._view(f) for f in factors), calls)
+                numbers = leaf.args[2:] if target is convolution_weight else ()
+                yield Term(lifted, target, tuple(self._view(f) for f in factors), calls, tuple(numbers))
             else:
                 yield Term(lifted, None, (self._view(leaf),), calls)
 
@@ -132,8 +133,11 @@ class SumsOverTime:
         """The factors of a product of two values of the step, as the gradient of a matrix is; empty: it is none."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
-        if facts is None or facts.added is not None or node in self._ports:
+        if target is convolution_weight:
+            factors: list[Any] = list(node.args[:2])
+        elif facts is None or facts.added is not None or node in self._ports:
             return []
-        factors = [node.args[position] for position in facts.factors]
+        else:
+            factors = [node.args[position] for position in facts.factors]
         found = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
         return found if len(found) == 2 else []

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_graph._torch_private import FakeTensorMode, undisturbed
-from flexsn_graph.cells import CUTTING_OPS, CellModule, CellResult, Part, in_cells
-from flexsn_graph.errors import NothingCutError, TraceError
+from flexsn_graph.cells import CUTTING_OPS, Axis, CellModule, CellResult, CutModule, Part, in_cells
+from flexsn_graph.errors import NonPointwiseError, NothingCutError, TraceError
 from flexsn_graph.ir._ports import Role, ports
+from flexsn_graph.ir._products import REDUCTIONS
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.lowering._decompositions import TO_PRIMS
 from flexsn_graph.lowering._lowering import lower
@@ -34,7 +35,7 @@ class CellStep:
         step: its graph, from parts of the arguments to parts of results.
         inputs, outputs: what each of its inputs and outputs is.
         dtypes: of its outputs, wider than the results' where they are summed up.
-        sizes, where: see `CellModule`.
+        sizes, where, rows: see `CellModule`.
     """
 
     step: StepGraph
@@ -43,6 +44,17 @@ class CellStep:
     dtypes: tuple[torch.dtype, ...]
     sizes: tuple[int, ...]
     where: tuple[tuple[int, int] | None, ...]
+    rows: bool = False
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """For each output of a step with rows, whether it has an element for each of a row."""
+        return tuple(self.is_whole(part) for part in self.outputs)
+
+    def is_whole(self, part: Part) -> bool:
+        """True if a part has elements along the step's last axis, or the step has no rows."""
+        last = len(self.sizes) - 1
+        return not self.rows or any(f == Axis(last) for dim in part.dimensions for f in dim)
 
     def shape(self, arguments: Sequence[Tensor]) -> tuple[int, ...]:
         """Of the step, for such arguments."""
@@ -103,23 +115,27 @@ def trace_cells(
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # Other sizes of what it does not cut, to see whether something else depends on them.
-        mode = FakeTensorMode()
-        with mode:
-            others = [
-                torch.empty(
-                    [n if f is None else _SIZES[f % len(_SIZES)] for n, f in zip(t.shape, free, strict=True)],
-                    dtype=t.dtype,
-                    device=t.device,
-                )
-                for t, free in zip(arguments, graph.free, strict=True)
-            ]
-        try:
-            other = _trace(fn, others, requires_grad, name, gradient, must_cut, None)
-            same = _described_graph(graph) == _described_graph(other)
-        except Exception:
-            same = False
-    return graph if same else replace(graph, free=tuple((None,) * t.dim() for t in arguments))
+        # Other sizes of what it does not cut, to see whether something else depends on them, then all but rows.
+        row = _row_of(graph)
+        for fixed in (None, row) if row is not None else (None,):
+            free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
+            mode = FakeTensorMode()
+            with mode:
+                others = [
+                    torch.empty(
+                        [n if f is None else _SIZES[f % len(_SIZES)] for n, f in zip(t.shape, dims, strict=True)],
+                        dtype=t.dtype,
+                        device=t.device,
+                    )
+                    for t, dims in zip(arguments, free, strict=True)
+                ]
+            try:
+                other = _trace(fn, others, requires_grad, name, gradient, must_cut, None)
+            except Exception:
+                continue
+            if _described_graph(graph) == _described_graph(other):
+                return replace(graph, free=free)
+    return replace(graph, free=tuple((None,) * t.dim() for t in arguments))
 
 
 def cells_effects(
@@ -143,13 +159,26 @@ def cells_effects(
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
 # What makes a function one that cuts; all else moves elements, which is refused elsewhere.
-_CUTS = CUTTING_OPS | {
-    torch.ops.aten.select.int,
-    torch.ops.aten.slice.Tensor,
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.unbind.int,
-}
+_CUTS = (
+    CUTTING_OPS
+    | REDUCTIONS
+    | {
+        torch.ops.aten.select.int,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.split.Tensor,
+        torch.ops.aten.split_with_sizes.default,
+        torch.ops.aten.unbind.int,
+    }
+)
+
+
+def _row_of(graph: CellGraph) -> int | None:
+    """The number, among those of `free`, of the axis that is reduced."""
+    for step in graph.steps:
+        if step.rows and step.where[-1] is not None:
+            argument, dim = step.where[-1]
+            return graph.free[argument][dim]
+    return None
 
 
 def _described_graph(graph: CellGraph) -> Any:
@@ -183,9 +212,9 @@ def _trace(
     table = {op: rule for op, rule in TO_PRIMS.items() if op not in CUTTING_OPS}
     lowered = lower(tracer.record_forward(), tracer.mode, table)
     broadcast = broadcast_shapes([t.shape for t in arguments]) is not None
-    if must_cut and broadcast and all(node.target not in _CUTS for node in lowered.graph.nodes):
+    if must_cut and broadcast and not any(node.target in _CUTS for node in lowered.graph.nodes):
         raise NothingCutError(f"{name} cuts nothing.")
-    cut = in_cells(lowered, sums_allowed=gradient)
+    cut = _in_cells(lowered, gradient)
     return CellGraph(
         tuple(_step(cells) for cells in cut.steps),
         cut.results,
@@ -196,12 +225,22 @@ def _trace(
     )
 
 
+def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
+    if not gradient:
+        return in_cells(lowered, sums_allowed=False, rows=True)
+    try:
+        return in_cells(lowered, sums_allowed=True)
+    except NonPointwiseError:
+        # Not all of its sums can be taken after the kernel.
+        return in_cells(lowered, sums_allowed=True, rows=True)
+
+
 def _step(cells: CellModule) -> CellStep:
     inputs = ports(Role.INPUT, len(cells.inputs))
     graph = normalize(cells.module, [port.name for port in inputs])
     step = StepGraph(graph, inputs, ports(Role.OUTPUT, len(cells.outputs)), {})
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
-    return CellStep(step, cells.inputs, cells.outputs, dtypes, cells.sizes, cells.where)
+    return CellStep(step, cells.inputs, cells.outputs, dtypes, cells.sizes, cells.where, cells.rows)
 
 
 def cells_gradient_of(

@@ -122,7 +122,8 @@ def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, aske
     if call.is_ahead_of_time:
         warn(
             "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
-            "have imported flexsn_hop, and nowhere else",
+            f"have imported flexsn_hop, and nowhere else. With {LOWERING_VARIABLE}=scan in the environment, "
+            "torch.export.export records torch's own scan instead, and the program needs no Python",
         )
     sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]
     tensors = [value for index, value in enumerate(call.args) if index not in sizes]

@@ -11,6 +11,8 @@ from flexsn_nn.errors import ParameterError
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
 # Beyond these exponents, parts of a number would not be normal float32.
 _EXPONENTS = (-100.0, 100.0)
+# Of a float64: a number of at least a half and below 1 has the exponent `_HALF`.
+_MANTISSA_BITS, _HALF = 52, 1022
 
 
 def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None, *, rounding: bool) -> Tensor:
@@ -38,9 +40,12 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
 
 
 def _below(limit: float, value: Tensor) -> Tensor:
-    """The largest exponent `e` with `value * 2 ** e < limit`, exactly."""
-    mantissa, exponent = torch.frexp(value / limit)  # value / limit = mantissa * 2 ** exponent, mantissa below 1
-    return torch.where(mantissa == 0, torch.full_like(mantissa, torch.inf), -exponent.double())
+    """The largest exponent `e` with `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
+
+    By the bits of the quotient: Inductor of torch 2.11 writes C++ for `frexp` that does not compile.
+    """
+    exponent = (value / limit).view(torch.int64) >> _MANTISSA_BITS
+    return (_HALF - exponent).double()
 
 
 def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:

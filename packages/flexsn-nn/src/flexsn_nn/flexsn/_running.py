@@ -313,6 +313,10 @@ class Runs(Chooses):
 
     # -- again ---------------------------------------------------------------------------------------------
 
+    def forget_repeats(self) -> None:
+        """Makes the next call take the long way, which records its backend."""
+        self.__dict__["_repeats"] = None
+
     def _packs(self) -> bool:
         """Whether kernels may write the bits of the first output."""
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):

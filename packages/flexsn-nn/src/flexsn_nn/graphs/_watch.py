@@ -21,6 +21,7 @@ from flexsn_nn._ranges import Ranges
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.exact._layer import ExactForward
+from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
 # Results and caches of calls: no part of what a call computes.
 _RESULTS: dict[type, frozenset[str]] = {
@@ -99,16 +100,27 @@ class StepWatch:
         while waiting:
             name, value = waiting.pop()
             waiting += reversed(self._visit(name, value))
-        self._facts = self._facts_now()
+        self._facts = self._facts_now(self._tensors)
+        # At each call all is compared at once, and place by place only after a difference: equal numbers are one.
+        self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
+        self._others = [one for one in self._tensors if not is_plain(one, self._device)]
+        self._facts_of_others = self._facts_now(self._others)
+        self._same_objects = SameObjects()
+        self._same_objects.sized += self._empty
+        for place in self._places:
+            place.add_to(self._same_objects)
+        self._same_objects.remember()
 
-    def _facts_now(self) -> list[Facts]:
-        return [_facts(tensor, self._device) for tensor in self._tensors]
+    def _facts_now(self, tensors: Iterable[Tensor]) -> list[Facts]:
+        return [_facts(tensor, self._device) for tensor in tensors]
 
     def holds(self) -> bool:
         """True if nothing has changed."""
-        if any(map(len, self._empty)) or not all(place.holds() for place in self._places):
-            return False
-        return self._facts == self._facts_now()
+        if not self._same_objects.same():
+            if any(map(len, self._empty)) or not all(place.holds() for place in self._places):
+                return False
+            self._same_objects.remember()
+        return self._same_tensors.same() and self._facts_of_others == self._facts_now(self._others)
 
     def changes(self) -> list[str]:
         """Names of the places that have changed."""
@@ -116,7 +128,7 @@ class StepWatch:
         for place in self._places:
             if not place.holds():
                 found += place.changes()
-        now = zip(self._tensor_names, self._facts_now(), self._facts, strict=True)
+        now = zip(self._tensor_names, self._facts_now(self._tensors), self._facts, strict=True)
         return found + [name for name, facts, before in now if facts != before]
 
     def _visit(self, name: str, value: object) -> list[tuple[str, object]]:
@@ -237,6 +249,14 @@ class _WatchedPlace:
         self._values = [container[key] for key in self._keys]
         self._size = len(container)
 
+    def add_to(self, same: SameObjects) -> None:
+        """Adds what is compared."""
+        same.sized.append(self._container)
+        if self._but:
+            same.parts.append((self._container.get, self._keys))
+        else:
+            same.mappings.append(self._container)
+
     def holds(self) -> bool:
         """True if nothing has changed."""
         container = self._container
@@ -273,6 +293,10 @@ class _ListPlace(_WatchedPlace):
         self._items = container
         self._values = list(container)
 
+    def add_to(self, same: SameObjects) -> None:
+        same.sized.append(self._items)
+        same.sequences.append(self._items)
+
     def holds(self) -> bool:
         if len(self._items) == len(self._values) and all(map(is_, self._items, self._values)):
             return True
@@ -296,6 +320,9 @@ class _LengthPlace(_WatchedPlace):
         self._items = container
         self._size = len(container)
 
+    def add_to(self, same: SameObjects) -> None:
+        same.sized.append(self._items)
+
     def holds(self) -> bool:
         return len(self._items) == self._size
 
@@ -310,6 +337,9 @@ class _CellPlace(_WatchedPlace):
         self._name = name
         self._cell = cell
         self._value = _contents(cell)
+
+    def add_to(self, same: SameObjects) -> None:
+        same.cells.append(self._cell)
 
     def holds(self) -> bool:
         return _alike(_contents(self._cell), self._value)
@@ -326,6 +356,9 @@ class _KeysPlace(_WatchedPlace):
         self._container = container
         self._some = keys
         self._values = [container[key] for key in keys]
+
+    def add_to(self, same: SameObjects) -> None:
+        same.parts.append((self._container.get, self._some))
 
     def holds(self) -> bool:
         if all(map(is_, map(self._container.get, self._some), self._values)):

@@ -160,10 +160,15 @@ class _Account:
 
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
     """Runs a few training steps, without an optimizer, and leaves the network as it was."""
+    if not inputs:
+        raise ParameterError("there is no input: functional.explain(net, x) takes what net(x) takes.")
     layers = layers_of(net)
     device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
     if device is None:
         raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
+    for module in net.modules():
+        if isinstance(module, FlexSN):
+            module.forget_repeats()  # a call with hooks is of another kind, and records its own choice
     with unchanged(net):
         for _ in range(2):  # compiles, and fills caches
             _run(net, layers, inputs, loss, _Account(device))

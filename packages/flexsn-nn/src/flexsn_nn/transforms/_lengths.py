@@ -29,6 +29,7 @@ class Lengths(Transform):
     """
 
     num_inputs = 1
+    counts_down = True
 
     def __init__(self, lengths: Tensor) -> None:
         check_tensor("lengths", lengths)
@@ -36,7 +37,7 @@ class Lengths(Transform):
         self._kept: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """`[T, B, 1, ...]`: True at the steps that a sequence has."""
+        """`[T, B, 1, ...]`, int32: how many steps are left of a sequence; for kernels, the first of them, expanded."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
@@ -58,21 +59,25 @@ class Lengths(Transform):
                     f"{call.num_steps}."
                 )
         if torch.compiler.is_compiling():
-            return (self._mask(call),)
-        # The neurons of a network have one mask.
-        like = call.num_steps, len(shape), call.inputs[0].device, lengths._version
+            return (self._left(call),)
+        # The neurons of a network have one.
+        like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
         if self._kept is None or self._kept[0] != like:
-            self._kept = like, self._mask(call)
+            self._kept = like, self._left(call)
         return (self._kept[1],)
 
-    def _mask(self, call: Call) -> Tensor:
-        steps = torch.arange(call.num_steps, device=self.lengths.device)
-        alive = (steps.unsqueeze(1) < self.lengths).to(call.inputs[0].device)
-        return alive.view(call.num_steps, len(self.lengths), *[1] * (len(call.step_shape) - 1))
+    def _left(self, call: Call) -> Tensor:
+        device = call.inputs[0].device
+        first = self.lengths.to(torch.int32).to(device).view(1, -1, *[1] * (len(call.step_shape) - 1))
+        if call.kernels:
+            return first.expand(call.num_steps, *first.shape[1:])
+        steps = torch.arange(call.num_steps, device=device, dtype=torch.int32)
+        return first - steps.view(-1, *[1] * (first.dim() - 1))
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
         """The step where a sequence goes on, else zeros and the states as they are."""
-        (alive,) = own.inputs
+        (left,) = own.inputs
+        alive = left > 0
         # Whatever padding holds, derivatives there are finite: what is multiplied with a gradient of zero is zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(

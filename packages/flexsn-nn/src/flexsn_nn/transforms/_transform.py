@@ -87,6 +87,9 @@ class Transform:
     Attributes:
         num_inputs, num_states, num_outputs: how many of each are added.
         optional: calls may run without it, where kernels do not run.
+        counts_down: the inputs that are added are numbers, int32, that are less by 1 in each step, and of which only
+            the sign counts. In calls of kernels `inputs` may give their first step, expanded over time: kernels count
+            by themselves, and end early where the step gives zeros and keeps its states.
 
     Example: see docs/transforms.md.
     """
@@ -95,6 +98,7 @@ class Transform:
     num_states: int = 0
     num_outputs: int = 0
     optional: bool = False
+    counts_down: bool = False
 
     @property
     def key(self) -> Hashable:

@@ -103,14 +103,25 @@ class GraphSpecialization(Specialization):
     Args:
         segment: distance of the checkpoints; `None`: as the launch plan has it.
         on_cpu: what kernels on the CPU are written in.
+        recorded: True for a tracer, which records launches; False to run them, where sizes are numbers.
 
     Attributes:
+        is_recorded: the same.
         lifted: for each tensor that the step captures, its position among the step's arguments.
         distance: of the checkpoints that the kernels write and read, a divisor of `segment`: all of it, unless that is
             more steps than a kernel can have written out.
     """
 
-    def __init__(self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp") -> None:
+    def __init__(
+        self,
+        step: GraphStep,
+        device: torch.device,
+        segment: int | None,
+        on_cpu: TargetName = "cpp",
+        *,
+        recorded: bool = True,
+    ) -> None:
+        self.is_recorded = recorded
         self._assignments = [Assignment(step.sizes, 0)]
         if self._assignments[0].is_symbolic:
             self._assignments.append(Assignment(step.sizes, 1))
@@ -150,9 +161,13 @@ class GraphSpecialization(Specialization):
         plan = super().plan(_UNKNOWN_NCL if hint is None else hint)
         return plan if self.distance is None else with_segment(plan, self.distance)
 
+    def segment(self, plan: LaunchPlan, num_steps: int) -> int:
+        # As many checkpoints as the graph has memory for, also where so few steps need none.
+        return super().segment(plan, num_steps) if self.distance is None else self.distance
+
     def has_rest(self, num_steps: int, chunk: int) -> bool:
         # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
-        return not isinstance(num_steps, int) or num_steps % chunk > 0
+        return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
         with untraced():
@@ -162,8 +177,8 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """For a tracer: calling a launch records it."""
-        return self.backend.recorded
+        """For a tracer, what records a launch that is called."""
+        return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
         return {

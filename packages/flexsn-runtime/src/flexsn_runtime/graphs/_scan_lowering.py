@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 import flexsn_codegen
 import flexsn_graph
 import flexsn_hop
 import flexsn_runtime
-from flexsn_graph import CoreReturnError, NonPointwiseError, StepValue, TraceError
+from flexsn_graph import CoreReturnError, NonPointwiseError, TraceError
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.callers import warn
 from flexsn_runtime._torch_private import size_hint
@@ -28,13 +28,11 @@ from flexsn_runtime._torch_private_inductor import is_ahead_of_time
 from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 from flexsn_runtime.graphs._graph_pieces import GraphPieces
+from flexsn_runtime.graphs._graph_scan import scan_backward, scan_forward, values_of
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
-from flexsn_runtime.graphs._staged_op import StagedGraph, unknown_states
-from flexsn_runtime.graphs._symbols import Size
-from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
-from flexsn_runtime.kernels._forward import ForwardScan
-from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.graphs._scan_op import ScanGraph
 from flexsn_runtime.plans._buckets import StepCost, checkpoint_distance
+from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
@@ -84,56 +82,46 @@ class KernelLowering:
         Raises:
             UnsupportedScanError: no kernel can be made of the core.
         """
-        graph = GraphStep(core, *layout.counts, _values(layout, flat_args))
+        graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
         with _refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                return self._staged(StagedGraph(core, layout, self._on_cpu), flat_args)
+                return self._staged(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
             except _OTHERWISE as error:
                 pieces = _pieces(graph, flat_args, refusal, error)
             of_pieces = pieces.scan(layout)
-            step = pieces.step(graph)
-            return pieces.join_results(layout, self._forward(step, of_pieces, pieces.split(flat_args, layout)))
+            step = self._step_on(pieces, graph, flat_args, layout.checkpoint_interval or None)
+            return pieces.join_results(layout, scan_forward(step, of_pieces, pieces.split(flat_args, layout)))
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
-        interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
-        step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
-        arguments = _arguments(step, flat_args, layout)
-        num_steps = arguments.num_steps
-        none_kept = isinstance(num_steps, int) and num_steps <= interval
-        nearer = bool(interval) and step.distance != interval
-        result = ForwardScan(
-            step,
-            arguments,
-            state_seqs=not layout.final_state,
-            training=interval > 0 and not (nearer and none_kept),
-            spare_rows=_spare(num_steps) if nearer else spare,
-        )(arguments)
-        if not nearer:
-            return [*result.returned, *result.checkpoints]
-        rows = (num_steps - 1) // interval + spare
-        if none_kept:
-            shape = step.trace.step_shape
-            kept = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
-            return [*result.returned, *kept]
-        assert step.distance is not None
-        return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
+        step = GraphSpecialization.of(graph, flat_args[0].device, layout.checkpoint_interval or None, self._on_cpu)
+        if _run_in_segments(step, layout, flat_args):
+            assert isinstance(graph.core, fx.GraphModule)
+            return self._operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
+        return scan_forward(step, layout, flat_args)
 
-    def _staged(self, graph: StagedGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
+    def _staged(self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
         """A step with products of its values and captured matrices."""
-        args = list(flat_args)
-        for i in graph.scan.zero_positions:
-            args[i] = args[i].new_zeros(args[i].shape)  # its memory was never written
+        args = _with_zeros(graph.scan, flat_args)
         graph.check(args)
-        if "torch._inductor" in sys.modules and is_ahead_of_time():
+        if _is_ahead_of_time():
             warn(
                 "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
-                "processes that have imported flexsn_runtime, and nowhere else",
+                "processes that have imported flexsn_runtime, and nowhere else. With FLEXSN_HOP_LOWERING=scan in the "
+                "environment, torch.export.export records torch's own scan instead, and the program needs no Python",
             )
         return graph([*args, *rest])
+
+    @staticmethod
+    def _operator(
+        step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """A scan whose launches are chosen when it runs, as in eager mode."""
+        step.check(training=graph.vjp is not None)
+        return graph([*_with_zeros(graph.scan, flat_args), *rest])
 
     def backward(
         self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
@@ -146,7 +134,7 @@ class KernelLowering:
         scan = layout.scan
         flat_args, saved, output_grads, state_grads = layout.split(args)
         flows = (*layout.output_grads, *layout.active_states)
-        graphs = GraphStep(core, *scan.counts, _values(scan, flat_args), vjp, flows, layout.wanted)
+        graphs = GraphStep(core, *scan.counts, values_of(scan, flat_args), vjp, flows, layout.wanted)
         gradients = [*output_grads, *state_grads]
         with _refusals():
             try:
@@ -154,19 +142,23 @@ class KernelLowering:
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                return self._staged(StagedGraph(core, layout, self._on_cpu, vjp), flat_args, gradients)
+                whole = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
+                return self._staged(whole, flat_args, gradients)
             except _OTHERWISE as error:
                 pieces = _pieces(graphs, flat_args, refusal, error)
-            return pieces.join_gradients(
-                layout,
-                self._backward(
-                    pieces.step(graphs),
-                    pieces.backward(layout),
-                    pieces.split(flat_args, scan),
-                    pieces.split_states(saved),
-                    pieces.split_gradients(layout, gradients),
-                ),
+            found = scan_backward(
+                self._step_on(pieces, graphs, flat_args, layout.saved_interval),
+                pieces.backward(layout),
+                pieces.split(flat_args, scan),
+                pieces.split_states(saved),
+                pieces.split_gradients(layout, gradients),
             )
+            return pieces.join_gradients(layout, found)
+
+    def _step_on(
+        self, pieces: GraphPieces, graph: GraphStep, flat_args: Sequence[Any], segment: int | None
+    ) -> GraphSpecialization:
+        return GraphSpecialization.of(pieces.step(graph), flat_args[0].device, segment, self._on_cpu)
 
     def _backward(
         self,
@@ -176,27 +168,13 @@ class KernelLowering:
         saved: Sequence[Tensor],
         gradients: Sequence[Tensor],
     ) -> list[Tensor]:
-        scan = layout.scan
         step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval, self._on_cpu)
-        arguments = _arguments(step, flat_args, scan)
-        if step.distance != layout.saved_interval:  # the states are too far apart: the forward runs once more
-            again = ForwardScan(
-                step, arguments, state_seqs=False, training=True, spare_rows=_spare(arguments.num_steps)
-            )
-            saved = again(arguments).checkpoints
-        given = iter(gradients)
-        came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
-        cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
-        positions = (*range(graphs.num_primals), *step.lifted)
-        wanted = [layout.needs[position] for position in positions]
-        found = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
-        results = []
-        for position, need in enumerate(layout.needs):
-            if need:
-                gradient = found[positions.index(position)] if position in positions else None
-                # Without a position, the step does not read the tensor that it captures.
-                results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
-        return results
+        if _run_in_segments(step, layout.scan, flat_args):
+            assert isinstance(graphs.core, fx.GraphModule)
+            assert isinstance(graphs.vjp, fx.GraphModule)
+            graph = ScanGraph(graphs.core, layout, self._on_cpu, graphs.vjp)
+            return self._operator(step, graph, flat_args, [*saved, *gradients])
+        return scan_backward(step, layout, flat_args, saved, gradients)
 
 
 _OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
@@ -214,21 +192,33 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
         raise refusals[0] from None
 
 
-def _spare(num_steps: int) -> int:
-    """Rows of checkpoints beyond those that are written: with a symbol for T, their number is never 0 or 1."""
-    return 0 if isinstance(num_steps, int) else 2
+def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
+    """True where kernels that walk segments of time are worth a call of Python's; sizes may be symbols with hints.
+
+    A program that is compiled ahead of time is to run without Python.
+    """
+    num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
+    return may_run_in_segments(step, size_hint(num_steps), size_hint(ncl)) and not _is_ahead_of_time()
 
 
-def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """The last of each `ratio` rows, and further ones without meaning up to `count`."""
-    last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
-    return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))
+def _is_ahead_of_time() -> bool:
+    return "torch._inductor" in sys.modules and is_ahead_of_time()
+
+
+def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
+    """The arguments, with memory for states that are known to be zeros, whose own was never written."""
+    args = list(flat_args)
+    for i in layout.zero_positions:
+        args[i] = args[i].new_zeros(args[i].shape)
+    return args
 
 
 # A step with products runs forward once more in the backward, from its first step on.
 _NO_CHECKPOINTS = 2**20
 
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"})
+_MATRIX_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"}
+_CONVOLUTIONS = {"convolution", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
+_PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
@@ -236,20 +226,6 @@ def _may_have_products(core: fx.GraphModule) -> bool:
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
     return any(name.split(".")[0] in _PRODUCTS for name in names)
-
-
-def _values(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
-    """What one step takes of `[*input_seqs, *init_states, *lifted]`."""
-    return [
-        StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
-        for i, value in enumerate(flat_args)
-    ]
-
-
-def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ScanLayout) -> Arguments:
-    inputs, states, _ = layout.split(flat_args)
-    lifted = tuple(flat_args[position] for position in step.lifted)
-    return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
 
 
 @contextlib.contextmanager

@@ -113,13 +113,14 @@ class ForwardScan:
         config = plan.forward if training else plan.inference
         config, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        operands = Operands(arguments, layouts, shape, form.order)
+        operands = Operands(arguments, layouts, shape, form.order, step.counts)
         spec = ForwardSpec(
             inputs=operands.inputs,
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
+            ends=step.ends and any(layout.counts_down for layout in operands.inputs),
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),

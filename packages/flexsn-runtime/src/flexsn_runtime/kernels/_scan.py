@@ -29,16 +29,17 @@ def forward_scan(
     state_seqs: bool,
     training: bool,
     residuals: Residuals | None = None,
+    spare_rows: int = 0,
     padding: int | None = None,
 ) -> ForwardScan:
     """The forward scan over arguments of this layout.
 
     Args:
         state_seqs: write the states after every step; otherwise the final ones alone.
-        training, residuals, padding: as for `ForwardScan`.
+        training, residuals, spare_rows, padding: as for `ForwardScan`.
     """
     segments = choose_segments(step, arguments)
-    key = ("forward", state_seqs, training, residuals, padding, segments, arguments.key)
+    key = ("forward", state_seqs, training, residuals, spare_rows, padding, segments, arguments.key)
     scan: ForwardScan | None = step.plans.get(key)
     if scan is None:
         scan = step.plans[key] = ForwardScan(
@@ -47,6 +48,7 @@ def forward_scan(
             state_seqs=state_seqs,
             training=training,
             residuals=residuals,
+            spare_rows=spare_rows,
             padding=padding,
             segments=segments,
         )

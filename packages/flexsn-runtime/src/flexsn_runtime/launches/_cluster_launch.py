@@ -41,6 +41,10 @@ class ClusterLaunch:
             )
         return found
 
+    def text(self, tensors: Sequence[Tensor]) -> str:
+        """Source of the kernel for tensors of these dtypes."""
+        return self._compiled.text([tensor.dtype for tensor in tensors])
+
     def __call__(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> None:
         """Launches a cluster for each group of rows; the GPU runs as many at a time as it has room for."""
         pointers = [tensor.data_ptr() for tensor in tensors]

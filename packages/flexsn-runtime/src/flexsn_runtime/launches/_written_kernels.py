@@ -2,47 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flexsn_codegen.targets.triton import interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 
-_again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
+
+class PreparedKernel:
+    """A kernel with its numbers. Called again, it is launched without Triton's search for the binary.
+
+    Args:
+        function: a `triton.jit` function of `(*tensors, *numbers)`.
+        grid: of its programs.
+        numbers: its arguments after the tensors, constants last.
+        device: of the tensors.
+        fused: products and sums may be computed in one rounding.
+    """
+
+    __slots__ = ("_again", "_device", "_function", "_grid", "_numbers", "_options")
+
+    def __init__(
+        self,
+        function: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[Any, ...],
+        device: torch.device,
+        num_warps: int = 4,
+        stages: int = 1,
+        *,
+        fused: bool = True,
+    ) -> None:
+        self._function, self._grid, self._numbers, self._device = function, grid, numbers, device
+        # Said, because the default changes with the version of Triton.
+        self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
+        self._again: Callable[[Sequence[Tensor]], None] | None = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launches it over tensors whose dtypes and alignments are those of the first call."""
+        if self._again is not None:
+            self._again(tensors)
+            return
+        if triton_interpreted():
+            with interpreting():
+                self._function[self._grid](*tensors, *self._numbers)
+            return
+        with on_device(self._device):
+            compiled = self._function[self._grid](*tensors, *self._numbers, **self._options)
+        if compiled is not None:
+            x, y, z = (*self._grid, 1, 1)[:3]
+            self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
+
+
+_prepared: Recent[PreparedKernel] = Recent()
+
+
+def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
+    """The kernel that `make` returned for a key, which says all on which it and its launch depend."""
+    kernel = _prepared.get(key)
+    if kernel is None:
+        kernel = _prepared[key] = make()
+    return kernel
 
 
 def run_kernel(
-    kernel: Any,
+    function: Any,
     grid: tuple[int, ...],
     tensors: tuple[Tensor, ...],
     numbers: tuple[float, ...],
     constants: tuple[Any, ...],
     num_warps: int = 4,
     stages: int = 1,
+    *,
+    fused: bool = True,
 ) -> None:
     """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it.
 
     Args:
-        kernel: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
+        function: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
+        fused: products and sums may be computed in one rounding.
     """
     device = tensors[0].device
-    if triton_interpreted():
-        with interpreting():
-            kernel[grid](*tensors, *numbers, *constants)
-        return
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (kernel, device, grid, numbers, constants, num_warps, stages, *like)
-    again = _again.get(key)
-    if again is not None:
-        again(tensors)
-        return
-    with on_device(device):
-        # Said, because the default changes with the version of Triton.
-        options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
-        compiled = kernel[grid](*tensors, *numbers, *constants, **options)
-    if compiled is not None:
-        whole = (*grid, 1, 1)[:3]
-        _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)
+    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *like)
+
+    def make() -> PreparedKernel:
+        return PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages, fused=fused)
+
+    kernel = prepared(key, make)
+    kernel(*tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -119,6 +119,7 @@ class Operands:
         layouts: how the step reads each lifted tensor; one that is missing is not read.
         shape: the step's.
         order: in which the kernel counts the step's elements.
+        counts: numbers of inputs that count down; those that are one step, expanded over time, are read as such.
 
     Attributes:
         inputs, states, lifted, lifted_like: for the kernel's spec.
@@ -131,11 +132,15 @@ class Operands:
         layouts: Mapping[int, LiftedLayout],
         shape: tuple[int, ...],
         order: StepOrder,
+        counts: Collection[int] = (),
     ) -> None:
         self._shape, self._order = shape, order
         self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
         self.inputs = tuple(
-            self._sequence(Port(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
+            self._counted(Port(Role.INPUT, i), x)
+            if i in counts and is_expanded(x)
+            else self._sequence(Port(Role.INPUT, i), x.shape, x.stride())
+            for i, x in enumerate(arguments.inputs)
         )
         self.states = tuple(
             None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
@@ -207,6 +212,10 @@ class Operands:
             self.sizes[f"{param.name}_time"] = strides[0]
         return InputLayout(layout, strided_time)
 
+    def _counted(self, param: Port, x: Tensor) -> InputLayout:
+        layout = self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
+        return InputLayout(layout, counts_down=True)
+
     def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
         if layout is None:
             return DENSE_TERMS  # never read
@@ -222,6 +231,11 @@ class Operands:
             kind = ("inner", "size", "stride")[i % 3]
             self.sizes[f"{param.name}_{kind}{i // 3}"] = number
         return terms
+
+
+def is_expanded(x: Tensor) -> bool:
+    """True if a sequence `[T, *step]` is one step in memory."""
+    return x.shape[0] > 1 and x.stride(0) == 0
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,13 +62,18 @@ class StepCost:
 
     Attributes:
         num_ops: of the step's forward graph; LIF has 8.
-        inputs, outputs: bytes per element of each. An input that is one number for the whole step does not count, nor
-            does an output that has no gradient.
+        inputs, outputs: bytes per element of each. An input with few numbers for the whole step does not count, as a
+            mask with one for each sequence, nor does an output that has no gradient.
     """
 
     num_ops: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+    @property
+    def moved(self) -> int:
+        """Bytes per element that a step reads and writes."""
+        return sum(self.inputs) + sum(self.outputs)
 
     @property
     def backward_ops(self) -> int:
@@ -77,13 +83,18 @@ class StepCost:
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Sequence[StepValue], outputs: Sequence[StepValue]) -> StepCost:
         """That of a step's forward graph."""
-        many = [value for value in inputs if any(size != 1 for size in value.shape)]
+        sizes = [math.prod(value.shape) for value in inputs]
+        largest = max(sizes)
+        many = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
         return cls(
             sum(node.op == "call_function" for node in graph.nodes),
             tuple(value.dtype.itemsize for value in many or inputs),
             tuple(value.dtype.itemsize for value in outputs if value.dtype.is_floating_point),
         )
 
+
+# An input that has one number for so many elements is read from caches, and moves no bytes.
+_FEW = 32
 
 # By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF and a step
 # of two inputs, float32 and bfloat16.

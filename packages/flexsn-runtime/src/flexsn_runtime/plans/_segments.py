@@ -18,6 +18,7 @@ class SegmentRule:
     Attributes:
         elements: of a step, times segments: as many fill the device.
         largest: elements of a step; larger ones fill it by themselves.
+        moved: bytes that a step reads and writes; steps that move as many keep the memory busy by themselves.
         steps: of a segment, at the least.
         fewest: segments; fewer are not worth the second pass.
         most: segments.
@@ -28,6 +29,7 @@ class SegmentRule:
 
     elements: int
     largest: int
+    moved: int = 2**63
     steps: int = 128
     fewest: int = 4
     most: int = 2**31
@@ -49,10 +51,11 @@ class SegmentRule:
         return number if number >= self.fewest else 1
 
 
-# Measured on an H100 with LIF, see benchmarks/long_sequences.py: a serial kernel of 8192 elements takes 2 to 6 times as
-# long as copying what it moves, and one of 2**17 about as long. One program looks at all segments of its elements, so
-# that more segments take longer again.
-ON_GPU = SegmentRule(elements=2**16, largest=2**13, most=2**10, kept=True)
+# Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
+# few bytes it moves: in training, 5.6 of the copy's time with 2048 elements in float32 and 4.8 with 8192 in bfloat16,
+# where segments take 1.9 and 2.2, but 1.6 with 8192 in float32, where they take 1.8. One program looks at all segments
+# of its elements, so that more segments take longer again.
+ON_GPU = SegmentRule(elements=2**16, largest=2**13, moved=2**16, most=2**10, kept=True)
 
 # Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
 _PROGRAM, _STEPS = 256, 2**15

@@ -11,15 +11,17 @@ from torch import Tensor
 from flexsn_codegen.targets.triton import accumulator
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
-from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, matrix, memory_format
+from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
 # Numbers of a program. Channels-last, 8 for each thread, 16 bytes of half precision; otherwise 2, so that threads that
 # are neighbours read neighbours whatever the stride is.
-_TILES = {True: 1024, False: 256}
+_TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
-_MOST_CHANNELS = 64
-_MOST_PIXELS = 256
+_MOST_COLUMNS = {True: 64, False: 128}
+_UNITS = (8, 4, 2, 1)
+
+_Shape = tuple[int, int, int, int]
 
 
 def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor | None]:
@@ -29,11 +31,15 @@ def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor |
     found = None
     if codes:
         found = torch.empty(codes_shape(_four(y), last, window.bits), dtype=torch.uint8, device=x.device)
-    rows, columns = matrix(_four(y), last)
     bits = window.bits if codes else 8
-    tile, grid = _tiles(-(-rows * bits // 8), columns, last)
-    numbers = (rows, columns, *x.shape[1:], *y.shape[2:])
-    constants = (*window.numbers, last, codes, bits, *tile, accumulator(x.dtype))
+    numbers, units = _numbers(_four(x), _four(y), last)
+    samples, channels, down, across = _four(y)
+    if last:
+        rows, columns = _parts(samples * down * across, 8 // bits), channels
+    else:
+        rows, columns = _parts(samples * channels, 8 // bits) * down, across
+    tile, grid = _tiles(rows, columns, last)
+    constants = (*window.numbers, last, *units, codes, bits, *tile, accumulator(x.dtype))
     given = (x, y, x if found is None else found)
     run_kernel(_kernels().maximum_kernel, grid, given, numbers, constants, _NUM_WARPS)
     return y, found
@@ -48,10 +54,10 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     """
     x, last = _dense(x)
     y = _pooled(x, window, last)
-    rows, columns = matrix(_four(y), last)
-    tile, grid = _tiles(rows, columns, last)
-    numbers = (rows, columns, *x.shape[1:], *y.shape[2:])
-    constants = (*window.numbers[:6], last, divisor, pads, *tile, accumulator(x.dtype))
+    numbers, units = _numbers(_four(x), _four(y), last)
+    tile, grid = _tiles(*_matrix(_four(y), last), last)
+    divisor = _divisor(window, divisor, pads=pads)
+    constants = (*window.numbers[:6], last, *units, divisor, pads, *tile, accumulator(x.dtype))
     run_kernel(_kernels().average_kernel, grid, (x, y), numbers, constants, _NUM_WARPS)
     return y
 
@@ -59,7 +65,7 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
 def gradient(
     grad: Tensor,
     codes: Tensor | None,
-    shape: tuple[int, int, int, int],
+    shape: _Shape,
     window: Window,
     divisor: int = 0,
     *,
@@ -74,11 +80,11 @@ def gradient(
     """
     grad = grad.contiguous(memory_format=memory_format(last))
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=memory_format(last))
-    rows, columns = matrix(shape, last)
-    tile, grid = _tiles(rows, columns, last)
-    numbers = (rows, columns, *shape[1:], *grad.shape[2:])
-    bits = 0 if codes is None else window.bits
-    constants = (*window.numbers, last, bits, divisor, pads, *tile, accumulator(grad.dtype))
+    numbers, units = _numbers(shape, _four(grad), last)
+    cells = (*shape[:2], _parts(shape[2], window.stride[0]), _parts(shape[3], window.stride[1]))
+    tile, grid = _tiles(*_matrix(cells, last), last)
+    bits, divisor = (0, _divisor(window, divisor, pads=pads)) if codes is None else (window.bits, 0)
+    constants = (*window.numbers, last, *units, bits, divisor, pads, *tile, accumulator(grad.dtype))
     given = (grad, grad if codes is None else codes, out)
     run_kernel(_kernels().gradient_kernel, grid, given, numbers, constants, _NUM_WARPS)
     return out
@@ -94,17 +100,46 @@ def _pooled(x: Tensor, window: Window, last: bool) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(last))
 
 
-def _four(x: Tensor) -> tuple[int, int, int, int]:
+def _four(x: Tensor) -> _Shape:
     samples, channels, height, width = x.shape
     return samples, channels, height, width
+
+
+def _parts(number: int, size: int) -> int:
+    return -(-number // size)
+
+
+def _divisor(window: Window, divisor: int, *, pads: bool) -> int:
+    """The divisor of all windows, or 0 if they may differ."""
+    return window.positions if not divisor and pads and not window.ceil else divisor
+
+
+def _numbers(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Numbers that kernels take: of images, their sizes and those of the result; and the units of innermost sizes."""
+    samples, channels, height, width = shape
+    if last:
+        unit = _unit(channels)
+        return (samples, channels // unit, height, width, *out[2:]), (unit, 1)
+    unit, of_out = _unit(width), _unit(out[3])
+    return (samples * channels, 1, height, width // unit, out[2], out[3] // of_out), (unit, of_out)
+
+
+def _unit(number: int) -> int:
+    return next(one for one in _UNITS if number % one == 0)
+
+
+def _matrix(shape: _Shape, last: bool) -> tuple[int, int]:
+    """Rows and columns of all programs together."""
+    samples, channels, height, width = shape
+    return (samples * height * width, channels) if last else (samples * channels * height, width)
 
 
 def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[int, int]]:
     """Rows and columns of a program, and the grid."""
     tile = _INTERPRETED_TILE if triton_interpreted() else _TILES[last]
-    width = min(1 << (columns - 1).bit_length(), _MOST_CHANNELS if last else _MOST_PIXELS)
+    width = min(1 << (columns - 1).bit_length(), _MOST_COLUMNS[last])
     height = max(tile // width, 1)
-    return (height, width), (-(-rows // height), -(-columns // width))
+    return (height, width), (_parts(rows, height), _parts(columns, width))
 
 
 @functools.cache

@@ -78,8 +78,10 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
         return "its windows do not fit"
     if 0 in x.shape:
         return "its input is empty"
-    if x.numel() // min(x.shape[1], x.shape[2] * x.shape[3]) > _MOST_ROWS:
-        return "its input is too large"
+    samples, channels, *_ = x.shape
+    for height, width in (x.shape[2:], window.out_size(*x.shape[2:])):
+        if max(samples * height * width, (samples * channels + 8) * height) > _MOST_ROWS:
+            return "its input is too large"
     return None
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from flexsn_runtime.products._linear import MOST_PARTS, Linked, Links, linked_linear, spike_linear
+from flexsn_runtime.products._linear import MOST_PARTS, Linked, Links, linked_linear, product_with_spikes, spike_linear
 from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
 
 __all__ = [
-    "MOST_PARTS", "Linked", "Links", "fewest_multiplications", "linked_linear", "spike_linear", "why_slow_product",
-]  # fmt: skip
+    "MOST_PARTS",
+    "Linked",
+    "Links",
+    "fewest_multiplications",
+    "linked_linear",
+    "product_with_spikes",
+    "spike_linear",
+    "why_slow_product",
+]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime.products._kernels import PreparedKernel, device_module, prepared
+from flexsn_runtime.launches._written_kernels import PreparedKernel, prepared
 from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile, seen_size, shares_of, tile_for
 
 # Programs of a kernel that usually finds nothing to do.
@@ -26,7 +28,7 @@ def split(x: Tensor, parts: int) -> Tensor:
     """`x [rows, columns]` float32 as the sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
     x = _dense_rows(x)
     rows, columns = x.shape
-    padding = device_module().PADDING
+    padding = _kernels().PADDING
     padded = -(-columns // padding)
     out = torch.empty((parts, rows, padded * padding), dtype=torch.bfloat16, device=x.device)
     row, unit = x.stride(0), _unit(x)
@@ -35,7 +37,7 @@ def split(x: Tensor, parts: int) -> Tensor:
         block = (16, 64) if triton_interpreted() else (16, 128)
         grid = (-(-rows // block[0]), -(-padded * padding // block[1]))
         numbers = (rows, columns // unit, row // unit, padded, parts, unit, *block)
-        return PreparedKernel("split_kernel", grid, numbers, x.device)
+        return PreparedKernel(_kernels().split_kernel, grid, numbers, x.device)
 
     prepared(("split", rows, columns, row, parts, unit, _aligned(x), x.device), make)(x, out)
     return out
@@ -49,7 +51,7 @@ def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """
     s = _dense_rows(s)
     M, K = s.shape
-    padding = device_module().PADDING
+    padding = _kernels().PADDING
     padded = -(-K // padding)
     spikes = torch.empty((M, padded * padding), dtype=torch.bfloat16, device=s.device)
     seen = torch.empty(seen_size(M), dtype=torch.int32, device=s.device)
@@ -58,7 +60,7 @@ def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     def make() -> PreparedKernel:
         numbers = (M, K // unit, row // unit, padded, _bits(scale))
         constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
-        return PreparedKernel("narrow_kernel", (-(-M // CHECKED_ROWS),), (*numbers, *constants), s.device)
+        return PreparedKernel(_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), s.device)
 
     prepared(("narrow", M, K, row, scale, _aligned(s), s.device), make)(s, spikes, seen)
     return spikes, seen
@@ -89,10 +91,10 @@ def product(
     def make() -> PreparedKernel:
         of = tile or tile_for("outputs", M, N, parts, device)
         unit = _row_unit(spikes)
-        numbers = (M, N, row // unit, padded // device_module().PADDING, _bits(scale))
+        numbers = (M, N, row // unit, padded // _kernels().PADDING, _bits(scale))
         constants = (scale != 1.0, unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP)
         grid = (-(-M // of.rows) * -(-N // of.columns),)
-        return PreparedKernel("outputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
+        return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     added = y if bias is None else bias
     aligned = _aligned(spikes), _aligned(added)
@@ -110,7 +112,9 @@ def repair_outputs(s: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, se
     def make() -> PreparedKernel:
         programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
         constants = (bias is not None, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
-        return PreparedKernel("repair_outputs_kernel", (programs,), (M, N, K, row, *constants), s.device, stages=2)
+        return PreparedKernel(
+            _kernels().repair_outputs_kernel, (programs,), (M, N, K, row, *constants), s.device, stages=2
+        )
 
     aligned = tuple(map(_aligned, (s, weight, added)))
     prepared(("repair outputs", M, N, K, row, bias is not None, aligned, s.device), make)(s, weight, added, y, seen)
@@ -136,7 +140,7 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
         numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
         constants = (g_unit, s_unit, parts, of.rows, of.columns, of.chunk, shares)
         return PreparedKernel(
-            "weights_kernel", (tiles, shares), (*numbers, *constants), device, of.num_warps, of.stages
+            _kernels().weights_kernel, (tiles, shares), (*numbers, *constants), device, of.num_warps, of.stages
         )
 
     key = ("weights", M, N, K, g_row, s_row, parts, tile, _aligned(first), _aligned(spikes), device)
@@ -159,7 +163,7 @@ def repair_weights(grads: Sequence[Tensor], s: Tensor, total: Tensor, seen: Tens
         programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
         numbers = (M, N, K, g_row, s_row, seen.numel())
         constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
-        return PreparedKernel("repair_weights_kernel", (programs,), (*numbers, *constants), s.device, stages=2)
+        return PreparedKernel(_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), s.device, stages=2)
 
     aligned = (_aligned(grads[0]), _aligned(s))
     key = ("repair weights", M, N, K, g_row, s_row, parts, grads[0].dtype, aligned, s.device)
@@ -182,10 +186,10 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
     def make() -> PreparedKernel:
         of = tile or tile_for("inputs", M, K, max(w_parts, g_parts), device)
         unit = _row_unit(first)
-        numbers = (M, N, K, row // unit, padded // device_module().PADDING)
+        numbers = (M, N, K, row // unit, padded // _kernels().PADDING)
         constants = (unit, g_parts, w_parts, of.rows, of.columns, of.chunk, _GROUP)
         grid = (-(-M // of.rows) * -(-K // of.columns),)
-        return PreparedKernel("inputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
+        return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     key = ("inputs", M, N, K, row, padded, g_parts, w_parts, tile, _aligned(first), device)
     prepared(key, make)(*_three(grads), pieces, out)
@@ -231,3 +235,11 @@ def _unit(x: Tensor) -> int:
 def _row_unit(x: Tensor) -> int:
     """The same of bfloat16 rows without holes: a whole chunk, a whole load, or one number."""
     return next((unit for unit in _UNITS if _aligned(x) and x.shape[1] % unit == 0), 1)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of kernels, which imports Triton."""
+    from flexsn_codegen.targets.triton.device import _products
+
+    return _products

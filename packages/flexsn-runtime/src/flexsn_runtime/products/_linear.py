@@ -202,6 +202,18 @@ def _of_parts(
     return of_s, of_weight
 
 
+def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
+    """`grads^T s`, `[N, K]` float32, of `[M, N]` and `[M, K]`, without autograd.
+
+    Args:
+        s: numbers of bfloat16. If there are others, all is computed again in float32, which takes long.
+    """
+    spikes, seen = narrow(s)
+    total = product_over_rows(tuple(split(grads, MOST_PARTS)), spikes, grads.shape[1], s.shape[1])
+    repair_weights((grads,), s, total, seen)
+    return total
+
+
 def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     rows, grads = _rows(s), _rows(grad)
     return [

@@ -65,13 +65,16 @@ class ScanProgram:
             of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
             `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
             after the other in memory. Empty: of no output.
+        counts_down: for each input, True if it is a number, int32, that is less by 1 in each step, and of which only
+            the sign counts: the steps that are left of a sequence. Given as `[T, *step]`; or, for kernels that then end
+            with the sequences, as its first step, expanded over time. Empty: none.
         zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
             no output.
         pieces: the core is another one on these pieces, and does what `trace_step(on_pieces=True)` takes.
 
     Raises:
         PrecisionError: an unknown precision.
-        TensorCountError: not as many `bits` or `zero_one` as outputs.
+        TensorCountError: not as many `bits` or `zero_one` as outputs, or `counts_down` as inputs.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
     """
@@ -93,6 +96,7 @@ class ScanProgram:
         bits: Sequence[bool] = (),
         zero_one: Sequence[bool] = (),
         pieces: StepPieces | None = None,
+        counts_down: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = (
@@ -120,6 +124,10 @@ class ScanProgram:
                 raise TensorCountError(
                     f"{name} has {len(flags)} entries for {num_outputs} outputs: give as many, or none."
                 )
+        if len(counts_down) not in (0, num_inputs):
+            raise TensorCountError(
+                f"counts_down has {len(counts_down)} entries for {num_inputs} inputs: give as many, or none."
+            )
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
@@ -131,6 +139,7 @@ class ScanProgram:
         self.bits = tuple(bits)
         self.zero_one = tuple(zero_one)
         self._pieces = pieces
+        self.counts_down = tuple(counts_down)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
@@ -156,6 +165,7 @@ class ScanProgram:
             bits=self.bits,
             zero_one=self.zero_one,
             pieces=self._pieces,
+            counts_down=self.counts_down,
         )
         return make, arguments
 
@@ -324,7 +334,7 @@ class ScanProgram:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
-        kind += (self.on_cpu, self.bits, self.zero_one, self._pieces)
+        kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self._pieces)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -353,13 +363,14 @@ class ScanProgram:
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
         target = target_on(device, self.on_cpu)
+        counting = tuple(i for i, counts in enumerate(self.counts_down) if counts)
         if isinstance(trace, RecurrentTrace):
             if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
                     "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
                     "out."
                 )
-            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels)
+            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels, counting)
         return Specialization(
             trace,
             name,
@@ -371,6 +382,7 @@ class ScanProgram:
             takes_numbers=self._takes_numbers,
             bits=self.bits,
             zero_one=self.zero_one,
+            counts=counting,
         )
 
     def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
@@ -387,6 +399,11 @@ class ScanProgram:
             on_cpu=self.on_cpu,
             residuals="recompute",
             pieces=trace.pieces,
+            counts_down=[
+                counts
+                for pieces, counts in zip(trace.pieces.inputs, self.counts_down, strict=False)
+                for _ in range(pieces.count)
+            ],
         )
         return CutSpecialization(trace, name, device, self.numerics, target_on(device, self.on_cpu), program)
 

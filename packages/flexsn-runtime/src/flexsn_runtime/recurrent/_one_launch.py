@@ -25,7 +25,7 @@ from flexsn_codegen.recurrent import (
     memory_of,
     two_strides,
 )
-from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, cluster_source
+from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cluster_source
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
@@ -56,7 +56,7 @@ class Loops:
         self._kernels: dict[object, tuple[LoopKernel, CooperativeKernel]] = {}
         self._in_clusters: dict[object, tuple[ClusterKernel, ClusterLaunch]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
-        self.prepared: Recent[_Prepared | _InClusters | str] = Recent()
+        self.prepared: Recent[_Prepared | InClusters | str] = Recent()
         self.told: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
@@ -180,7 +180,7 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
 
 
 @dataclass(frozen=True)
-class _InClusters:
+class InClusters:
     """A loop over values of one layout, in thread-block clusters.
 
     Attributes:
@@ -198,8 +198,20 @@ class _InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        self.kernel([give(over) for give in self.sources], self.groups, self.numbers)
+        self.kernel(self.tensors(over), self.groups, self.numbers)
         return self.told
+
+    def compile(self, over: OverTime) -> CudaFunction:
+        """Compiles it.
+
+        Raises:
+            CompilationError: the GPU has no room for it.
+        """
+        return self.kernel.function(self.tensors(over))
+
+    def tensors(self, over: OverTime) -> list[Tensor]:
+        """The kernel's tensors, in its order."""
+        return [give(over) for give in self.sources]
 
 
 @dataclass(frozen=True)
@@ -256,7 +268,7 @@ class _Prepared:
         return found
 
 
-def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _InClusters:
+def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | InClusters:
     """What `run_in_one_launch` launches, compiled. It raises what that raises."""
     if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
@@ -286,7 +298,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _In
     return found
 
 
-def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared | _InClusters:
+def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared | InClusters:
     """In clusters where the columns of a step are more than one program holds, and those of a cluster are not; else
     with the first tiles whose programs have room on the device, or else the last ones.
     """
@@ -310,35 +322,47 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prep
     return prepared
 
 
-def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> _InClusters | None:
+def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
     """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
     device = step.device
-    if why_no_clusters(device) is not None or loop.has_reductions:
+    if why_no_clusters(device) is not None or loop.has_reductions or loop.ring:
         return None
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
     for cluster in clusters_for(loop, processors):
         try:
-            written, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
+            prepared = in_cluster(step, over, loop, memory, cluster)
         except NotOneLaunchError:
             return None
-        named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
-        numbers = tuple(named[size] for size in written.source.sizes)
-        sources = tuple(_sources(step.loops, over, memory, written.source, {}, device))
         try:
-            kernel.function([give(over) for give in sources])
+            prepared.compile(over)
         except CompilationError:
             continue
-        groups = -(-loop.num_rows // cluster.rows)
-        count = len(loop.exchanges)
-        told = (
-            f"one launch for all steps, of {groups} clusters of {cluster.blocks} blocks of {written.threads} threads, "
-            f"each of {cluster.rows} rows, which keep the matrices in registers and send each other "
-            f"{count} value{'s' if count > 1 else ''} a step"
-        )
-        return _InClusters(kernel, groups, numbers, sources, told)
+        return prepared
     return None
+
+
+def in_cluster(
+    step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
+) -> InClusters:
+    """The loop in clusters of one division, written and not compiled.
+
+    Raises:
+        NotOneLaunchError: clusters do not compute it.
+    """
+    written, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
+    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+    numbers = tuple(named[size] for size in written.source.sizes)
+    sources = tuple(_sources(step.loops, over, memory, written.source, {}, step.device))
+    groups = -(-loop.num_rows // cluster.rows)
+    count = len(loop.exchanges)
+    told = (
+        f"one launch for all steps, of {groups} clusters of {cluster.blocks} blocks of {written.threads} threads, "
+        f"each of {cluster.rows} rows, which keep the matrices in registers and send each other "
+        f"{count} value{'s' if count > 1 else ''} a step"
+    )
+    return InClusters(kernel, groups, numbers, sources, told)
 
 
 def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
@@ -384,6 +408,10 @@ def _sources(
     for i, port in enumerate(loop.carried):
         found[Port(Role.STATE, i)] = partial(_row, port=port, written=False, t=first)
         found[Port(Role.FINAL_STATE, i)] = partial(_row, port=port, written=True, t=last)
+    for i, (port, (width, dtype)) in enumerate(loop.carried.items()):
+        if port in loop.ring:
+            shape = 2, loop.num_rows, width
+            found[Port(Role.RING, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     for number in memory.matrices:
         found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
     for part in loop.parts:
@@ -411,7 +439,7 @@ def _matrix(over: OverTime, *, number: int) -> Tensor:
 
 
 def _slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory through which programs exchange a value."""
+    """Memory for a value between two steps."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 

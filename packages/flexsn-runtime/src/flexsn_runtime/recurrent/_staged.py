@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
-from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.recurrent import NotOneLaunchError, exact_values
 from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import (
     CoreTrace,
@@ -29,6 +29,7 @@ from flexsn_graph import (
     Term,
     View,
     absent_at_first,
+    convolution_weight,
     is_of_any_batch,
     resized,
 )
@@ -37,11 +38,12 @@ from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.backend import TargetName
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, LaunchByAddress, launch
-from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._operands import Arguments, Operands, is_expanded
 from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
+from flexsn_runtime.recurrent._weights import summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
 if TYPE_CHECKING:
@@ -53,7 +55,11 @@ Act = Callable[[int], object]
 
 
 class RecurrentSpecialization(CoreSpecialization):
-    """A traced step with matrix products, and the kernels made of it so far."""
+    """A traced step with matrix products, and the kernels made of it so far.
+
+    Args:
+        counts: numbers of the inputs that count down.
+    """
 
     trace: RecurrentTrace
 
@@ -65,8 +71,10 @@ class RecurrentSpecialization(CoreSpecialization):
         numerics: Numerics,
         target: TargetName,
         kernels: Recent[CompiledKernel] | None = None,
+        counts: tuple[int, ...] = (),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
+        self._counts = counts
         # Whose VJPs are taken: another one once the core captures other tensors. What is prepared is of the first one's
         # stages.
         self._differentiated: CoreTrace = trace
@@ -74,6 +82,7 @@ class RecurrentSpecialization(CoreSpecialization):
         self._vjps: dict[Any, StagedStep] = {}
         self._whole_vjps: dict[Any, StagedStep | None] = {}
         self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
+        self._exact: frozenset[Port] | None = None
         self.loops = Loops()
         # By kind of call: the values that last in a forward, and what a backward needs.
         self.lasting: Recent[frozenset[Port]] = Recent()
@@ -82,6 +91,15 @@ class RecurrentSpecialization(CoreSpecialization):
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
+
+    def counted(self, arguments: Arguments) -> Arguments:
+        """The arguments, with what counts down as sequences in memory."""
+        inputs = list(arguments.inputs)
+        for i in self._counts:
+            if is_expanded(inputs[i]):
+                steps = torch.arange(len(inputs[i]), device=inputs[i].device, dtype=inputs[i].dtype)
+                inputs[i] = inputs[i] - steps.view(-1, *[1] * (inputs[i].dim() - 1))
+        return Arguments(tuple(inputs), arguments.states, arguments.lifted)
 
     def _begin(self, trace: CoreTrace) -> None:
         old = self.trace.step_shape
@@ -110,6 +128,13 @@ class RecurrentSpecialization(CoreSpecialization):
         if found is None:
             found = self._formats[key] = super().format(inputs, states, shape)
         return found
+
+    @property
+    def exact_values(self) -> frozenset[Port]:
+        """The values of the forward that consist of numbers of bfloat16."""
+        if self._exact is None:
+            self._exact = exact_values(self.trace.forward)
+        return self._exact
 
     def forget_plans(self) -> None:
         self.prepared.clear()
@@ -460,6 +485,8 @@ class StagedScan:
             value, *numbers = product.args
             _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
             return True
+        if product.is_convolution:
+            return self._convolve_whole(product)
         if product.op not in (_aten.mm.default, _aten.addmm.default):
             return False
         *added, left, right = (
@@ -478,12 +505,30 @@ class StagedScan:
         _OUT[product.op](*added, left.reshape(rows, left.shape[-1]), right, **product.kwargs, out=flat)
         return True
 
+    def _convolve_whole(self, product: Product) -> bool:
+        """One convolution of the frames of all steps."""
+        out = self._written(product.result).sequence
+        value, *rest = (
+            self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
+            for a in product.args
+        )
+        if out.shape[1:] != product.shape:
+            return False
+        frames = _aten.convolution.default(value.flatten(0, 1), *rest)
+        out.copy_(frames.view(out.shape))
+        return True
+
     # -- sums over time ----------------------------------------------------------------------------------------
+
+    def _is_exact(self, view: View) -> bool:
+        """True for what the forward writes numbers of bfloat16 to."""
+        port = view.source
+        return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 
     def summed(self, term: Term) -> Tensor:
         """A part of the gradient of a lifted tensor."""
         values = [self._read(view).sequence for view in term.values]
-        total = _sum(term.op, values)
+        total = _sum(term, values, [self._is_exact(view) for view in term.values])
         for target, args, kwargs in term.calls:
             fixed = tuple(a(self._constant(a)) if isinstance(a, View) else a for a in args)
             total = View(Port(Role.MATRIX, 0), ((target, fixed, kwargs),), (), total.dtype)(total)
@@ -494,16 +539,19 @@ def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
     return tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:
+def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
     """The sum over time of a value of each step, or of a product of two."""
+    op = term.op
     if op is None:
         (value,) = values
         half = value.dtype in (torch.float16, torch.bfloat16)
         return value.sum(0, dtype=torch.float32 if half else None)
     left, right = values
+    if op is convolution_weight:  # a sum over the batch: one for all steps
+        total: Tensor = convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *term.numbers)
+        return total
     if op is _aten.mm.default:
-        steps, rows, inner = left.shape
-        return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, right.shape[2])
+        return summed_product(left, right, (exact[0], exact[1]))
     if op is _aten.bmm.default:
         steps, count, rows, inner = left.shape
         one = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
@@ -521,6 +569,10 @@ def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out
     return variance
 
 
+def _convolved(value: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> Tensor:
+    return out.copy_(_aten.convolution.default(value, weight, *rest))
+
+
 _OUT: dict[Any, Callable[..., Tensor]] = {
     _prims.sum.default: _sum_of_rows,
     _prims.amax.default: _aten.amax.out,
@@ -532,4 +584,5 @@ _OUT: dict[Any, Callable[..., Tensor]] = {
     _aten.baddbmm.default: _aten.baddbmm.out,
     _aten.mv.default: _aten.mv.out,
     _aten.addmv.default: _aten.addmv.out,
+    _aten.convolution.default: _convolved,
 }

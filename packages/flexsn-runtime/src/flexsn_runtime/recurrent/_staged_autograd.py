@@ -39,6 +39,7 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
 
 def scan_staged(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    arguments = step.counted(arguments)
     tensors = arguments.all
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         results: tuple[Tensor, ...] = _StagedScan.apply(step, state_seqs, arguments, *tensors)

@@ -10,14 +10,13 @@ from torch import Tensor
 from flexsn_codegen import BackwardSpec, CoreSource
 from flexsn_codegen.scan.segments import Columns, carried_source, gradient_source, map_size, maps_source
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.segments._kernels import SegmentKernel, kept_dtype, rows
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, kept_dtype, rows
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
-class SegmentedBackward:
+class SegmentedBackward(InSegments):
     """Runs a backward scan in segments, in the place of the launch of its serial kernel.
 
     Args:
@@ -43,7 +42,6 @@ class SegmentedBackward:
         device: torch.device,
         segments: int,
     ) -> None:
-        self._serial = serial
         step.combined[sizes["T"]] = segments
         core, name = step.core(), f"{step.name}_backward"
         dtypes = [kept_dtype(step.state_dtypes[i]) for i in _carried(spec)]
@@ -63,33 +61,14 @@ class SegmentedBackward:
             made = step.segment_kernel((what, *key), write)  # type: ignore[arg-type]
             return SegmentKernel(made, sizes, config, device, beside, params)
 
-        self._kernels = (
+        kernels = (
             kernel("maps", lambda: maps_source(f"{name}_maps", core, vjp, columns, spec), segments - 1),
             kernel("carried", lambda: carried_source(f"{name}_carried", core, vjp, spec), 1),
             kernel("gradient", lambda: gradient_source(f"{name}_segments", core, vjp, spec), segments),
         )
+        super().__init__(serial, kernels)
 
-    @property
-    def is_compiled(self) -> bool:
-        return all(kernel.is_compiled for kernel in self._kernels)
-
-    def allocator(
-        self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[], Tensor]:
-        return self._serial.allocator(shape, strides, dtype=dtype, device=device)
-
-    def entry(self) -> Entry | None:
-        return None  # several kernels
-
-    def compile(self, tensors: Sequence[Tensor]) -> None:
-        scratch = self._scratch(tensors, empty=True)
-        for kernel in self._kernels:
-            kernel.compile(tensors, scratch)
-
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        scratch = self._scratch(tensors)
-        for kernel in self._kernels:
-            kernel(tensors, scratch)
+    def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         for port, place in self._lifted:
             # In a fixed order, so that two runs agree to the last bit.
             torch.sum(scratch[port], 0, out=tensors[place])

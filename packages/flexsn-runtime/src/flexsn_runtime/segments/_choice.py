@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from flexsn_graph import Role, StepGraph, is_linear
-from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.operands._operands import Arguments, is_expanded
 from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -32,9 +32,21 @@ class Choice(NamedTuple):
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
+    if any(is_expanded(arguments.inputs[i]) for i in step.counts):
+        return None  # programs end with their sequences
+    return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
+
+
+def may_run_in_segments(step: Specialization, num_steps: int | None, ncl: int | None) -> bool:
+    """True if scans over so many steps of so many elements have segments; `None`: their number is not known."""
+    return _choose(step, num_steps, ncl) is not None
+
+
+def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Choice | None:
     rule = rule_in_place_of(step.backend.segments())
-    num_steps, ncl = arguments.num_steps, math.prod(step.trace.step_shape)
     if rule is None or not step.walks_segments or type(num_steps) is not int or type(ncl) is not int or ncl == 0:
+        return None
+    if ncl * step.cost.moved >= rule.moved:
         return None
     number = rule.count(ncl, max(num_steps, 1))
     return Choice(rule, number) if number > 1 and step.trace.states else None

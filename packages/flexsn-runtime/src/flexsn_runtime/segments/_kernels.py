@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role
+from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.plans._buckets import LaunchConfig
@@ -69,3 +70,45 @@ class SegmentKernel:
 def rows(role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], device: torch.device) -> dict[Port, Tensor]:
     """Scratch memory `[segments, elements]` for each of a role."""
     return {Port(role, i): torch.empty(shape, dtype=dtype, device=device) for i, dtype in enumerate(dtypes)}
+
+
+class InSegments:
+    """Runs a scan by several kernels, in the place of the launch of its serial kernel.
+
+    Args:
+        serial: that launch.
+        kernels: in their order.
+    """
+
+    def __init__(self, serial: Launch, kernels: Sequence[SegmentKernel]) -> None:
+        self._serial, self._kernels = serial, tuple(kernels)
+
+    @property
+    def is_compiled(self) -> bool:
+        return all(kernel.is_compiled for kernel in self._kernels)
+
+    def allocator(
+        self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[], Tensor]:
+        return self._serial.allocator(shape, strides, dtype=dtype, device=device)
+
+    def entry(self) -> Entry | None:
+        return None  # several kernels
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        scratch = self._scratch(tensors, empty=True)
+        for kernel in self._kernels:
+            kernel.compile(tensors, scratch)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        scratch = self._scratch(tensors)
+        for kernel in self._kernels:
+            kernel(tensors, scratch)
+        self._finish(tensors, scratch)
+
+    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        """The memory that kernels hand each other; `empty`: without elements, to compile for."""
+        raise NotImplementedError
+
+    def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
+        """Does what follows the last kernel."""

@@ -18,6 +18,7 @@ from flexsn_graph import (
     Role,
     StepGraph,
     StepTrace,
+    ends_early,
     linear_part,
     ports,
     without_cotangents,
@@ -43,6 +44,7 @@ class Specialization(CoreSpecialization):
         takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
         bits: which outputs the forward also writes as bits; empty: none.
         zero_one: which outputs must be 0 or 1; empty: none.
+        counts: numbers of the inputs that count down.
 
     Raises:
         SpikeBitsError: one of these is not known to be 0 or 1.
@@ -63,13 +65,17 @@ class Specialization(CoreSpecialization):
         takes_numbers: bool = False,
         bits: tuple[bool, ...] = (),
         zero_one: tuple[bool, ...] = (),
+        counts: tuple[int, ...] = (),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._takes_numbers = takes_numbers
         check_bits(trace, bits)
         check_bits(trace, zero_one)
         self.bits = bits
-        self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
+        self.counts = counts
+        self.ends = ends_early(trace.forward, counts)
+        loaded = [value for i, value in enumerate(trace.inputs) if i not in counts]  # in each step
+        self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}

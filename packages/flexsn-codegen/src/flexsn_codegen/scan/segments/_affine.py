@@ -9,6 +9,7 @@ from flexsn_codegen.scan._forward import ForwardTemplate
 from flexsn_codegen.scan._spec import ForwardSpec
 from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
 from flexsn_codegen.scan.segments._forward import SegmentsTemplate
+from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
@@ -16,8 +17,7 @@ from flexsn_graph import Port, Role
 def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
     """Writes the kernel of the maps of all segments but the last.
 
-    Of states `i` and `j`, `SEGMENT_MAP` `i * S + j` is the derivative of `i` after the segment by `j` before it, and
-    `S * S + i` the state after it from zeros, of the first segment from the initial state.
+    They are as `SegmentMaps` says; the first segment begins with the initial state instead of zeros.
 
     Args:
         name: start of the kernel's name.
@@ -38,22 +38,19 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
     w = core.target.writer(())
     w.begin()
     w.add_segments()
-    maps = [w.add(Role.SEGMENT_MAP, i) for i in range(num_states * num_states + num_states)]
+    maps = SegmentMaps(w, "state", range(num_states))
     starts = [w.add(Role.SEGMENT_START, i) for i in range(num_states)]
-    for i in range(num_states):
-        w.load(f"state_{i}", maps[num_states * num_states + i])
-        w.store(starts[i], f"state_{i}", w.row(starts[i], "1"))
+    maps.load_rest("0")
+    for i, param in enumerate(starts):
+        w.store(param, f"state_{i}", w.row(param, "1"))
     with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
         inner = [f"n * {TOGETHER} + {u + 2} < SEGMENTS" for u in range(TOGETHER)]
         for u in range(TOGETHER):
-            for i, param in enumerate(maps):
-                w.load(f"map_{i}_{u}", param, w.row(param, f"n * {TOGETHER} + {u + 1}"), inner[u])
+            maps.load(u, f"n * {TOGETHER} + {u + 1}", exists=inner[u])
         for u in range(TOGETHER):
-            for i in range(num_states):
-                terms = [f"map_{i * num_states + j}_{u} * state_{j}" for j in range(num_states)]
-                w.assign(f"next_{i}", " + ".join([*terms, f"map_{num_states * num_states + i}_{u}"]))
+            maps.combine(u)
+            maps.advance(inner[u])
             for i, param in enumerate(starts):
-                w.select(f"state_{i}", inner[u], f"next_{i}", f"state_{i}")
                 w.store(param, f"state_{i}", w.row(param, f"n * {TOGETHER} + {u + 2}"), inner[u])
     return w.finish(name, [], "States before segments. One program: BLOCK elements, all segments.")
 
@@ -82,14 +79,12 @@ class _StateMaps(ForwardTemplate):
         of_linear = [] if linear is None else w.add_numbers(linear)
         self._declare_read()
         self._linear_numbers = [] if linear is None else [*of_linear, *w.add_once(linear, of_linear)]
-        count = len(spec.states)
-        maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
+        maps = SegmentMaps(w, "state", range(len(spec.states)))
         w.integer("chunks", f"T // {chunk}")
         bounds(w, "segment")
         for i, dtype in enumerate(spec.state_dtypes):
             w.select(f"state_{i}", "segment == 0", f"state_{i}", w.zeros(dtype))
-            for j in range(count):
-                w.assign(f"column_{j}_{i}", f"{w.zeros(dtype)} + 1" if i == j else w.zeros(dtype))
+        maps.begin(spec.state_dtypes)
         for param in self._inputs.values():
             w.point(param, "first", chunk)
         with w.loop("c", "first", "behind", spec.stages):
@@ -99,15 +94,9 @@ class _StateMaps(ForwardTemplate):
                 self._compute(k)
             for param in self._inputs.values():
                 w.move(param, chunk)
-        for i in range(count):
-            for j in range(count):
-                self._store(maps[i * count + j], f"column_{j}_{i}")
-            self._store(maps[count * count + i], f"state_{i}")
+        maps.store()
         doc = f"Maps of the states of segments, {chunk} steps a chunk. One program: BLOCK elements, one segment."
         return w.finish(name, [self._core, *([] if linear is None else [linear])], doc)
-
-    def _store(self, param: Port, value: str) -> None:
-        self._writer.store(param, value, self._writer.row(param, "segment"))
 
     def _columns(self, k: int) -> None:
         w, linear, dtypes = self._writer, self._linear, self._spec.state_dtypes

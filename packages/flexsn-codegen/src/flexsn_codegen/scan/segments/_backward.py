@@ -9,6 +9,7 @@ import torch
 from flexsn_codegen.scan._backward import BackwardTemplate
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
@@ -31,9 +32,8 @@ def maps_source(
 ) -> KernelSource:
     """Writes the kernel of the maps of all segments but the first.
 
-    Of states `i` and `j` among those whose gradients are carried, `SEGMENT_MAP` `i * S + j` is the derivative of the
-    cotangent of `i` before the segment by that of `j` after it, and `S * S + i` the rest, of which the last segment's
-    holds what comes from final states.
+    They are as `SegmentMaps` says, of the cotangents of states whose gradients are carried, from the segment's end to
+    its beginning; the last segment begins with what comes from final states instead of zeros.
 
     Args:
         name: start of the kernel's name.
@@ -118,7 +118,7 @@ class _Maps(_Segments):
             self._used |= frozenset(columns.vjp.arguments)
 
     def write(self, name: str) -> KernelSource:
-        w, spec, count = self._writer, self._spec, len(self._carrying)
+        w, spec = self._writer, self._spec
         w.begin()
         w.segment(1)
         self._begin()
@@ -127,16 +127,10 @@ class _Maps(_Segments):
         bounds(w, "segment")
         self._declare_carried()
         self._declare_no_results()
-        maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
-        for j in self._carrying:
-            for i in self._carrying:
-                zeros = w.zeros(spec.state_dtypes[i])
-                w.assign(f"column_{j}_{i}", f"{zeros} + 1" if i == j else zeros)
+        maps = SegmentMaps(w, "grad_state", self._carrying)
+        maps.begin(spec.state_dtypes)
         self._walk()
-        for a, i in enumerate(self._carrying):
-            for b, j in enumerate(self._carrying):
-                self._store(maps[a * count + b], f"column_{j}_{i}")
-            self._store(maps[count * count + a], f"grad_state_{i}")
+        maps.store()
         doc = f"Backward maps of segments, {spec.chunk} steps a chunk. One program: BLOCK elements, one segment."
         return w.finish(name, self._cores, doc)
 
@@ -146,9 +140,6 @@ class _Maps(_Segments):
         for i, dtype in enumerate(self._spec.state_dtypes):
             if self._spec.grad_final_states[i]:
                 self._writer.select(f"grad_state_{i}", "behind == chunks", f"grad_state_{i}", self._writer.zeros(dtype))
-
-    def _store(self, param: Port, value: str) -> None:
-        self._writer.store(param, value, self._writer.row(param, "segment"))
 
     def _walk_back(self, k: int, partial: bool) -> None:
         super()._walk_back(k, partial)
@@ -175,7 +166,7 @@ class _Carried(_Segments):
         self._begin()
         self._declare_read()
         self._declare_no_results()
-        self._maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
+        self._maps = SegmentMaps(w, "grad_state", self._carrying)
         self._carried = [w.add(Role.SEGMENT_CARRIED, a) for a in range(count)]
         for i, dtype in enumerate(spec.state_dtypes):
             if i not in self._carrying:
@@ -186,23 +177,16 @@ class _Carried(_Segments):
         w.assign("beyond", w.zeros(torch.int32))
         for i in self._carrying:
             w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
-        self._load_last()
+        self._maps.load_rest("SEGMENTS", -1)  # what comes to the end of the last segment but one
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
             self._combine_together()
         w.any("beyond_anywhere", "beyond")
         with w.when("beyond_anywhere > 0"):
-            self._load_last()
+            self._maps.load_rest("SEGMENTS", -1)
             self._one_by_one()
         doc = f"Cotangents that come to segments, {spec.chunk} steps a chunk. One program: BLOCK elements, all T."
         return w.finish(name, self._cores, doc)
-
-    def _load_last(self) -> None:
-        """What comes to the end of the last segment but one."""
-        count = len(self._carrying)
-        for a, i in enumerate(self._carrying):
-            param = self._maps[count * count + a]
-            self._writer.load(f"grad_state_{i}", param, self._writer.row(param, "SEGMENTS", -1))
 
     def _store(self, number: str, shift: int, exists: str | None = None) -> None:
         w = self._writer
@@ -210,25 +194,14 @@ class _Carried(_Segments):
             param = self._carried[a]
             w.store(param, f"grad_state_{i}", w.row(param, number, -shift), exists)
 
-    def _load_maps(self, u: int, row: str, shift: int, exists: str | None = None) -> None:
-        for n, param in enumerate(self._maps):
-            self._writer.load(f"map_{n}_{u}", param, self._writer.row(param, row, -shift), exists)
-
-    def _combine(self, u: int) -> None:
-        """What comes to the segment before, in `next_<state>`: sums in the order of the states."""
-        count = len(self._carrying)
-        for a, i in enumerate(self._carrying):
-            terms = [f"map_{a * count + b}_{u} * grad_state_{j}" for b, j in enumerate(self._carrying)]
-            self._writer.assign(f"next_{i}", " + ".join([*terms, f"map_{count * count + a}_{u}"]))
-
     def _combine_together(self) -> None:
         w = self._writer
         for u in range(TOGETHER):
-            self._load_maps(u, f"SEGMENTS - n * {TOGETHER}", u + 2, self._is_inner(u))
+            self._maps.load(u, f"SEGMENTS - n * {TOGETHER}", -(u + 2), self._is_inner(u))
         for u in range(TOGETHER):
-            self._combine(u)
+            self._maps.combine(u)
+            self._maps.advance(self._is_inner(u))
             for i in self._carrying:
-                w.select(f"grad_state_{i}", self._is_inner(u), f"next_{i}", f"grad_state_{i}")
                 w.not_finite("is_beyond", f"grad_state_{i}")
                 w.assign("beyond", "beyond + is_beyond")
             self._store(f"SEGMENTS - n * {TOGETHER}", u + 3, self._is_inner(u))
@@ -242,8 +215,8 @@ class _Carried(_Segments):
         w = self._writer
         with w.loop("n", "2", "SEGMENTS"):
             w.integer("segment", "SEGMENTS - n")
-            self._load_maps(0, "segment", 0)
-            self._combine(0)
+            self._maps.load(0, "segment")
+            self._maps.combine(0)
             w.assign("beyond", w.zeros(torch.int32))
             for i in self._carrying:
                 w.not_finite("is_beyond", f"next_{i}")

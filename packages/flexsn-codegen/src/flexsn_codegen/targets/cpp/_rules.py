@@ -192,6 +192,20 @@ def _convert(call: OpCall) -> str:
     return x if target == _type(call.dtype) else f"{target}({x})"
 
 
+@_rule(_aten.view.dtype)
+def _view_as(call: OpCall) -> str:
+    if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
+        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+    x, half = call.operands[0], {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    if call.result == call.dtype:
+        return x
+    if call.dtype in half:
+        x = f"uint16_t(dev::{'exact_float16' if call.dtype == torch.float16 else 'bfloat16'}_bits({x}))"
+    if call.result in half:
+        return f"dev::{half[call.result]}_value(uint32_t(uint16_t({x})))"
+    return f"__builtin_bit_cast({_type(call.result)}, {x})"
+
+
 @_rule(_aten.angle.default)
 def _angle(call: OpCall) -> str:
     x = call.operands[0]

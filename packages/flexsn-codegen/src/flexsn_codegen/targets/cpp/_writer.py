@@ -205,13 +205,14 @@ class CppWriter(KernelWriter):
             place = f"({pointer})[{self._offsets[port]}]"
             self._lane(None, f"if ({_scalar(exists)}) dev::store({place}, {value})")
 
-    def store_bits(self, port: Port, value: str, place: str) -> None:
+    def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         self._written.add(port)
         flags = f"{port.name}_flags_{len(self._flagged)}"
         self._flagged.append(flags)
         self._first[flags] = "uint8_t(0)"
         self._lane(flags, f"uint8_t({value} != 0)")
-        self._current().after.append(f"dev::store_bits({place}, {_array(flags)}, lanes);")
+        when = f"if ({_scalar(exists)}) " if exists else ""
+        self._current().after.append(f"{when}dev::store_bits({place}, {_array(flags)}, lanes);")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -266,6 +267,22 @@ class CppWriter(KernelWriter):
 
     def not_finite(self, name: str, value: str) -> None:
         self._lane(name, f"int32_t({value} - {value} != 0)")
+
+    def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
+        named = {least: "least", largest: "largest"}
+        for name, function in named.items():
+            arrays = [f"{name}_of_{value}" for value in values]
+            for array, value in zip(arrays, values, strict=True):
+                self._flagged.append(array)
+                self._first[array] = "int32_t(0)"
+                self._lane(array, value)
+            first, *others = (f"dev::{function}({_array(array)}, lanes, T)" for array in arrays)
+            for other in others:
+                first = f"std::{'min' if name == least else 'max'}({first}, {other})"
+            self.line(f"const int64_t {name} = {first};")
+
+    def less(self, name: str, value: str, number: str) -> None:
+        self._lane(name, f"{value} - int32_t({_scalar(number)})")
 
     def any(self, name: str, value: str) -> None:
         flags = f"{name}_flags"

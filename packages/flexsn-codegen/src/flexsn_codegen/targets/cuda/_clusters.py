@@ -11,7 +11,7 @@ has what others sent after they had read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,11 +39,13 @@ class Cluster:
         blocks: of a cluster, a power of two, at most 16.
         splits: warps that share the sums of a product.
         row_tiles: of 8 rows each, of a cluster.
+        whole: float32 is sent as it is, and each receiver takes it apart; else its sender does.
     """
 
     blocks: int
     splits: int
     row_tiles: int
+    whole: bool = True
 
     @property
     def rows(self) -> int:
@@ -93,7 +95,8 @@ class _Sent:
         number: of the exchange.
         pieces: of the value, in the order of its columns, each as wide as the loop.
         parts: numbers of 16 bits of one value.
-        bits: whether zeros and ones are sent, a bit each.
+        bits: zeros and ones are sent, a bit each.
+        whole: float32 is sent, of which the receiver makes the parts.
         format: of the numbers, in the source.
     """
 
@@ -102,6 +105,7 @@ class _Sent:
     pieces: tuple[Columns, ...]
     parts: int
     bits: bool
+    whole: bool
     format: str
 
     @property
@@ -155,7 +159,8 @@ class _ClusterWriter:
         bits = self._is_bits(exchange)
         parts = 1 if half or bits else exchange.parts(from_zero=self._spec.from_zero)
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
-        return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
+        whole = parts > 1 and self._cluster.whole
+        return _Sent(number, exchange, pieces, parts, bits, whole, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
         """Whether every value that is sent is 0 or 1."""
@@ -226,7 +231,7 @@ class _ClusterWriter:
             self._param(Role.OUTPUT, i, written=True)
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split == 0)"):
-            self._loads(first)
+            self._loads(first, range(len(self._spec.loads)))
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
             self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
@@ -263,7 +268,7 @@ class _ClusterWriter:
     def _slot_bytes(self, sent: _Sent) -> int:
         """Of one slot of an exchange: what its barrier waits for."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
-        return tiles * 16 if sent.bits else tiles * sent.parts * 256
+        return tiles * (16 if sent.bits else 512 if sent.whole else sent.parts * 256)
 
     def _multiplies(self) -> list[tuple[int, Multiply]]:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
@@ -429,21 +434,45 @@ class _ClusterWriter:
         self._later: list[tuple[int, str, int]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
+        loads = self._last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
             else:
                 self._call(i, part)
+            self._memory(loads.get(i, ()), following)
+        with self._block("if (split == 0)"):
+            for port, value in self._new.items():
+                with self._each():
+                    self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
+
+    def _last_reads(self) -> dict[int, list[int]]:
+        """By part, the loads that no later part reads."""
+        loads = [load for load, _ in self._spec.loads]
+        last: dict[int, int] = {}
+        for i, part in enumerate(self._parts):
+            if isinstance(part, StageCall):
+                for read in part.reads:
+                    if isinstance(read, View) and Load(read, part.stage.shape) in loads:
+                        last[loads.index(Load(read, part.stage.shape))] = i
+        found: dict[int, list[int]] = {}
+        for number, i in last.items():
+            found.setdefault(i, []).append(number)
+        return found
+
+    def _memory(self, loads: Sequence[int], following: str) -> None:
+        """Stores, and loads for the next step, as soon as a part allows: they take longer than a product does."""
+        if not self._later and not loads:
+            return
         with self._block("if (split == 0)"):
             for number, value, first in self._later:
                 with self._each():
                     address = self._address(Role.OUTPUT, number, "step", first)
                     self._line(f"if (exists[n][j]) dev::store({address}, {value}[n][j]);")
-            with self._block("if (t + 1 < T)"):
-                self._loads(f"step + {following}")
-            for port, value in self._new.items():
-                with self._each():
-                    self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
+            self._later = []
+            if loads:
+                with self._block("if (t + 1 < T)"):
+                    self._loads(f"step + {following}", loads)
 
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
@@ -519,13 +548,18 @@ class _ClusterWriter:
             self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
             self._line("#pragma unroll")
             with self._block("for (int n = 0; n < row_tiles; n++)"):
-                for a in range(sent.parts):
+                if sent.whole:
+                    start = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 512"
+                    names = [f"operand_{a}" for a in range(sent.parts)]
+                    self._line(f"uint2 {', '.join(names)};")
+                    self._line(f"dev::take_apart({start}, {', '.join(names)});")
+                for a in range(0 if sent.whole else sent.parts):
                     if sent.bits:
                         slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
                         value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
                     else:
-                        tile = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
-                        slot = f"{sent.name} + (({tile}) * row_tiles + n) * 256 + lane * 8"
+                        of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
+                        slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
                         value = f"*reinterpret_cast<const uint2*>({slot})"
                     self._line(f"const uint2 operand_{a} = {value};")
                 for number in range(pieces):
@@ -604,6 +638,18 @@ class _ClusterWriter:
                         "word_0, word_2, word_1, word_3);"
                     )
                 return
+            if sent.whole:
+                values = [f"column_exists[{j}] ? float({value}[n][{j}]) : 0.0f" for j in (0, 2, 1, 3)]
+                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + n) * 512 + dev::whole_place(g, q)"
+                self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
+                for j, one in enumerate(values):
+                    self._line(f"const uint32_t value_{j} = __float_as_uint({one});")
+                self._line("#pragma unroll")
+                self._line(
+                    "for (int block = 0; block < blocks; block++) dev::send(dev::remote(place, block), "
+                    "dev::remote(barrier, block), value_0, value_1, value_2, value_3);"
+                )
+                return
             for j in range(4):
                 self._line(f"float rest_{j} = column_exists[{j}] ? float({value}[n][{j}]) : 0.0f;")
             for a in range(sent.parts):
@@ -641,8 +687,8 @@ class _ClusterWriter:
         offset = f"{name}_at + (8 * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
-    def _loads(self, step: str) -> None:
-        for i in range(len(self._spec.loads)):
+    def _loads(self, step: str, numbers: Iterable[int]) -> None:
+        for i in numbers:
             with self._each():
                 kind = f"decltype(dev::load({Port(Role.INPUT, i).name}_ptr[0]))"
                 self._line(

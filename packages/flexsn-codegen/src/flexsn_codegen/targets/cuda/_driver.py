@@ -11,6 +11,7 @@ import torch
 
 from flexsn_codegen.errors import CompilationError
 
+_CLUSTER_DIMENSION = 4  # of CUlaunchAttributeID
 # Of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
 _USUAL_SHARED = 48 << 10
@@ -38,6 +39,25 @@ def _enter(device: torch.device) -> None:
         _check(driver.cuCtxSetCurrent(context), "has no context")
 
 
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`, of three numbers."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _Configuration(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 class CudaFunction:
     """A kernel on one GPU.
 
@@ -52,6 +72,7 @@ class CudaFunction:
     Attributes:
         registers: of a thread.
         spilled: bytes of a thread in local memory.
+        at_once: clusters that the GPU runs at a time; `None`: the driver has no answer.
 
     Raises:
         CompilationError: the GPU has no room for a block.
@@ -74,7 +95,18 @@ class CudaFunction:
                 self._set(_ANY_CLUSTER, 1)
             if shared > _USUAL_SHARED:
                 self._set(_MOST_SHARED, shared)
+            self.at_once = self._at_once(cluster)
         self.registers, self.spilled = self._get(_REGISTERS), self._get(_LOCAL_BYTES)
+
+    def _at_once(self, cluster: int) -> int | None:
+        attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
+        one = ctypes.c_uint * 3
+        configuration = _Configuration(
+            one(cluster, 1, 1), one(self._threads, 1, 1), self._shared, None, ctypes.pointer(attribute), 1
+        )
+        count = ctypes.c_int()
+        code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(configuration))
+        return None if code else count.value
 
     def _set(self, attribute: int, value: int) -> None:
         _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has no room for a kernel")

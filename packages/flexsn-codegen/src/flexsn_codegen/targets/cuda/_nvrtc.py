@@ -13,7 +13,9 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import keep, kept
 
 _HEADERS = Path(__file__).parent
-_NAMES = ("device.cuh", "cluster.cuh")
+# The last one serves kernels in C++, too.
+_PLACES = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
+_NAMES = tuple(place.name for place in _PLACES)
 _MOST_OF_A_LOG = 4000
 
 
@@ -73,7 +75,7 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
 
 @functools.cache
 def _headers() -> tuple[str, ...]:
-    return tuple((_HEADERS / name).read_text() for name in _NAMES)
+    return tuple(place.read_text(encoding="utf-8") for place in _PLACES)
 
 
 def _version(library: ctypes.CDLL) -> str:

@@ -14,6 +14,8 @@ typedef unsigned long long uint64_t;
 #define DEV_INLINE static __device__ __forceinline__
 #define DEV_MEMBER __device__ __forceinline__
 
+#include "numbers.h"
+
 namespace dev {
 
 // -- several results of one step -------------------------------------------------------------------------------
@@ -168,112 +170,12 @@ DEV_INLINE bool signbit(double x) { return __double_as_longlong(x) < 0; }
 
 DEV_INLINE float abs(float x) { return ::fabsf(x); }
 DEV_INLINE double abs(double x) { return ::fabs(x); }
-template <typename T>
-DEV_INLINE T abs(T x) {
-    return T(x < T(1) && x != T(0) ? T(0) - x : x);
-}
-
-template <typename T>
-DEV_INLINE T sign(T x) {
-    return x == T(0) || x != x ? T(0) : x < T(1) && !(x > T(0)) ? T(T(0) - T(1)) : T(1);
-}
-
-// The larger and the smaller one; NaN if either is.
-template <typename T>
-DEV_INLINE T maximum(T x, T y) {
-    T larger = x > y ? x : y;
-    return x != x ? x : larger;
-}
-
-template <typename T>
-DEV_INLINE T minimum(T x, T y) {
-    T smaller = x < y ? x : y;
-    return x != x ? x : smaller;
-}
-
-// The same, and the other one if one is NaN.
-template <typename T>
-DEV_INLINE T fmax(T x, T y) {
-    T larger = x > y ? x : y;
-    return y != y ? x : larger;
-}
-
-template <typename T>
-DEV_INLINE T fmin(T x, T y) {
-    T smaller = x < y ? x : y;
-    return y != y ? x : smaller;
-}
 
 // With the sign of `y`.
 template <typename T>
 DEV_INLINE T remainder(T x, T y) {
     T rest = fmod(x, y);
     return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
-}
-
-// -- integers --------------------------------------------------------------------------------------------------
-
-template <typename T>
-DEV_INLINE bool is_minus_one(T x) {
-    return T(-1) < T(0) && x == T(-1);
-}
-
-// n / 0 is n and n % 0 is 0; the least number by -1 is itself, the remainder 0.
-template <typename T>
-DEV_INLINE T divisor(T y) {
-    return y == T(0) || is_minus_one(y) ? T(1) : y;
-}
-
-template <typename T>
-DEV_INLINE T int_div(T x, T y) {
-    return is_minus_one(y) ? T(T(0) - x) : T(x / divisor(y));
-}
-
-template <typename T>
-DEV_INLINE T int_fmod(T x, T y) {
-    return T(x % divisor(y));
-}
-
-template <typename T>
-DEV_INLINE T int_remainder(T x, T y) {
-    T rest = int_fmod(x, y);
-    return T(-1) < T(0) && rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
-}
-
-template <typename T>
-DEV_INLINE T int_pow(T x, T y) {
-    bool negative = y < T(1) && y != T(0);
-    bool has_inverse = x == T(1) || is_minus_one(x);
-    uint64_t power = uint64_t(x), result = 1, exponent = uint64_t(negative ? T(y & T(1)) : y);
-    while (exponent != 0) {
-        result = (exponent & 1u) != 0 ? result * power : result;
-        power *= power;
-        exponent >>= 1;
-    }
-    return negative && !has_inverse ? T(0) : T(result);
-}
-
-template <typename T>
-DEV_INLINE T gcd(T x, T y) {
-    T a = abs(x), b = abs(y);
-    while (b != T(0)) {
-        T rest = int_fmod(a, b);
-        a = b;
-        b = rest;
-    }
-    return abs(a);
-}
-
-template <typename T>
-DEV_INLINE T shift_left(T x, T y) {
-    bool inside = y < T(8 * sizeof(T)) && !(y < T(1) && y != T(0));
-    return inside ? T(uint64_t(x) << (inside ? y : T(0))) : T(0);
-}
-
-template <typename T>
-DEV_INLINE T shift_right(T x, T y) {
-    bool inside = y < T(8 * sizeof(T)) && !(y < T(1) && y != T(0));
-    return T(-1) < T(0) ? T(x >> (inside ? y : T(8 * sizeof(T) - 1))) : inside ? T(x >> (inside ? y : T(0))) : T(0);
 }
 
 // Towards zero, as the GPU converts.

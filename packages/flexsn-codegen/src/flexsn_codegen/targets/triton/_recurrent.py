@@ -5,6 +5,9 @@ loaded once, its columns of the states stay in registers. What a product reads i
 same rows: each publishes its columns in one of two slots, arrives at a counter, and waits for the others before it
 loads all of them. Two slots are enough: who writes a slot again has waited for those that have read it.
 
+Of many values that go from step to step, as gradients of delayed ones are, most do so in memory. A program reads and
+writes its own elements there, those of the even and the odd steps in turns, so that none has to wait for another.
+
 While it waits, the program has the loads of the next step and the stores of this one under way.
 
 A program that has all columns of its rows exchanges nothing: it multiplies what is in its registers.
@@ -79,6 +82,7 @@ class LoopKernel:
     Attributes:
         source: its tensors are, by role: `INPUT`, the entry of `loads` at every step; `OUTPUT`, that of `stores`;
             `STATE` and `FINAL_STATE`, the carried values before the first step and after the last; `MATRIX`; `LIFTED`;
+            `RING`, by the number of a carried value, memory for it, `[2, rows, columns]`;
             `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding; `COUNTER` 0, an int32 zero
             for each group of rows, `COUNTER_DISTANCE` apart, and 1, a number that is set when programs gave up.
         loads, stores: views of values at each step.
@@ -256,6 +260,10 @@ class _LoopWriter:
                 self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
             if self._tiles.exchanged and port in self._number:
                 self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
+            if port in self._loop.ring:
+                self._line(f"dev.store({self._in_ring(port, '0')}, state_{i}, mask_{width})")
+        if self._loop.ring:
+            self._line("dev.meet()")
         arrives, waits = set[int](), set[int]()
         if self._tiles.exchanged:
             events = self._events()
@@ -270,13 +278,15 @@ class _LoopWriter:
             self._load(f"load_{i}", i, "step", None)
         self._line("for t in range(T):")
         self._depth += 1
-        if self._tiles.exchanged:
+        if self._tiles.exchanged or self._loop.ring:
             self._line("odd = t & 1")
         self._step(arrives, waits)
         self._depth -= 1
         for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i)
+                if port in self._loop.ring:
+                    self._line(f"state_{i} = dev.load({self._in_ring(port, 'T & 1')}, mask_{width})")
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], state_{i}, mask_{width})")
         if self._tiles.count > 1:
             self._give_up()
@@ -315,6 +325,7 @@ class _LoopWriter:
         self._fetched: set[tuple[Columns, int]] = set()
         self._values: dict[Columns, str] = {}  # what the step has computed
         self._new: dict[Port, str] = {}
+        self._taken: dict[Port, str] = {}  # from the ring
         self._next_store = 0
         loaded = False
         for i, part in enumerate(self._loop.parts):
@@ -340,7 +351,7 @@ class _LoopWriter:
             self._line(f"{self._carried[port]} = {value}")
         for i in self._loaded_ahead():
             self._line(f"load_{i} = next_{i}")
-        if self._loop.shifted and not arrives:  # what a thread stores is loaded by others
+        if self._loop.ring or (self._loop.shifted and not arrives):  # what a thread stores is loaded by others
             self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
@@ -379,6 +390,8 @@ class _LoopWriter:
                 arguments.append(f"load_{loads.index(Load(read, part.stage.shape))}")
             elif read.port in self._of_rows:
                 arguments.append(f"tl.broadcast_to({self._values[read]}, [BLOCK, {self._tiles.columns(part.width)}])")
+            elif read.port in self._loop.ring:
+                arguments.append(self._from_ring(read.port))
             elif read.port in self._carried:
                 arguments.append(self._carried[read.port])
             else:
@@ -458,7 +471,10 @@ class _LoopWriter:
 
     def _written(self, columns: Columns, value: str, width: int) -> None:
         self._values[columns] = value
-        if columns.port in self._carried:
+        if columns.port in self._loop.ring:
+            place = self._in_ring(columns.port, "1 - odd")
+            self._later.append(f"dev.store({place}, {value}, mask_{width})")
+        elif columns.port in self._carried:
             self._new[columns.port] = value
         if self._tiles.exchanged and columns.port in self._number:
             exchange = self._exchange(columns.port)
@@ -480,6 +496,21 @@ class _LoopWriter:
         number = self._number[exchange.port]
         pointer, size = self._param(Role.OPERAND, number), _padded(exchange.width)
         return f"{pointer} + ((({slot}) * {self._parts(exchange)} + {part}) * padded + rows) * {size}"
+
+    def _in_ring(self, port: Port, slot: str) -> str:
+        """Where the program's elements of a value are."""
+        number, (width, _) = list(self._loop.carried).index(port), self._loop.carried[port]
+        pointer = self._param(Role.RING, number)
+        return f"{pointer} + (({slot}) * rows_in_all + rows) * {width} + own_{width}[None, :]"
+
+    def _from_ring(self, port: Port) -> str:
+        """A value as the step before has left it."""
+        found = self._taken.get(port)
+        if found is None:
+            found = self._taken[port] = f"ring_{list(self._loop.carried).index(port)}"
+            width, _ = self._loop.carried[port]
+            self._line(f"{found} = dev.load({self._in_ring(port, 'odd')}, mask_{width})")
+        return found
 
     def _publish(self, columns: Columns, value: str, width: int, slot: str, *, whole: bool) -> None:
         exchange = self._exchange(columns.port)

@@ -286,6 +286,18 @@ def _convert(call: OpCall) -> str:
     return text
 
 
+@_rule(torch.ops.aten.view.dtype)
+def _view_as(call: OpCall) -> str:
+    if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
+        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+    x, result = call.operands[0], call.result
+    if result == call.dtype:
+        return x
+    memory = f"({x}).to({tl_name(call.dtype)})" if call.dtype in HALF_DTYPES else x
+    text = f"{memory}.to({tl_name(result)}, bitcast=True)"
+    return f"{text}.to(tl.float32)" if result in HALF_DTYPES else text
+
+
 _NARROW_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32}
 
 

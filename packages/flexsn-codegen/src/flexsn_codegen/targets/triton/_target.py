@@ -10,10 +10,11 @@ import torch
 
 from flexsn_codegen.source._cache import compile_triton_code_str
 from flexsn_codegen.source._dtypes import HALF_DTYPES
-from flexsn_codegen.source._source import KernelSource, Strided
+from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
 from flexsn_codegen.targets._base import Approximate, KernelWriter, Statement, Target
 from flexsn_codegen.targets.triton._functions import FAST
 from flexsn_codegen.targets.triton._literals import is_supported, literal
+from flexsn_codegen.targets.triton._row_kernel import padded_row, row_kernel, walk_rows
 from flexsn_codegen.targets.triton._rules import RULES
 from flexsn_codegen.targets.triton._writer import TritonWriter
 
@@ -26,6 +27,7 @@ class Triton(Target):
     name = "Triton"
     rows = True
     segments = True
+    reduces_rows = True
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
 import triton.language as tl
@@ -62,6 +64,15 @@ from flexsn_codegen.targets.triton import device as dev
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return TritonWriter(self, strided, sizes)
+
+    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        return walk_rows(sizes, strides)
+
+    def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        return row_kernel(self, name, core, layouts)
+
+    def padded_row(self, width: int) -> tuple[int, int]:
+        return padded_row(width)
 
     def compile(self, source: KernelSource) -> Any:
         return compile_triton_code_str(source.source, source.name)

@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
 
 
-def _decoded(number: Number) -> str:
+def decoded(number: Number) -> str:
     """The number as a scalar of its dtype."""
     dtype, name = number.dtype, tl_name(number.dtype)
     words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
@@ -27,6 +27,14 @@ def _decoded(number: Number) -> str:
     if dtype == torch.bool:
         return f"{bits} != 0"
     return f"{bits}.to({name}, bitcast=True)" if dtype.itemsize == 4 else f"{bits}.to({name})"
+
+
+def _folded(function: str, values: Sequence[str]) -> str:
+    """A function of two, applied to several."""
+    folded, *others = values
+    for other in others:
+        folded = f"{function}({folded}, {other})"
+    return folded
 
 
 def _mask(exists: str | None) -> str:
@@ -69,7 +77,7 @@ class TritonWriter(KernelWriter):
 
     def number(self, number: Number) -> None:
         self._unspecialised += number.arguments
-        self.line(f"{number.name} = {_decoded(number)}")
+        self.line(f"{number.name} = {decoded(number)}")
 
     def _time(self, port: Port) -> str:
         """The distance between two time steps, in elements."""
@@ -108,8 +116,13 @@ class TritonWriter(KernelWriter):
         else:
             self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask(exists)})")
 
-    def store_bits(self, port: Port, value: str, place: str) -> None:
-        self.line(f"dev.store_bits({place}, {value}, mask, {self._row})")
+    def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
+        store = f"dev.store_bits({place}, {value}, mask, {self._row})"
+        if exists is None:
+            self.line(store)
+        else:
+            with self.when(exists):
+                self.line(store)
 
     def zeros(self, dtype: torch.dtype) -> str:
         return f"tl.zeros([BLOCK], {tl_name(register_dtype(dtype))})"
@@ -164,6 +177,17 @@ class TritonWriter(KernelWriter):
 
     def not_finite(self, name: str, value: str) -> None:
         self.line(f"{name} = (({value} - {value} != 0) & mask).to(tl.int32)")
+
+    def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
+        inside = [f"tl.minimum(tl.maximum({value}, 0), T)" for value in values]
+        lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
+        highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
+        self.line(f"{largest} = {_folded('tl.maximum', highs)}")
+        # Without elements, as of a row that there is not, nothing is left.
+        self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
+
+    def less(self, name: str, value: str, number: str) -> None:
+        self.line(f"{name} = {value} - tl.cast({number}, tl.int32)")
 
     def any(self, name: str, value: str) -> None:
         self.line(f"{name} = tl.max({value}, axis=0)")

@@ -1,12 +1,11 @@
 // Arithmetic: exact, or rounded once, with the bits of eager mode on the CPU.
 //
-// Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
-// number by -1 is itself, the remainder 0.
-//
 // Functions of the C library are called by their builtins: <cmath> is slow to read.
 #pragma once
 
 #include "types.h"
+
+#include "numbers.h"
 
 namespace dev {
 
@@ -46,52 +45,6 @@ DEV_INLINE bool signbit(double x) { return bits_of(x) >> 63 != 0; }
 
 DEV_INLINE float abs(float x) { return __builtin_fabsf(x); }
 DEV_INLINE double abs(double x) { return __builtin_fabs(x); }
-template <typename T>
-DEV_INLINE T abs(T x) {
-    if constexpr (std::is_signed_v<T>) {
-        return T(x < T(0) ? -x : x);
-    } else {
-        return x;
-    }
-}
-
-template <typename T>
-DEV_INLINE T sign(T x) {
-    if constexpr (std::is_signed_v<T>) {
-        return x > T(0) ? T(1) : x < T(0) ? T(-1) : T(0);
-    } else {
-        return T(x != T(0));
-    }
-}
-
-// -- the larger and the smaller one ----------------------------------------------------------------------------
-
-// NaN if either is.
-template <typename T>
-DEV_INLINE T maximum(T x, T y) {
-    T larger = x > y ? x : y;
-    return x != x ? x : larger;
-}
-
-template <typename T>
-DEV_INLINE T minimum(T x, T y) {
-    T smaller = x < y ? x : y;
-    return x != x ? x : smaller;
-}
-
-// The other one if one is NaN.
-template <typename T>
-DEV_INLINE T fmax(T x, T y) {
-    T larger = x > y ? x : y;
-    return y != y ? x : larger;
-}
-
-template <typename T>
-DEV_INLINE T fmin(T x, T y) {
-    T smaller = x < y ? x : y;
-    return y != y ? x : smaller;
-}
-
 // -- remainders ------------------------------------------------------------------------------------------------
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -125,93 +78,6 @@ template <typename T>
 DEV_INLINE T remainder(T x, T y) {
     T rest = fmod(x, y);
     return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
-}
-
-// -- integers --------------------------------------------------------------------------------------------------
-
-template <typename T>
-DEV_INLINE bool is_minus_one(T x) {
-    return std::is_signed_v<T> && x == T(-1);
-}
-
-// What is divided by where a division would trap.
-template <typename T>
-DEV_INLINE T divisor(T y) {
-    return y == T(0) || is_minus_one(y) ? T(1) : y;
-}
-
-// Rounds towards zero.
-template <typename T>
-DEV_INLINE T int_div(T x, T y) {
-    return is_minus_one(y) ? T(T(0) - x) : T(x / divisor(y));
-}
-
-// With the sign of `x`.
-template <typename T>
-DEV_INLINE T int_fmod(T x, T y) {
-    return T(x % divisor(y));
-}
-
-// With the sign of `y`.
-template <typename T>
-DEV_INLINE T int_remainder(T x, T y) {
-    T rest = int_fmod(x, y);
-    if constexpr (std::is_signed_v<T>) {
-        // Of a rest below y in size, the sum is in range. By 0 there is no rest.
-        return rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
-    } else {
-        return rest;
-    }
-}
-
-// In the unsigned type of the same size, or a wider one: narrower ones are multiplied as int, which overflows.
-template <typename T>
-using wrapping = std::conditional_t<(sizeof(T) < sizeof(uint32_t)), uint32_t, std::make_unsigned_t<T>>;
-
-// By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0.
-template <typename T>
-DEV_INLINE T int_pow(T x, T y) {
-    bool negative = y < T(1) && y != T(0);
-    bool has_inverse = x == T(1) || is_minus_one(x);
-    wrapping<T> power = wrapping<T>(x), result = 1;
-    wrapping<T> exponent = wrapping<T>(negative ? T(y & T(1)) : y);
-    while (exponent != 0) {
-        result = (exponent & 1u) != 0 ? wrapping<T>(result * power) : result;
-        power = wrapping<T>(power * power);
-        exponent = wrapping<T>(exponent >> 1);
-    }
-    return negative && !has_inverse ? T(0) : T(result);
-}
-
-template <typename T>
-DEV_INLINE T gcd(T x, T y) {
-    T a = abs(x), b = abs(y);
-    while (b != T(0)) {
-        T rest = int_fmod(a, b);
-        a = b;
-        b = rest;
-    }
-    return abs(a);
-}
-
-// 0 if nothing of `x` is left, or `y` is negative.
-template <typename T>
-DEV_INLINE T shift_left(T x, T y) {
-    constexpr T bits = T(8 * sizeof(T));
-    bool inside = y < bits && !(y < T(1) && y != T(0));
-    return inside ? T(wrapping<T>(x) << (inside ? y : T(0))) : T(0);
-}
-
-// Too far, or negatively, is as far as it goes: 0, or -1 for negative numbers.
-template <typename T>
-DEV_INLINE T shift_right(T x, T y) {
-    constexpr T bits = T(8 * sizeof(T));
-    bool inside = y < bits && !(y < T(1) && y != T(0));
-    if constexpr (std::is_signed_v<T>) {
-        return T(x >> (inside ? y : T(bits - 1)));
-    } else {
-        return inside ? T(x >> (inside ? y : T(0))) : T(0);
-    }
 }
 
 // -- conversions -----------------------------------------------------------------------------------------------

@@ -247,6 +247,19 @@ static inline int64_t any(const int32_t* flags, int64_t lanes) {
     return found != 0;
 }
 
+// The least and the largest of a block's values, within 0 and `most`.
+static inline int64_t least(const int32_t* values, int64_t lanes, int64_t most) {
+    int64_t found = most;
+    for (int64_t lane = 0; lane < lanes; ++lane) found = values[lane] < found ? values[lane] : found;
+    return found < 0 ? 0 : found;
+}
+
+static inline int64_t largest(const int32_t* values, int64_t lanes, int64_t most) {
+    int64_t found = 0;
+    for (int64_t lane = 0; lane < lanes; ++lane) found = values[lane] > found ? values[lane] : found;
+    return found > most ? most : found;
+}
+
 // A block's flags, which are 0 or 1, 8 in a byte; those that are missing in the last word of 32 count as 0.
 static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lanes) {
     for (int64_t first = 0; first < lanes; first += 8) {

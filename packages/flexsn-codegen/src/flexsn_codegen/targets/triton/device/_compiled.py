@@ -26,8 +26,8 @@ def widen(x):
 
 
 @triton.jit
-def load(pointers, mask):
-    return widen(tl.load(pointers, mask=mask, other=0))
+def load(pointers, mask, other=0):
+    return widen(tl.load(pointers, mask=mask, other=other))
 
 
 @triton.jit

@@ -49,8 +49,8 @@ def widen(x: Any) -> Any:
     return x.to(tl.float32) if x.dtype == tl.float16 else x
 
 
-def load(pointers: Any, mask: Any) -> Any:
-    return widen(tl.load(pointers, mask=as_flags(mask), other=0))
+def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
+    return widen(tl.load(pointers, mask=as_flags(mask), other=other))
 
 
 def store(pointers: Any, value: Any, mask: Any) -> None:

@@ -1,8 +1,14 @@
 """Pooling in two dimensions: the maximum, and where it is, in few bits; the average; their gradients.
 
-A tensor is a matrix in its memory. Channels-last, a row is a pixel and a column a channel; otherwise, a row is the
-plane of a channel and a column a pixel. Of a maximum, 2, 4 or 8 bits of a code say at which position of its window it
-is; `PER` rows that follow each other share a row of bytes.
+A program computes rows x columns numbers. Channels-last, a row is a pixel and a column a channel; otherwise, a row is a
+row of an image and a column a pixel of it, and each channel is an image. Coordinates are `[ROWS, 1]` or `[1, COLUMNS]`,
+so that only sums of both are computed for each number.
+
+Arguments are `images`, `channels`, `height`, `width`, `out_height` and `out_width`. The dimension that is innermost in
+memory (channels, or the width of the input) is a multiple of `UNIT` numbers, and its argument the number of units.
+
+Of a maximum, 2, 4 or 8 bits of a code say at which position of its window it is; pixels of `PER` rows (channels-last),
+or the same pixels of `PER` images, share a byte.
 
 The first of equal numbers is the maximum, and the last NaN, as in PyTorch. Sums are in float32, in PyTorch's order.
 """
@@ -17,27 +23,59 @@ from flexsn_codegen.targets.triton.device._base import div, load, store
 
 @triton.jit
 def _place(row, column, height, width, LAST: tl.constexpr):
-    """Row and column of a pixel in its plane, and the number of the image, or of the plane."""
+    """Number of the image, and row and column in it."""
     if LAST:
-        pixel = row % (height * width)
-        image = row // (height * width)
+        line = row // width
+        x = row % width
     else:
-        pixel = column
-        image = row
-    return pixel // width, pixel % width, image
+        line = row
+        x = column
+    return line // height, line % height, x
 
 
 @triton.jit
-def _begin(image, column, channels, height, width, LAST: tl.constexpr):
-    """Where the first number of a channel of an image is."""
-    begin = image.to(tl.int64) * (tl.cast(height, tl.int64) * width)
-    if LAST:
-        begin = begin * channels + column
-    return begin
+def _at(pointer, image, y, x, column, height, width, channels, LAST: tl.constexpr):
+    """Pointers to the pixels `(y, x)` of images."""
+    line = (image * height + y).to(tl.int64) * width
+    return pointer + (line + x) * channels + column if LAST else pointer + line + x
 
 
 @triton.jit
-def _parts(
+def _pixels(
+    x_ptr,
+    image,
+    y,
+    out_x,
+    column,
+    in_y,
+    columns,
+    channels,
+    height,
+    width,
+    OFF: tl.constexpr,
+    SW: tl.constexpr,
+    LAST: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OTHER: tl.constexpr,
+):
+    """Numbers of the input at `(y, SW * out_x + OFF)`; `OTHER` out of the image."""
+    if LAST or SW != 2:
+        x = out_x * SW + OFF
+        at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
+        value = load(at, in_y & ((column < columns) & (x >= 0) & (x < width)), OTHER)
+    else:
+        # Both of a pair, of which neighbours take one, are one load.
+        x = (tl.program_id(1) * COLUMNS + OFF // 2) * 2 + tl.arange(0, 2 * COLUMNS)[None, :]
+        at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
+        pairs = load(at, in_y & ((x >= 0) & (x < width)), OTHER)
+        first, second = tl.split(tl.reshape(pairs, [pairs.shape[0], COLUMNS, 2]))
+        value = first if OFF % 2 == 0 else second
+    return value
+
+
+@triton.jit
+def _divided(
+    total,
     top,
     left,
     height,
@@ -49,16 +87,24 @@ def _parts(
     DIVISOR: tl.constexpr,
     PADS: tl.constexpr,
 ):
-    """By how much the sum over a window is divided."""
-    if DIVISOR != 0:
-        return tl.zeros_like(top + left) + DIVISOR
-    bottom = tl.minimum(top + KH, height + PH)
-    right = tl.minimum(left + KW, width + PW)
-    if PADS:
-        return (bottom - top) * (right - left)
-    down = tl.minimum(bottom, height) - tl.maximum(top, 0)
-    across = tl.minimum(right, width) - tl.maximum(left, 0)
-    return down * across
+    """Sums over windows, divided by `DIVISOR`; if it is 0, by the number of positions of each window."""
+    if DIVISOR == 0:
+        bottom = tl.minimum(top + KH, height + PH)
+        right = tl.minimum(left + KW, width + PW)
+        if PADS:
+            down = bottom - top
+            across = right - left
+        else:
+            down = tl.minimum(bottom, height) - tl.maximum(top, 0)
+            across = tl.minimum(right, width) - tl.maximum(left, 0)
+        # Windows that are not there may have none.
+        parts = tl.maximum(down * across, 1)
+        total = div(total, parts.to(total.dtype) + tl.zeros_like(total))
+    elif DIVISOR > 0 and (DIVISOR & (DIVISOR - 1)) == 0:
+        total = total * (1.0 / DIVISOR)
+    else:
+        total = div(total, tl.zeros_like(total) + DIVISOR)
+    return total
 
 
 @triton.jit
@@ -66,8 +112,7 @@ def maximum_kernel(
     x_ptr,
     y_ptr,
     codes_ptr,
-    rows,
-    columns,
+    images,
     channels,
     height,
     width,
@@ -82,23 +127,34 @@ def maximum_kernel(
     DH: tl.constexpr,
     DW: tl.constexpr,
     LAST: tl.constexpr,
+    UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
     CODES: tl.constexpr,
     BITS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`y [rows, columns]`, and `codes [cdiv(rows, 8 // BITS), columns]` if `CODES`."""
+    """Maxima; if `CODES`, their codes: `[cdiv(images, PER), ...]`, channels-last `[cdiv(pixels, PER), channels]`."""
     PER: tl.constexpr = 8 // BITS
     byte_row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    unit = channels if LAST else 1
+    if LAST:
+        channels = channels * UNIT
+        columns = channels
+        rows = images * out_height * out_width
+    else:
+        width = width * UNIT
+        out_width = out_width * OUT_UNIT
+        columns = out_width
+        rows = images * out_height
     packed = tl.zeros([ROWS, COLUMNS], tl.int32)
-    for part in tl.static_range(PER):
-        row = byte_row * PER + part
-        there = (row < rows) & (column < columns)
-        out_y, out_x, image = _place(row, column, out_height, out_width, LAST)
-        begin = _begin(image, column, channels, height, width, LAST)
+    for part in range(PER):
+        if LAST:
+            row = byte_row * PER + part
+        else:
+            row = (byte_row // out_height * PER + part) * out_height + byte_row % out_height
+        image, out_y, out_x = _place(row, column, out_height, out_width, LAST)
         top = out_y * SH - PH
         left = out_x * SW - PW
         first_y = tl.maximum((DH - 1 - top) // DH, 0)
@@ -106,18 +162,18 @@ def maximum_kernel(
         code = first_y * KW + first_x + tl.zeros([ROWS, COLUMNS], tl.int32)
         best = tl.full([ROWS, COLUMNS], float("-inf"), ACC)
         for i in tl.static_range(KH):
+            y = top + i * DH
+            in_y = (row < rows) & (y >= 0) & (y < height)
             for j in tl.static_range(KW):
-                y = top + i * DH
-                x = left + j * DW
-                inside = there & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-                value = load(x_ptr + begin + (y.to(tl.int64) * width + x) * unit, inside)
-                taken = inside & ((value > best) | (value != value))
+                value = _pixels(x_ptr, image, y, out_x, column, in_y, columns, channels, height, width, j * DW - PW, SW,
+                                LAST, COLUMNS, float("-inf"))  # fmt: skip
+                taken = (value > best) | (value != value)
                 best = tl.where(taken, value, best)
                 code = tl.where(taken, i * KW + j, code)
-        store(y_ptr + row.to(tl.int64) * columns + column, best, there)
+        store(y_ptr + row.to(tl.int64) * columns + column, best, (row < rows) & (column < columns))
         packed = packed | (code << (BITS * part))
     if CODES:
-        held = (byte_row * PER < rows) & (column < columns)
+        held = (byte_row * PER < rows if LAST else byte_row // out_height * PER < images) & (column < columns)
         tl.store(codes_ptr + byte_row.to(tl.int64) * columns + column, packed.to(tl.uint8), mask=held)
 
 
@@ -125,8 +181,7 @@ def maximum_kernel(
 def average_kernel(
     x_ptr,
     y_ptr,
-    rows,
-    columns,
+    images,
     channels,
     height,
     width,
@@ -139,44 +194,57 @@ def average_kernel(
     PH: tl.constexpr,
     PW: tl.constexpr,
     LAST: tl.constexpr,
+    UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
     DIVISOR: tl.constexpr,
     PADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`y [rows, columns]`."""
+    """Averages."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    unit = channels if LAST else 1
-    there = (row < rows) & (column < columns)
-    out_y, out_x, image = _place(row, column, out_height, out_width, LAST)
-    begin = _begin(image, column, channels, height, width, LAST)
+    if LAST:
+        channels = channels * UNIT
+        columns = channels
+        rows = images * out_height * out_width
+    else:
+        width = width * UNIT
+        out_width = out_width * OUT_UNIT
+        columns = out_width
+        rows = images * out_height
+    image, out_y, out_x = _place(row, column, out_height, out_width, LAST)
     top = out_y * SH - PH
     left = out_x * SW - PW
     total = tl.zeros([ROWS, COLUMNS], ACC)
     for i in tl.static_range(KH):
+        y = top + i
+        in_y = (row < rows) & (y >= 0) & (y < height)
         for j in tl.static_range(KW):
-            y = top + i
-            x = left + j
-            inside = there & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-            total += load(x_ptr + begin + (y.to(tl.int64) * width + x) * unit, inside)
-    parts = _parts(top, left, height, width, KH, KW, PH, PW, DIVISOR, PADS)
-    store(y_ptr + row.to(tl.int64) * columns + column, div(total, parts.to(total.dtype) + tl.zeros_like(total)), there)
+            total += _pixels(x_ptr, image, y, out_x, column, in_y, columns, channels, height, width, j - PW, SW, LAST,
+                             COLUMNS, 0.0)  # fmt: skip
+    total = _divided(total, top, left, height, width, KH, KW, PH, PW, DIVISOR, PADS)
+    store(y_ptr + row.to(tl.int64) * columns + column, total, (row < rows) & (column < columns))
 
 
 @triton.jit
-def gradient_kernel(
+def _pixel_gradient(
     g_ptr,
     codes_ptr,
-    out_ptr,
-    rows,
-    columns,
+    in_rows,
+    in_columns,
+    image,
+    cell_y,
+    cell_x,
+    column,
     channels,
     height,
     width,
     out_height,
     out_width,
+    A: tl.constexpr,
+    B: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -193,41 +261,127 @@ def gradient_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`out [rows, columns]`, the gradient of the input: of a maximum by its codes, of an average if `BITS` is 0."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    there = (row < rows) & (column < columns)
-    y, x, image = _place(row, column, height, width, LAST)
-    plane = out_height * out_width
-    across = channels if LAST else plane
-    total = tl.zeros([ROWS, COLUMNS], ACC)
+    """Gradients of the pixels `(A, B)` of cells.
+
+    Which windows hold such a pixel, and where in them it is, are constants.
+    """
     PER: tl.constexpr = 8 // BITS if BITS else 1
     # Windows that can hold a pixel, in each direction.
     DOWN: tl.constexpr = ((KH - 1) * DH + SH) // SH
     ASIDE: tl.constexpr = ((KW - 1) * DW + SW) // SW
+    total = tl.zeros([ROWS, COLUMNS], ACC)
     for i in tl.static_range(DOWN):
-        out_y = (y + PH) // SH - (DOWN - 1 - i)
-        off_y = y + PH - out_y * SH
-        in_y = (out_y >= 0) & (out_y < out_height) & (off_y % DH == 0) & (off_y // DH < KH)
+        out_y = cell_y + ((A + PH) // SH - (DOWN - 1 - i))
+        in_y = in_rows & (out_y >= 0) & (out_y < out_height)
+        off_y = (A + PH) % SH + (DOWN - 1 - i) * SH
         for j in tl.static_range(ASIDE):
-            out_x = (x + PW) // SW - (ASIDE - 1 - j)
-            off_x = x + PW - out_x * SW
-            in_x = (out_x >= 0) & (out_x < out_width) & (off_x % DW == 0) & (off_x // DW < KW)
-            inside = there & in_y & in_x
+            off_x = (B + PW) % SW + (ASIDE - 1 - j) * SW
+            if off_y % DH == 0 and off_y // DH < KH and off_x % DW == 0 and off_x // DW < KW:
+                out_x = cell_x + ((B + PW) // SW - (ASIDE - 1 - j))
+                inside = in_y & ((out_x >= 0) & (out_x < out_width))
+                if LAST:
+                    inside = inside & in_columns
+                at = _at(g_ptr, image, out_y, out_x, column, out_height, out_width, channels, LAST)
+                gradient = load(at, inside)
+                if BITS == 0:
+                    top = out_y * SH - PH
+                    left = out_x * SW - PW
+                    total += _divided(gradient, top, left, height, width, KH, KW, PH, PW, DIVISOR, PADS)
+                else:
+                    if LAST:
+                        pixel = (image * out_height + out_y) * out_width + out_x
+                        byte_at = codes_ptr + (pixel // PER).to(tl.int64) * channels + column
+                        part = pixel % PER
+                    else:
+                        byte_at = _at(codes_ptr, image // PER, out_y, out_x, column, out_height, out_width, 1, LAST)
+                        part = image % PER
+                    byte = tl.load(byte_at, mask=inside, other=0).to(tl.int32)
+                    code = (byte >> (part * BITS)) & ((1 << BITS) - 1)
+                    total += tl.where(code == off_y // DH * KW + off_x // DW, gradient, 0.0)
+    return total
+
+
+@triton.jit
+def gradient_kernel(
+    g_ptr,
+    codes_ptr,
+    out_ptr,
+    images,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    LAST: tl.constexpr,
+    UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    PADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """The gradient of the input: of a maximum by its codes, of an average if `BITS` is 0.
+
+    Rows and columns are those of cells of `SH x SW` pixels, whose windows are at the same places.
+    """
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    cells_down = tl.cdiv(height, SH)
+    if LAST:
+        channels = channels * UNIT
+        cells_across = tl.cdiv(width, SW)
+        columns = channels
+        rows = images * cells_down * cells_across
+    else:
+        width = width * UNIT
+        out_width = out_width * OUT_UNIT
+        cells_across = tl.cdiv(width, SW)
+        columns = cells_across
+        rows = images * cells_down
+    image, cell_y, cell_x = _place(row, column, cells_down, cells_across, LAST)
+    in_rows = row < rows
+    in_columns = column < columns
+    for a in tl.static_range(SH):
+        y = cell_y * SH + a
+        in_y = in_rows & (y < height)
+        if SW == 2:
+            # Both from the same loads.
+            even = _pixel_gradient(
+                g_ptr, codes_ptr, in_rows, in_columns, image, cell_y, cell_x, column, channels, height, width,
+                out_height, out_width, a, 0, KH, KW, SH, SW, PH, PW, DH, DW, LAST, BITS, DIVISOR, PADS, ROWS, COLUMNS,
+                ACC,
+            )  # fmt: skip
+            odd = _pixel_gradient(
+                g_ptr, codes_ptr, in_rows, in_columns, image, cell_y, cell_x, column, channels, height, width,
+                out_height, out_width, a, 1, KH, KW, SH, SW, PH, PW, DH, DW, LAST, BITS, DIVISOR, PADS, ROWS, COLUMNS,
+                ACC,
+            )  # fmt: skip
+            x = cell_x * 2
             if LAST:
-                out_row = image * plane + out_y * out_width + out_x
-                out_column = column
+                at = _at(out_ptr, image, y, x, column, height, width, channels, LAST)
+                store(at, even, in_y & in_columns)
+                store(at + channels, odd, in_y & ((x + 1 < width) & in_columns))
             else:
-                out_row = row
-                out_column = out_y * out_width + out_x
-            gradient = load(g_ptr + out_row.to(tl.int64) * across + out_column, inside)
-            if BITS == 0:
-                parts = _parts(out_y * SH - PH, out_x * SW - PW, height, width, KH, KW, PH, PW, DIVISOR, PADS)
-                divisor = tl.maximum(parts, 1).to(total.dtype) if DIVISOR == 0 else parts.to(total.dtype)
-                total += tl.where(inside, div(gradient, divisor + tl.zeros_like(total)), 0.0)
-            else:
-                at = codes_ptr + (out_row // PER).to(tl.int64) * across + out_column
-                byte = tl.load(at, mask=inside, other=0).to(tl.int32)
-                code = (byte >> ((out_row % PER) * BITS)) & ((1 << BITS) - 1)
-                total += tl.where(inside & (code == off_y // DH * KW + off_x // DW), gradient, 0.0)
-    store(out_ptr + row.to(tl.int64) * columns + column, total, there)
+                x = tl.program_id(1) * (2 * COLUMNS) + tl.arange(0, 2 * COLUMNS)[None, :]
+                at = _at(out_ptr, image, y, x, x, height, width, channels, LAST)
+                store(at, tl.interleave(even, odd), in_y & (x < width))
+        else:
+            for b in tl.static_range(SW):
+                total = _pixel_gradient(
+                    g_ptr, codes_ptr, in_rows, in_columns, image, cell_y, cell_x, column, channels, height, width,
+                    out_height, out_width, a, b, KH, KW, SH, SW, PH, PW, DH, DW, LAST, BITS, DIVISOR, PADS, ROWS,
+                    COLUMNS, ACC,
+                )  # fmt: skip
+                x = cell_x * SW + b
+                at = _at(out_ptr, image, y, x, column, height, width, channels, LAST)
+                store(at, total, in_y & (in_columns & (x < width)))

@@ -1,13 +1,16 @@
-"""A scan of a step with matrix products as an operator, for compilers: its graphs are an argument, as text, so that a
-program that was compiled by another process has them.
+"""A scan as an operator, for compilers, where launches depend on more than a compiler has: those of a step with matrix
+products, and segments of time. Its graphs are an argument, as text, so that a program that was compiled by another
+process has them.
 
 A compiled graph has one node of it, whatever T is. Sizes are numbers again where it runs, and so a step is traced for
-them as it is in eager mode. The backward runs the forward once more, for what it needs of each step.
+them as it is in eager mode. The backward of a step with products runs the forward once more, for what it needs of each
+step.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen import Numerics
-from flexsn_graph import Port, RecurrentTrace, Role, trace_core
+from flexsn_graph import Port, RecurrentTrace, Role, StepValue, trace_core
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
@@ -25,7 +28,9 @@ from flexsn_runtime._torch_private import as_outside, untraced
 from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import UnsupportedScanError
 from flexsn_runtime.graphs._differentiable import differentiable
-from flexsn_runtime.graphs._symbols import Assignment
+from flexsn_runtime.graphs._graph_scan import arguments_of, scan_backward, scan_forward, unknown_states, values_of
+from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
+from flexsn_runtime.graphs._symbols import Assignment, Size
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
@@ -33,20 +38,22 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 
 @dataclass(frozen=True, slots=True)
-class StagedGraph:
+class ScanGraph:
     """A scan of a step that comes as graphs, or the gradient of one.
 
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
-        layout: of the scan, or of its gradient. That takes no saved states: it runs the forward once more.
+        layout: of the scan, or of its gradient.
         on_cpu: what kernels on the CPU are written in.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; of a gradient alone.
+        has_products: True if the step multiplies matrices. Its gradient takes no saved states.
     """
 
     core: fx.GraphModule
     layout: ScanLayout | BackwardLayout
     on_cpu: TargetName
     vjp: fx.GraphModule | None = None
+    has_products: bool = False
 
     @property
     def scan(self) -> ScanLayout:
@@ -57,13 +64,15 @@ class StagedGraph:
         return self.scan.num_inputs + self.scan.num_states
 
     def __call__(self, args: Sequence[Any]) -> list[Tensor]:
-        """Records the operator, or runs it, on `[*input_seqs, *init_states, *lifted, *gradients]`.
+        """Records the operator, or runs it.
 
-        Tensors are what it takes, and, of the lifted ones, sizes.
+        Args:
+            args: `[*input_seqs, *init_states, *lifted]`, of which the lifted ones may be sizes; for a gradient, also
+                `[*saved]`, unless the step has products, and `[*gradients]`.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
         tensors = [value for value in args if isinstance(value, Tensor)]
-        found: list[Tensor] = run_staged(_text(self), tensors, [args[i] for i in sizes], sizes)
+        found: list[Tensor] = run_scan(_text(self), tensors, [args[i] for i in sizes], sizes)
         return found
 
     def check(self, args: Sequence[Any]) -> None:
@@ -124,7 +133,7 @@ class _Specialized:
         captured: positions, among the arguments, of the tensors that the step captures.
     """
 
-    def __init__(self, graph: StagedGraph, likes: Sequence[_Like | int], device: torch.device) -> None:
+    def __init__(self, graph: ScanGraph, likes: Sequence[_Like | int], device: torch.device) -> None:
         first_lifted = graph.num_primals
         with untraced():
             primals = [like.primal() for like in likes[:first_lifted] if isinstance(like, _Like)]
@@ -149,16 +158,10 @@ class _Specialized:
             if isinstance(value, Tensor):
                 value.untyped_storage().resize_(0)  # nobody reads it
 
-    def arguments(self, graph: StagedGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
+    def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
         known = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
         return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(known), tuple(lifted))
-
-
-def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor | None]:
-    """The initial states; `None` for those that are known to be zeros."""
-    zeros = layout.zero_states or (False,) * layout.num_states
-    return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
 
 
 # -- what the operator does ----------------------------------------------------------------------------------------
@@ -170,6 +173,9 @@ def _run(
     graph = _graph(program)
     args = merged(tensors, sizes, size_positions)
     device = args[0].device
+    if not graph.has_products:
+        with as_outside(), torch.no_grad():
+            return _elementwise(program, graph, args)
     layout, num_inputs = graph.layout, graph.scan.num_inputs
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
     likes = tuple(_Like.of(value, i < num_inputs, int) for i, value in enumerate(args[:count]))
@@ -180,9 +186,7 @@ def _run(
         return _forward(graph, layout, made, args)
 
 
-def _specialized(
-    program: str, graph: StagedGraph, likes: tuple[_Like | int, ...], device: torch.device
-) -> _Specialized:
+def _specialized(program: str, graph: ScanGraph, likes: tuple[_Like | int, ...], device: torch.device) -> _Specialized:
     key = (program, device, likes)
     found = _made.get(key)
     if found is None:
@@ -193,7 +197,44 @@ def _specialized(
 _made: Recent[_Specialized] = Recent()
 
 
-def _forward(graph: StagedGraph, layout: ScanLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
+def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
+    """Runs a scan, or its gradient, by the launches of eager mode."""
+    layout, device = graph.layout, args[0].device
+    args = [value.resolve_neg() if isinstance(value, Tensor) else value for value in args]
+    count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
+    values = values_of(graph.scan, args[:count])
+    key = (program, device, tuple(values))
+    step = _elementwise_steps.get(key)
+    if step is None:
+        step = _elementwise_steps[key] = _elementwise_step(graph, values, device)
+    if isinstance(layout, BackwardLayout):
+        behind = count + layout.scan.num_states
+        gradients = scan_backward(step, layout, args[:count], args[count:behind], args[behind:])
+        needed = [value for value, need in zip(args, layout.needs, strict=False) if need]
+        return [_like_argument(gradient, value) for gradient, value in zip(gradients, needed, strict=True)]
+    results = scan_forward(step, layout, args)
+    first = layout.num_outputs + layout.num_states
+    arguments = arguments_of(step, layout, args)
+    strides = (math.prod(step.trace.step_shape), *step.format(arguments.inputs, arguments.states).step)
+    return [*results[:first], *(_with_strides(kept, strides) for kept in results[first:])]
+
+
+def _elementwise_step(
+    graph: ScanGraph, values: Sequence[StepValue | Size], device: torch.device
+) -> GraphSpecialization:
+    layout = graph.layout
+    if isinstance(layout, BackwardLayout):
+        flows = (*layout.output_grads, *layout.active_states)
+        graphs = GraphStep(graph.core, *layout.scan.counts, values, graph.vjp, flows, layout.wanted)
+        return GraphSpecialization(graphs, device, layout.saved_interval, graph.on_cpu, recorded=False)
+    graphs = GraphStep(graph.core, *layout.counts, values)
+    return GraphSpecialization(graphs, device, layout.checkpoint_interval or None, graph.on_cpu, recorded=False)
+
+
+_elementwise_steps: Recent[GraphSpecialization] = Recent()
+
+
+def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
     step, interval = made.step, layout.checkpoint_interval
     arguments = made.arguments(graph, args, step.trace.lift([args[i] for i in made.captured]))
     rows = (arguments.num_steps - 1) // interval if interval else 0
@@ -213,7 +254,7 @@ def _forward(graph: StagedGraph, layout: ScanLayout, made: _Specialized, args: S
     return results
 
 
-def _backward(graph: StagedGraph, layout: BackwardLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
+def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
     step, needs, state_seqs = made.step, layout.needs, not layout.scan.final_state
     with torch.enable_grad():
         leaves = [args[i].detach().requires_grad_(needs[i]) for i in made.captured]
@@ -242,9 +283,14 @@ def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
-    if gradient.stride() == strides and gradient._base is None:
-        return gradient
-    return torch.empty_strided(argument.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+    return _with_strides(gradient, strides)
+
+
+def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A tensor of its own memory with these strides."""
+    if tensor.stride() == tuple(strides) and tensor._base is None:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _shapes(
@@ -282,29 +328,29 @@ def _shapes(
 
 # Kernels read any strides: a compiler need not copy an argument to a certain layout.
 torch.library.define(
-    "flexsn_runtime::run_staged",
+    "flexsn_runtime::run_scan",
     "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]",
     tags=(torch.Tag.flexible_layout,),
 )
-torch.library.impl("flexsn_runtime::run_staged", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("flexsn_runtime::run_staged", _shapes)
+torch.library.impl("flexsn_runtime::run_scan", "CompositeExplicitAutograd", _run)
+torch.library.register_fake("flexsn_runtime::run_scan", _shapes)
 
-run_staged = torch.ops.flexsn_runtime.run_staged.default
+run_scan = torch.ops.flexsn_runtime.run_scan.default
 
 
 # -- as text -------------------------------------------------------------------------------------------------------
 
 
-def _text(graph: StagedGraph) -> str:
+def _text(graph: ScanGraph) -> str:
     graphs = [graph.core] if graph.vjp is None else [graph.core, graph.vjp]
     try:
-        return to_text([list(map(write_graph, graphs)), write_layout(graph.layout), graph.on_cpu])
+        return to_text([list(map(write_graph, graphs)), write_layout(graph.layout), graph.on_cpu, graph.has_products])
     except LoweringError as error:
         raise UnsupportedScanError(f"{error}.") from error
 
 
 @functools.lru_cache(maxsize=256)
-def _graph(program: str) -> StagedGraph:
-    graphs, layout, on_cpu = from_text(program)
-    core, *vjp = map(read_graph, graphs)
-    return StagedGraph(core, read_layout(layout), on_cpu, *vjp)
+def _graph(program: str) -> ScanGraph:
+    graphs, layout, on_cpu, has_products = from_text(program)
+    core, *vjps = map(read_graph, graphs)
+    return ScanGraph(core, read_layout(layout), on_cpu, vjps[0] if vjps else None, has_products)

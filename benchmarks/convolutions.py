@@ -1,0 +1,139 @@
+"""Recurrent convolutions: ConvLSTM and a recurrent spiking convolution, beside the loop over time.
+
+    python benchmarks/convolutions.py [--output FILE] [--shape 50x32x32x32x32] [--seconds 60]
+
+A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
+in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
+A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under autocast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Literal
+
+import torch
+from measure import graphed, milliseconds, publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN, surrogate
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Run = Callable[[], object]
+
+
+class ConvLSTM(nn.Module):
+    """One step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.of_input = nn.Conv2d(channels, 4 * channels, 3, padding=1)
+        self.of_state = nn.Conv2d(channels, 4 * channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        i, f, g, o = (self.of_input(x) + self.of_state(h)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, h, c
+
+
+class Spiking(nn.Module):
+    """One step of a LIF whose spikes come back through a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.spike = nn.Conv2d(channels, channels, 3, padding=1), surrogate.ATan()
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x + self.conv(s) - v) / 2
+        s = self.spike(h - 1)
+        return s, s, h * (1 - s)
+
+
+CORES: dict[str, Callable[[int], nn.Module]] = {"ConvLSTM": ConvLSTM, "spiking convolution": Spiking}
+
+
+class Layer(nn.Module):
+    """A core that starts anew at every call."""
+
+    def __init__(self, core: nn.Module, backend: Literal["auto", "torch"]) -> None:
+        super().__init__()
+        self.layer = FlexSN(core, num_inputs=1, num_states=2, num_outputs=1, backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.reset()
+        output: Tensor = self.layer(x)
+        return output
+
+
+def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
+    return torch.autocast(DEVICE.type, torch.bfloat16) if dtype == torch.bfloat16 else nullcontext()
+
+
+def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
+    """Of a forward and a training step, called as usual and from a graph."""
+    leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
+    wanted = [leaf, *layer.parameters()]
+
+    def forward() -> None:
+        with torch.no_grad(), autocast(dtype):
+            layer(x)
+
+    def both() -> None:
+        with autocast(dtype):
+            output = layer(leaf)
+        torch.autograd.grad(output, wanted, weight.to(output.dtype))
+
+    found = []
+    for run in (forward, both):
+        found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")
+        gc.collect()
+        try:
+            found.append(f"{milliseconds(graphed(run), DEVICE, warmup=1, rep=40):.2f}" if DEVICE.type == "cuda" else "")
+        except RuntimeError as error:
+            found.append(str(error).splitlines()[0][:40])
+    return found
+
+
+def main(shape: str, seconds: float, path: Path) -> None:
+    begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
+    size = tuple(map(int, shape.split("x")))
+    for name, core in CORES.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            for backend, by in (("auto", "ours"), ("torch", "loop")):
+                kind = str(dtype).removeprefix("torch.")
+                if time.perf_counter() - begun > seconds:
+                    missing.append(f"{name}, {kind}, {by}: no time was left")
+                    continue
+                torch.manual_seed(0)
+                layer = Layer(core(size[2]), "auto" if backend == "auto" else "torch").to(DEVICE)
+                rows.append([name, kind, by, *times(layer, torch.randn(size, device=DEVICE), dtype)])
+                print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
+                if by == "ours":
+                    print(layer.layer.explain(), flush=True)
+                del layer
+                gc.collect()
+    lines = [
+        f"# Recurrent convolutions, {shape}",
+        "",
+        f"`python benchmarks/convolutions.py`. {where(DEVICE)}",
+        "",
+        *table(["layer", "dtype", "by", "forward", "forward in a graph", "training", "training in a graph"], rows),
+        "",
+        *(f"- not measured: {what}" for what in missing),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "convolutions.md")
+    parser.add_argument("--shape", default="50x32x32x32x32")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    main(options.shape, options.seconds, options.output)

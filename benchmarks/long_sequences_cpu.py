@@ -1,0 +1,146 @@
+"""One stream of few neurons over a million steps on the CPU: segments of time in threads.
+
+    OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
+
+Calls with one thread and with several take turns. On a machine that other processes use, too, the clock says little:
+beside the least time of a call, the table has what the busiest thread of the process computes in a call, by the
+system's count of each thread's running time (Linux). With one thread that is the whole call; with several it is the
+time of the call where each has a core. A thread that waits for another one is not to spin meanwhile, which would count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from torch import Tensor
+
+from flexsn_nn import FlexSN
+from flexsn_nn.neuron import ALIF, LI, LIF, Izhikevich
+
+HEADER = [
+    *("neuron", "call", "segments, warm-up", "one thread", "threads", "times"),
+    *("one thread, busiest", "threads, busiest", "times", "equal"),
+]
+NEURONS: dict[str, Callable[[], FlexSN]] = {
+    "LIF, tau 2": lambda: LIF(backend="cpp"),
+    "LIF, tau 20": lambda: LIF(tau=20.0, backend="cpp"),
+    "ALIF, tau_a 20": lambda: ALIF(tau_a=20.0, backend="cpp"),
+    "Izhikevich": lambda: Izhikevich(a=0.2, b=0.3, backend="cpp"),
+    "LI": lambda: LI(backend="cpp"),
+}
+LEARNING = 10  # calls in which a warm-up is learned
+TOGETHER = 10  # calls between two readings of threads' times
+
+
+def running() -> dict[str, int]:
+    """Nanoseconds that each thread of the process has run."""
+    folder = Path("/proc/self/task")
+    return {task.name: int((task / "schedstat").read_text().split()[0]) for task in folder.iterdir()}
+
+
+class Call:
+    """Calls of one neuron with a number of threads, and what they took."""
+
+    def __init__(self, neuron: FlexSN, x: Tensor, threads: int, *, training: bool) -> None:
+        self._neuron, self._threads = neuron, threads
+        self._x = x.clone().requires_grad_(training)
+        self._grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) if training else None
+        self.least = float("inf")
+        self._calls, self._ran = 0, Counter[str]()
+
+    def run(self) -> Tensor:
+        torch.set_num_threads(self._threads)
+        self._neuron.reset()
+        if self._grad is None:
+            with torch.no_grad():
+                result: Tensor = self._neuron(self._x)
+                return result
+        (gradient,) = torch.autograd.grad(self._neuron(self._x), self._x, self._grad)
+        return gradient
+
+    def measure(self) -> None:
+        """Calls it several times: the system counts a thread's time at its ticks."""
+        before = running()
+        for _ in range(TOGETHER):
+            begun = time.perf_counter()
+            self.run()
+            self.least = min(self.least, 1e3 * (time.perf_counter() - begun))
+        self._ran.update({name: now - before.get(name, 0) for name, now in running().items()})
+        self._calls += TOGETHER
+
+    @property
+    def busiest(self) -> float:
+        """Milliseconds of a call, on average, of the thread that computes most."""
+        return max(self._ran.values()) / self._calls / 1e6
+
+
+def told(neuron: FlexSN) -> str:
+    """Segments and warm-up of the forward."""
+    program = neuron._get_program()
+    for step in program.specializations:
+        for speculation in step.speculations.values():  # type: ignore[attr-defined]
+            last = speculation.last
+            return "do not meet" if not speculation.meets else f"{last.segments}, {last.warm_up}"
+    return "serial"
+
+
+def rows_of(name: str, x: Tensor, threads: int, calls: int) -> list[list[str]]:
+    rows = []
+    for training in (False, True):
+        neurons = [NEURONS[name]() for _ in range(2)]
+        one, several = (Call(n, x, t, training=training) for n, t in zip(neurons, (1, threads), strict=True))
+        for _ in range(LEARNING):
+            several.run()
+        first, second = one.run(), several.run()
+        off = float((first - second).abs().max())
+        for _ in range(max(calls // (4 if training else 1) // TOGETHER, 1)):
+            one.measure()
+            several.measure()
+        rows.append(
+            [
+                *(name, "training" if training else "inference", told(neurons[1])),
+                *(f"{one.least:.2f}", f"{several.least:.2f}", f"{one.least / several.least:.2f}"),
+                *(f"{one.busiest:.2f}", f"{several.busiest:.2f}", f"{one.busiest / several.busiest:.2f}"),
+                "to the bit" if torch.equal(first, second) else f"to {off:.1e}",
+            ]
+        )
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences_cpu.md")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10**6)
+    parser.add_argument("--neurons", type=int, default=8)
+    parser.add_argument("--calls", type=int, default=60)
+    chosen = parser.parse_args()
+    x = torch.randn(chosen.steps, chosen.neurons, generator=torch.Generator().manual_seed(0)) * 0.85 + 0.5
+    before = os.getloadavg()[0]
+    rows = [row for name in NEURONS for row in rows_of(name, x, chosen.threads, chosen.calls)]
+    lines = [
+        "# One long stream on the CPU",
+        "",
+        f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {chosen.threads}`:",
+        f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds of a call; calls",
+        f"with one thread and with {chosen.threads} take turns: the least of {chosen.calls}, a quarter in training.",
+        "`busiest` is the average running time of the thread that computes most, which does not count waiting for",
+        f"other processes. Load averages before and after: {before:.1f} and {os.getloadavg()[0]:.1f}, on",
+        f"{os.cpu_count()} processors.",
+        where(torch.device("cpu")),
+        "",
+        *table(HEADER, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

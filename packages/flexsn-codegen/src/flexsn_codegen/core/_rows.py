@@ -1,0 +1,105 @@
+"""From the graph of a function that reduces rows to its stages, each a function of one element.
+
+A stage computes from the arguments, and from what earlier stages reduced, what is reduced next. What two stages need
+both compute: the operands are read again from the nearest cache, or are in registers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from flexsn_codegen.core._core import emit_core
+from flexsn_codegen.errors import UnsupportedOpError
+from flexsn_codegen.source._numerics import Numerics
+from flexsn_codegen.source._source import CoreSource, RowStage, identifier
+from flexsn_codegen.targets import Target
+from flexsn_graph import ROW_OPS, Role, StepGraph, ports
+
+
+def emit_rows(
+    step: StepGraph, name: str, whole: Sequence[bool], *, numerics: Numerics, target: Target, numbers: str | None
+) -> CoreSource:
+    """The source of a function that reduces rows.
+
+    Args:
+        step: from inputs to outputs, with `ROW_OPS`.
+        whole: for each output, whether it has an element for each of a row.
+        numbers: as for `emit_core`.
+
+    Raises:
+        UnsupportedOpError: the target has no kernels that reduce rows.
+    """
+    if not target.reduces_rows:
+        raise UnsupportedOpError(f"{name} reduces rows, for which {target.name} has no kernels.", "row_sum")
+    levels = _levels(step.graph)
+    reduced: list[fx.Node] = []
+    stages: list[RowStage] = []
+
+    def core_of(nodes: Sequence[fx.Node]) -> CoreSource:
+        return emit_core(
+            _cut_out(step, nodes, reduced),
+            name,
+            prune=True,
+            precision=numerics.precision,
+            fast_math=numerics.fast_math,
+            target=target,
+            numbers=None if numbers is None else f"{numbers}_{len(stages)}",
+        )
+
+    for level in range(1, max(levels.values(), default=0) + 1):
+        here = [node for node, own in levels.items() if node.target in ROW_OPS and own == level]
+        core = core_of([_argument(node) for node in here])
+        kinds = tuple((node.target, node.meta["val"].dtype) for node in here)
+        stages.append(RowStage(core, kinds))  # type: ignore[arg-type]
+        reduced += here
+    for kind in (True, False):
+        places = [i for i, one in enumerate(whole) if one == kind]
+        if places:
+            core = core_of([step.entries[i] for i in places])
+            stages.append(RowStage(core, (), tuple(step.results[i] for i in places), kind))
+    used = {port for stage in stages for port in stage.core.arguments if port.role is Role.INPUT}
+    arguments = tuple(port for port in step.arguments if port in used) or step.arguments[:1]
+    source = "\n\n".join(dict.fromkeys(stage.core.source for stage in stages))
+    kinds_text = [(s.core.name, s.reductions, s.written, s.whole, s.core.arguments) for s in stages]
+    digest = hashlib.sha256(repr(kinds_text).encode()).hexdigest()[:12]
+    all_numbers = tuple(number for stage in stages for number in stage.core.numbers)
+    whole_name = f"{identifier(name, reserved=target.reserved)}_{digest}"
+    return CoreSource(whole_name, source, arguments, step.results, target, all_numbers, stages=tuple(stages))
+
+
+def _argument(node: fx.Node) -> fx.Node:
+    (value,) = node.all_input_nodes
+    return value
+
+
+def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
+    """How many reductions, one after the other, each node depends on."""
+    levels: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        before = max((levels[n] for n in node.all_input_nodes), default=0)
+        levels[node] = before + (node.target in ROW_OPS)
+    return levels
+
+
+def _cut_out(step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node]) -> StepGraph:
+    """What computes the nodes, from the inputs and what was reduced."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    lifted = ports(Role.LIFTED, len(reduced))
+    for port, node in [*step.placeholders.items(), *zip(lifted, reduced, strict=True)]:
+        copies[node] = graph.placeholder(port.name)
+        copies[node].meta["val"] = node.meta["val"]
+    needed = set(nodes)
+    for node in reversed(list(step.graph.nodes)):
+        if node in needed and node not in copies:
+            needed.update(node.all_input_nodes)
+    for node in step.graph.nodes:
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    results: Any = tuple(copies[node] for node in nodes)
+    graph.output(results)
+    return StepGraph(graph, (*step.arguments, *lifted), ports(Role.OUTPUT, len(nodes)), {})

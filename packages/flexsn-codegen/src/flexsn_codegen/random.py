@@ -1,0 +1,101 @@
+"""Random numbers inside of kernels: functions of a seed and of an element's place, the same bits in PyTorch.
+
+Nothing is stored, and the backward, which computes the results again, has the same numbers. A number depends on the
+seed, the call (`Numbers.at`), the draw within the function, and the element's row and column; neither on the device nor
+on how a kernel walks the elements.
+
+Example:
+    >>> import torch
+    >>> from flexsn_codegen import pointwise, random
+    >>> @pointwise
+    ... def dropout(x, p, numbers):
+    ...     return torch.where(random.uniform(numbers) < p, 0.0, x / (1 - p))
+    >>> numbers = random.numbers((64, 100), seed=3)
+    >>> x = torch.ones(64, 100)
+    >>> torch.equal(dropout(x, 0.5, numbers.at(7)), dropout(x, 0.5, numbers.at(7)))
+    True
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.errors import ArgumentError
+from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
+
+__all__ = ["Numbers", "normal", "numbers", "uniform"]
+
+_MOST = 2**31
+
+
+class Numbers(NamedTuple):
+    """Where random numbers come from: an argument of a function, from `numbers`.
+
+    Attributes:
+        low, high: the seed's halves, int32, without dimensions.
+        row, column: of each element, int32; they broadcast to the shape of the elements.
+        call: which call of the function it is, int32, without dimensions.
+    """
+
+    low: Tensor
+    high: Tensor
+    row: Tensor
+    column: Tensor
+    call: Tensor
+
+    def at(self, call: int) -> Numbers:
+        """The numbers of another call, from 0 to 2^31 - 1."""
+        if not 0 <= call < _MOST:
+            raise ArgumentError(f"call is {call}, and is to be from 0 to 2**31 - 1.")
+        return self._replace(call=torch.full_like(self.call, call))
+
+
+def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | None = None) -> Numbers:
+    """Random numbers for elements of a shape, for call 0.
+
+    Args:
+        shape: of the elements. All dimensions but the last are one number of a row, below 2^31.
+        seed: of 64 bits.
+        device: of the elements.
+
+    Raises:
+        ArgumentError: there are 2^31 rows or more, or columns.
+    """
+    *leading, columns = (1, *shape)
+    rows = torch.Size(leading).numel()
+    if max(rows, columns) >= _MOST:
+        raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: fewer than 2**31 are counted.")
+    low, high = (((seed >> shift & 0xFFFFFFFF) ^ 2**31) - 2**31 for shift in (0, 32))
+    halves = [torch.tensor(half, dtype=torch.int32, device=device) for half in (low, high)]
+    row = torch.arange(rows, dtype=torch.int32, device=device).view(*leading[1:], 1) if len(shape) > 1 else None
+    column = torch.arange(columns, dtype=torch.int32, device=device)
+    zero = torch.zeros((), dtype=torch.int32, device=device)
+    return Numbers(halves[0], halves[1], zero if row is None else row, column if shape else column[0], zero)
+
+
+def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
+    """Multiples of 2^-24 in [0, 1), float32, for each element.
+
+    Args:
+        numbers: of the elements.
+        draw: the number of the draw; those of different draws are independent.
+    """
+    found: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
+    return found
+
+
+def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
+    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32; the arguments as of `uniform`."""
+    found: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
+    return found
+
+
+def _words(numbers: Numbers) -> list[Tensor]:
+    low, high, row, column, _ = numbers
+    return [ELEMENT_WORD(low, high, row, column, index=index) for index in range(3)]

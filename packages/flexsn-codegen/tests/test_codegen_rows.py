@@ -1,0 +1,188 @@
+"""Functions that reduce the last dimension, in one kernel forward and one backward, against eager mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import OfflineJob, UnsupportedOpError, compile_offline, pointwise
+from flexsn_codegen.targets.cpp import CPP
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import cells_gradient_of, trace_cells
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+Function = Callable[..., Any]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + len(shape) + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+def softmax(x: Tensor, temperature: float) -> Tensor:
+    return torch.softmax(x / temperature, -1)
+
+
+def log_softmax(x: Tensor, scale: Tensor) -> Tensor:
+    return (x * scale).log_softmax(-1)
+
+
+def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return x / scale, scale.squeeze(-1)
+
+
+def adam_mini(g: Tensor, v: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    v = beta * v + (1 - beta) * g.square().mean(-1, keepdim=True)
+    return g / (v.sqrt() + 1e-8), v
+
+
+def standardised(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-3)
+
+
+def distances(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.logsumexp(x - y, -1), (x - y).amin(-1)
+
+
+CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
+    "RMSNorm": (rms_norm, ((5, 7, 130), (130,))),
+    "RMSNorm of a transposed tensor": (lambda x, w: rms_norm(x.t(), w), ((130, 9), (130,))),
+    "LayerNorm": (layer_norm, ((6, 70), (70,), (70,))),
+    "softmax": (softmax, ((3, 1, 65), 0.7)),
+    "log_softmax": (log_softmax, ((4, 40), ())),
+    "an amax and a scale": (scaled, ((9, 33),)),
+    "Adam-mini": (adam_mini, ((9, 33), (9, 1), 0.9)),
+    "std": (standardised, ((4, 50),)),
+    "two tensors": (distances, ((4, 5, 20), (5, 20))),
+    "three colours": (standardised, ((4, 5, 3),)),
+    "one row": (standardised, ((90,),)),
+    "rows of one element": (softmax, ((6, 1), 2.0)),
+    "no rows": (rms_norm, ((0, 15), (15,))),
+    "half of a row": (lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1].softmax(-1), ((4, 40),)),
+}
+
+
+def arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
+    made = [tensor(*given, dtype=dtype, seed=i) if isinstance(given, tuple) else given for i, given in enumerate(case)]
+    return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(made)]
+
+
+def results_of(value: Any) -> list[Tensor]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+@pytest.mark.long(all_but=["RMSNorm", "Adam-mini", "three colours"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_computes_what_eager_mode_does(name: str) -> None:
+    function, case = CASES[name]
+    ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
+    theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
+    found, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    given = [torch.randn_like(e) for e in expected]
+    leaves = [[a for a in side if isinstance(a, Tensor)] for side in (ours, theirs)]
+    gradients = [torch.autograd.grad(r, side, given) for r, side in zip((found, expected), leaves, strict=True)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_dtypes(dtype: torch.dtype) -> None:
+    for function, case in (CASES["RMSNorm"], CASES["an amax and a scale"]):
+        given = arguments(case, dtype)
+        for one, other in zip(results_of(pointwise(function)(*given)), results_of(function(*given)), strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_gradients() -> None:
+    x, weight = tensor(2, 10).requires_grad_(), tensor(10).requires_grad_()
+    kernel = pointwise(rms_norm)
+    assert torch.autograd.gradcheck(kernel, (x, weight))
+    assert torch.autograd.gradgradcheck(kernel, (x, weight))
+
+
+def test_nan_comes_through_a_maximum() -> None:
+    x = tensor(3, 30, dtype=torch.float32)
+    x[1, 7] = math.nan
+    torch.testing.assert_close(pointwise(scaled)(x)[1], scaled(x)[1], equal_nan=True)
+
+
+def test_one_step_forward_and_one_backward() -> None:
+    x, weight = tensor(6, 40), tensor(40)
+    forward = trace_cells(rms_norm, (x, weight), (True, True), "rms_norm")
+    gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
+    backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
+    assert [len(forward.steps), len(backward.steps)] == [1, 1]
+    # Another number of rows is no other trace, another width is.
+    assert forward.free == ((0, None), (None,))
+
+
+def test_other_numbers_of_rows_and_other_temperatures() -> None:
+    kernel = pointwise(softmax)
+    for rows, temperature in ((3, 0.5), (8, 0.5), (3, 2.0)):
+        x = tensor(rows, 20)
+        torch.testing.assert_close(kernel(x, temperature), softmax(x, temperature))
+
+
+def test_in_compiled_code_and_under_vmap() -> None:
+    kernel, x, weight = pointwise(rms_norm), tensor(6, 40), tensor(40)
+    expected = rms_norm(x * 2, weight)
+    compiled = torch.compile(lambda x, w: kernel(x * 2, w), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, weight), expected)
+    torch.testing.assert_close(torch.func.vmap(kernel, (0, None))(x * 2, weight), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda x: x - x.mean(0), r"aten\.mean\.dim reduces dimension 0 of 2(.|\n)*test_codegen_rows"),
+        (lambda x: x - x.mean(), r"aten\.mean\.default reduces dimensions 0, 1 of 2"),
+        (lambda x: x.sum((0, 1)), r"reduces dimensions 0, 1 of 2, and a kernel reduces the last dimension alone"),
+        (lambda x: x.amax(0), r"aten\.amax\.default reduces dimension 0 of 2"),
+        (lambda x: (x > 0).to(torch.int32).amax(-1), r"aten\.amax\.default reduces torch\.int32"),
+        (lambda x: x - x.sum(-1, keepdim=True) * x.t().sum(-1)[0], "reduces rows of 9 elements, and others have 20"),
+        (lambda x: x.cumsum(-1), r"aten\.cumsum\.default does not work element by element"),
+        (lambda x: x / x.prod(-1, keepdim=True), r"aten\.prod\.dim_int"),
+    ],
+)
+def test_what_is_refused(function: Function, match: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=match):
+        pointwise(function)(tensor(9, 20))
+
+
+def test_rows_without_elements_are_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="reduces rows without elements"):
+        pointwise(lambda x: x - x.mean(-1, keepdim=True))(tensor(3, 0))
+
+
+def test_sources() -> None:
+    x, weight = torch.empty(64, 300, device="meta"), torch.empty(300, device="meta")
+    kernel = pointwise(rms_norm)
+    assert "dev::row_sum" in kernel.source(x, weight, target=CPP).source
+    source = kernel.source(x, weight, target=TRITON)
+    assert source.source.count("dev.row_sum") == 1
+    (use,) = compile_offline([OfflineJob(source, "sm_90")])
+    assert use.spilled_bytes == 0
+
+
+def test_a_row_that_no_program_has_room_for() -> None:
+    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, and these have 70000"):
+        pointwise(standardised).source(torch.empty(2, 70_000, device="meta"), target=TRITON)

@@ -1,0 +1,85 @@
+"""Steps that change nothing any more once some of their inputs are 0 or less."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph.ir._ops import FILL_OPS
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._step_graph import StepGraph
+
+_prims, _aten = torch.ops.prims, torch.ops.aten
+
+_SELECTIONS = (_prims.where.default, _aten.where.self)
+_ABOVE_ZERO = (_prims.gt.default, _aten.gt.Scalar)
+_SAME_VALUE = (_prims.convert_element_type.default,)
+
+
+def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
+    """True if outputs are zeros and states stay as they are, wherever these inputs are 0 or less.
+
+    Read from the operations: comparisons of the inputs with 0, selections by them, and sums with zeros.
+
+    Args:
+        step: a forward graph.
+        counts: numbers of inputs.
+
+    Example:
+        >>> def core(x, left, v):
+        ...     return torch.where(left > 0, x + v, 0.0), torch.where(left > 0, x, v)
+        >>> step = trace_step(core, 2, 1, 1, (torch.zeros(3), torch.zeros(3, dtype=torch.int32), torch.zeros(3)))
+        >>> ends_early(step.forward, [1]), ends_early(step.forward, [])
+        (True, False)
+    """
+    if not counts:
+        return False
+    placeholders = step.placeholders
+    gone = {placeholders[Port(Role.INPUT, i)] for i in counts}
+    values: dict[fx.Node, Any] = {}  # a node: another one, or a number
+
+    def value(of: Any) -> Any:
+        return values.get(of, of) if isinstance(of, fx.Node) else of
+
+    for node in step.graph.nodes:
+        if node.op == "call_function":
+            found = _simplified(node, gone, value)
+            if found is not None:
+                values[node] = found
+    return all(_stays(port, value(entry), placeholders) for port, entry in zip(step.results, step.entries, strict=True))
+
+
+def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
+    if port.role is Role.OUTPUT:
+        return _is_number(value, 0)
+    if port.role is Role.STATE:
+        return value is placeholders.get(port)
+    return True  # kept for a backward, which does not come here
+
+
+def _simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
+    """A node or a number that stands for a result; `None`: it is not known."""
+    arguments = [value(argument) for argument in node.args]
+    if node.target in _ABOVE_ZERO and node.args[0] in gone and _is_number(arguments[1], 0):
+        return False
+    if node.target in _SELECTIONS:
+        condition, yes, no = arguments
+        if isinstance(condition, fx.Node):
+            return yes if yes is no or (_is_number(yes, 0) and _is_number(no, 0)) else None
+        return yes if condition else no
+    if node.target in FILL_OPS:
+        place = FILL_OPS[node.target]
+        return 0 if place is None else arguments[place]
+    if node.target in _SAME_VALUE and _is_number(arguments[0], 0):
+        return 0
+    if node.target is _prims.add.default:
+        left, right = arguments
+        return right if _is_number(left, 0) else left if _is_number(right, 0) else None
+    return None
+
+
+def _is_number(value: Any, number: int) -> bool:
+    return isinstance(value, bool | int | float) and value == number

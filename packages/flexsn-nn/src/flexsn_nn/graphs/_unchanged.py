@@ -1,0 +1,87 @@
+"""Comparisons of many values and tensors in few passes, without a step of Python for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain, starmap
+from operator import attrgetter, is_, methodcaller, not_
+from types import CellType
+from typing import Any
+
+from torch import Tensor, nn
+
+_values_of = methodcaller("values")
+_contents = attrgetter("cell_contents")
+_read = attrgetter("shape", "dtype", "requires_grad")
+_hooks = attrgetter("_backward_hooks")
+
+
+class SameObjects:
+    """Containers and the objects in them, compared by identity.
+
+    Attributes:
+        sized: containers, compared by their length.
+        mappings, sequences: containers, compared by all of their values, in order; they are also in `sized`.
+        parts: a mapping's `get`, and the keys whose values are compared.
+        cells: variables of functions.
+    """
+
+    def __init__(self) -> None:
+        self.sized: list[Sized] = []
+        self.mappings: list[Mapping[Any, Any]] = []
+        self.sequences: list[Sequence[Any]] = []
+        self.parts: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []
+        self.cells: list[CellType] = []
+        self._sizes: list[int] = []
+        self._objects: list[Any] | None = None
+
+    def remember(self) -> None:
+        """Compares with the present objects from now on."""
+        self._sizes = list(map(len, self.sized))
+        try:
+            self._objects = list(self._now())
+        except ValueError:  # a variable without a value
+            self._objects = None
+
+    def same(self) -> bool:
+        """True if each object is the one of the last `remember`."""
+        if self._objects is None or list(map(len, self.sized)) != self._sizes:
+            return False
+        try:
+            return all(map(is_, self._now(), self._objects))
+        except ValueError:
+            return False
+
+    def _now(self) -> Iterator[Any]:
+        return chain(
+            chain.from_iterable(map(_values_of, self.mappings)),
+            chain.from_iterable(self.sequences),
+            chain.from_iterable(starmap(map, self.parts)),
+            map(_contents, self.cells),
+        )
+
+
+class SameTensors:
+    """Plain tensors, compared by memory, layout, dtype, `requires_grad`, and the presence of hooks."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._facts = self._now()
+
+    def same(self) -> bool:
+        """True if nothing has changed."""
+        return self._facts == self._now()
+
+    def _now(self) -> tuple[list[Any], ...]:
+        tensors = self._tensors
+        return (
+            list(map(Tensor.data_ptr, tensors)),
+            list(map(Tensor.stride, tensors)),
+            list(map(_read, tensors)),
+            list(map(not_, map(_hooks, tensors))),
+        )
+
+
+def is_plain(tensor: Tensor, device: str) -> bool:
+    """True for a tensor of a device that has memory and no class of its own."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device

@@ -1,0 +1,7 @@
+"""Delayed sequences in two or three passes over memory, whatever the number of delays."""
+
+from __future__ import annotations
+
+from flexsn_runtime.delays._delayed import delay_between, delay_by_taps, why_no_delay_kernel
+
+__all__ = ["delay_between", "delay_by_taps", "why_no_delay_kernel"]

@@ -1,0 +1,186 @@
+"""Delayed sequences, differentiable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, transform_at_work
+from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.delays import _launch
+
+# On the CPU, PyTorch's operations take less time than the interpreter of kernels.
+_DEVICES = {"cuda"}
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+Taps = Callable[[Tensor], Tensor]
+
+
+def why_no_delay_kernel(x: Tensor) -> str | None:
+    """Why PyTorch's operations delay a sequence `[T, *step]`; `None`: a kernel does."""
+    if type(x) not in (Tensor, torch.nn.Parameter):
+        return f"it is a {type(x).__name__}"
+    if torch.compiler.is_compiling() or transform_at_work() is not None:
+        return "a compiler or a transform sees its operations"
+    if x.dtype not in _DTYPES:
+        return f"it is {x.dtype}"
+    if x.numel() == 0:
+        return "it is empty"
+    if x.device.type not in _DEVICES:
+        return f"it is on {x.device.type}"
+    return why_unavailable(x.device)
+
+
+def delay_between(
+    x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
+) -> Tensor:
+    """The values `whole + fraction` steps before each step; see `_launch.between`.
+
+    Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` is `None`.
+    """
+    x, past = x.contiguous(), None if past is None else past.contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, fraction)):
+        y: Tensor = _Between.apply(x, past, whole, fraction, inner, most)
+        return y
+    return _launch.between(x, past, whole, fraction, inner, most)
+
+
+def delay_by_taps(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int) -> Tensor:
+    """`y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
+
+    Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` is `None`.
+
+    Args:
+        delay: `[size]`.
+        taps_of: from delays to `taps`, `[most + 1, size]`, those of a delay alone from it; differentiable.
+        slopes_of: from delays to derivatives of the taps.
+    """
+    x, past = x.contiguous(), None if past is None else past.contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, delay)):
+        y: Tensor = _Filtered.apply(x, past, delay, taps_of, slopes_of, inner)
+        return y
+    return _launch.filtered(x, past, taps_of(delay.detach()).contiguous(), inner)
+
+
+class _Between(SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.inner, ctx.most = inner, most
+        ctx.save_for_backward(x if ctx.needs_input_grad[3] else None, past, whole, fraction)
+        return _launch.between(x, past, whole, fraction, inner, most)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        x, past, whole, fraction = ctx.saved_tensors
+        if _is_seen(grad):
+
+            def again(x: Tensor, past: Tensor | None, fraction: Tensor | None) -> Tensor:
+                return _between_again(x, past, whole, fraction, ctx.inner, ctx.most)
+
+            needs = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+            of_x, of_past, of_fraction = _gradients(again, [x, past, fraction], needs, grad)
+            return of_x, of_past, None, of_fraction, None, None
+        of_x, of_past, total = _launch.between_gradient(
+            grad.contiguous(), x, past, whole, fraction, ctx.inner, ctx.most
+        )
+        of_fraction = None if total is None else _summed(total, whole.numel(), ctx.inner).to(fraction.dtype)
+        return of_x, of_past, None, of_fraction, None, None
+
+
+class _Filtered(SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.inner, ctx.taps_of = inner, taps_of
+        learned = ctx.needs_input_grad[2]
+        taps = taps_of(delay).contiguous()
+        slopes = slopes_of(delay).contiguous() if learned else taps
+        ctx.save_for_backward(x if learned else None, past, delay, taps, slopes)
+        return _launch.filtered(x, past, taps, inner)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        x, past, delay, taps, slopes = ctx.saved_tensors
+        if _is_seen(grad):
+
+            def again(x: Tensor, past: Tensor | None, delay: Tensor) -> Tensor:
+                return _filtered_again(x, past, ctx.taps_of(delay), ctx.inner)
+
+            return *_gradients(again, [x, past, delay], ctx.needs_input_grad[:3], grad), None, None, None
+        of_x, of_past, total = _launch.filter_gradient(grad.contiguous(), x, past, taps, slopes, ctx.inner)
+        of_delay = None if total is None else _summed(total, delay.numel(), ctx.inner).to(delay.dtype)
+        return of_x, of_past, of_delay, None, None, None
+
+
+def _summed(total: Tensor, size: int, inner: int) -> Tensor:
+    """For each delay, the sum over the elements that have it, in a fixed order."""
+    return total.reshape(-1, size, inner).sum((0, 2))
+
+
+# -- by PyTorch's operations, for gradients of gradients and several gradients at once ---------------------------
+
+
+def _is_seen(grad: Tensor) -> bool:
+    """True if something sees the operations of a backward."""
+    return torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad)
+
+
+def _gradients(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients that are needed of a function of these tensors."""
+    again = torch.is_grad_enabled()
+    first, *others = tensors
+    if first is None:  # the function is linear in it, and no other gradient depends on it
+        first = torch.zeros_like(grad).requires_grad_()
+    given = [first, *others]
+    with torch.enable_grad():
+        y = function(*given)
+    wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+    return [next(found) if need else None for need in needs]
+
+
+def _each(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
+    """For each element of a step, that of its delay: `[..., size] -> [..., *step]`."""
+    wide = delays.repeat_interleave(inner, -1)
+    copies = math.prod(step) // wide.shape[-1]
+    return wide.repeat(*[1] * (wide.dim() - 1), copies).view(*wide.shape[:-1], *step)
+
+
+def _seen_values(x: Tensor, past: Tensor | None, most: int) -> Tensor:
+    return torch.cat([x.new_zeros((most, *x.shape[1:])) if past is None else past, x])
+
+
+def _between_again(
+    x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
+) -> Tensor:
+    seen, step = _seen_values(x, past, most), x.shape[1:]
+    index = most + torch.arange(len(x), device=x.device).view(-1, *[1] * len(step))
+    place = index - _each(whole.long(), step, inner)
+    late = seen.gather(0, place)
+    if fraction is None:
+        return late
+    later = seen.gather(0, place - 1)
+    return late + _each(fraction, step, inner) * (later - late)
+
+
+def _filtered_again(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor:
+    most = len(taps) - 1
+    seen, weights = _seen_values(x, past, most), _each(taps, x.shape[1:], inner)
+    terms = [weights[n] * seen[most - n : most - n + len(x)] for n in range(most + 1)]
+    return torch.stack(terms).sum(0).to(x.dtype)

@@ -1,0 +1,135 @@
+"""Launches the kernels of `flexsn_codegen.targets.triton.device._delays`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime.launches._written_kernels import run_kernel
+
+_STEPS = 8  # in a program, whose loads are under way together
+_BLOCK = 128
+_INTERPRETED_BLOCK = 1024
+_HALF = {torch.float16: 1, torch.bfloat16: 2}
+_OF_FILTER = 4
+
+
+def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int) -> Tensor:
+    """The values `whole + fraction` steps before each step.
+
+    Args:
+        x: `[T, *step]`.
+        past: `[most, *step]`, the steps before; `None`: zeros.
+        whole, fraction: `[size]`, int32 and the dtype of `x`; without a fraction, the values of whole steps.
+        inner: neighbouring elements with one delay.
+        most: whole steps that are looked back at the most.
+    """
+    y = torch.empty_like(x)
+    block, grid = _grid(x)
+    given = (x, x if past is None else past, whole, x if fraction is None else fraction, y)
+    constants = (most, past is not None, fraction is not None, _HALF.get(x.dtype, 0), _STEPS, block)
+    run_kernel(
+        _kernels().between_kernel,
+        (grid, -(-len(x) // _STEPS)),
+        given,
+        _numbers(x, inner, whole),
+        constants,
+        _warps(),
+        fused=False,
+    )
+    return y
+
+
+def between_gradient(
+    grad: Tensor,
+    x: Tensor | None,
+    past: Tensor | None,
+    whole: Tensor,
+    fraction: Tensor | None,
+    inner: int,
+    most: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of `x`, of `past`, and of the fraction, the last one for each element of a step.
+
+    Args:
+        x: `None`: no gradient of the fraction is wanted.
+    """
+    grad_x = torch.empty_like(grad)
+    grad_past = None if past is None else torch.empty_like(past)
+    total = None if x is None else _of_step(grad)
+    block, grid = _grid(grad)
+    given = (grad, x, past, whole, fraction, grad_x, grad_past, total)
+    constants = (most, past is not None, fraction is not None, x is not None, _STEPS, block)
+    numbers = _numbers(grad, inner, whole)
+    run_kernel(_kernels().between_gradient_kernel, (grid,), _all(given, grad), numbers, constants, _warps())
+    return grad_x, grad_past, total
+
+
+def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor:
+    """`y[t] = sum over l of taps[l] x[t - l]`.
+
+    Args:
+        x, past, inner: as for `between`.
+        taps: `[most + 1, size]`.
+    """
+    y = torch.empty_like(x)
+    block, grid = _grid(x)
+    given = (x, x if past is None else past, taps, y)
+    constants = (len(taps) - 1, past is not None, block)
+    size = (grid, -(-len(x) // _OF_FILTER))
+    run_kernel(_kernels().filter_kernel, size, given, _numbers(x, inner, taps[0]), constants, _warps())
+    return y
+
+
+def filter_gradient(
+    grad: Tensor, x: Tensor | None, past: Tensor | None, taps: Tensor, slopes: Tensor, inner: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of `x`, of `past`, and of the delays, the last one for each element of a step.
+
+    Args:
+        x: `None`: no gradient of the delays is wanted.
+        slopes: `[most + 1, size]`, derivatives of the taps.
+    """
+    grad_x = torch.empty_like(grad)
+    grad_past = None if past is None else torch.empty_like(past)
+    total = None if x is None else _of_step(grad)
+    block, grid = _grid(grad)
+    given = (grad, x, past, taps, slopes, grad_x, grad_past, total)
+    constants = (len(taps) - 1, past is not None, x is not None, block)
+    numbers = _numbers(grad, inner, taps[0])
+    run_kernel(_kernels().filter_gradient_kernel, (grid,), _all(given, grad), numbers, constants, _warps())
+    return grad_x, grad_past, total
+
+
+def _of_step(grad: Tensor) -> Tensor:
+    return torch.empty(grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
+
+
+def _all(given: tuple[Tensor | None, ...], other: Tensor) -> tuple[Tensor, ...]:
+    """With another tensor instead of those that a kernel does not read."""
+    return tuple([other if tensor is None else tensor for tensor in given])
+
+
+def _numbers(x: Tensor, inner: int, delays: Tensor) -> tuple[int, ...]:
+    return len(x), x[0].numel(), inner, delays.numel()
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    block = _INTERPRETED_BLOCK if triton_interpreted() else _BLOCK
+    return block, -(-x[0].numel() // block)
+
+
+def _warps() -> int:
+    return 4
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of kernels, which imports Triton."""
+    from flexsn_codegen.targets.triton.device import _delays
+
+    return _delays

@@ -1,0 +1,116 @@
+"""The two scans of an elementwise step that comes as graphs: recorded in a compiler's graph, or run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import StepValue
+from flexsn_hop import BackwardLayout, ScanLayout
+from flexsn_runtime.graphs._graph_step import GraphSpecialization
+from flexsn_runtime.graphs._symbols import Size
+from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
+from flexsn_runtime.kernels._forward import ForwardResult, ForwardScan
+from flexsn_runtime.kernels._scan import forward_scan, run_backward
+from flexsn_runtime.operands._operands import Arguments
+
+
+def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
+    """The values that one step takes of `[*input_seqs, *init_states, *lifted]`."""
+    return [
+        StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
+        for i, value in enumerate(flat_args)
+    ]
+
+
+def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> Arguments:
+    """The arguments of a step's kernels among those of the operator."""
+    inputs, states, _ = layout.split(flat_args)
+    lifted = tuple(flat_args[position] for position in step.lifted)
+    return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
+
+
+def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor | None]:
+    """The initial states; `None` for those that are known to be zeros."""
+    zeros = layout.zero_states or (False,) * layout.num_states
+    return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
+
+
+def scan_forward(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+    """The results of the forward operator; see `flexsn_hop.ScanLowering`."""
+    interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
+    arguments = arguments_of(step, layout, flat_args)
+    num_steps = arguments.num_steps
+    none_kept = isinstance(num_steps, int) and num_steps <= interval
+    nearer = bool(interval) and step.distance != interval
+    training = interval > 0 and not (nearer and none_kept)
+    spare_rows = _spare(num_steps) if nearer else spare
+    result = _forward(step, arguments, state_seqs=not layout.final_state, training=training, spare_rows=spare_rows)
+    if not nearer:
+        return [*result.returned, *result.checkpoints]
+    rows = (num_steps - 1) // interval + spare
+    if none_kept:
+        shape = step.trace.step_shape
+        kept = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
+        return [*result.returned, *kept]
+    assert step.distance is not None
+    return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
+
+
+def scan_backward(
+    step: GraphSpecialization,
+    layout: BackwardLayout,
+    flat_args: Sequence[Any],
+    saved: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> list[Tensor]:
+    """The results of the backward operator; see `flexsn_hop.ScanLowering`.
+
+    Args:
+        flat_args, saved, gradients: from `layout.split`; the gradients are those of outputs, then of states.
+    """
+    scan = layout.scan
+    arguments = arguments_of(step, scan, flat_args)
+    if step.distance != layout.saved_interval:  # the states are too far apart: the forward runs once more
+        spare = _spare(arguments.num_steps)
+        saved = _forward(step, arguments, state_seqs=False, training=True, spare_rows=spare).checkpoints
+    given = iter(gradients)
+    came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
+    cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
+    positions = (*range(scan.num_inputs + scan.num_states), *step.lifted)
+    wanted = [layout.needs[position] for position in positions]
+    if step.is_recorded:
+        found = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
+    else:
+        found = run_backward(step, arguments, saved, cotangents, wanted)
+    results = []
+    for position, need in enumerate(layout.needs):
+        if need:
+            gradient = found[positions.index(position)] if position in positions else None
+            # Without a position, the step does not read the tensor that it captures.
+            results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
+    return results
+
+
+def _forward(
+    step: GraphSpecialization, arguments: Arguments, *, state_seqs: bool, training: bool, spare_rows: int
+) -> ForwardResult:
+    if step.is_recorded:  # its sizes may be symbols, by which nothing can be looked up
+        scan = ForwardScan(step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows)
+    else:
+        scan = forward_scan(step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows)
+    return scan(arguments)
+
+
+def _spare(num_steps: int) -> int:
+    """Rows of checkpoints beyond those that are written: with a symbol for T, their number is never 0 or 1."""
+    return 0 if isinstance(num_steps, int) else 2
+
+
+def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
+    """The last of each `ratio` rows, and further ones without meaning up to `count`."""
+    last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
+    return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -1,0 +1,36 @@
+"""Gradients of matrices, sums over time of products of two values: on tensor cores where one of them is of spikes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime.products import fewest_multiplications, product_with_spikes, why_slow_product
+
+
+def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
+    """The sum over time of `left @ right`, `[T, rows, inner]` and `[T, inner, columns]`.
+
+    Args:
+        exact: for each factor, its numbers are of bfloat16, but perhaps for those of an initial state. Of float32, the
+            other one is multiplied in three parts then, as exactly as in float32.
+    """
+    steps, rows, inner = left.shape
+    columns = right.shape[2]
+    if any(exact) and _pays(left, steps * rows * inner * columns):
+        down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
+        if exact[1]:
+            return product_with_spikes(down, across)
+        return product_with_spikes(across, down).t().contiguous()
+    return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, columns)
+
+
+def _pays(value: Tensor, multiplications: int) -> bool:
+    """True for a product that is faster in parts, and that no setting makes a product in TF32."""
+    return (
+        value.dtype == torch.float32
+        and value.is_cuda
+        and torch.get_float32_matmul_precision() == "highest"
+        and multiplications >= fewest_multiplications()
+        and why_slow_product(value.device) is None
+    )

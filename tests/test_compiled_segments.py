@@ -1,0 +1,192 @@
+"""Compiled graphs of long sequences: scans run in segments of time, chosen when they run, as in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from scan_cores import CASES, Case, Problem, problem
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
+
+import flexsn_hop.operator._operator as operator
+from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state, register_scan_lowering
+from flexsn_nn.neuron import LIF
+from flexsn_runtime import KernelLowering, PointwiseProgram, TargetName, prepare, scan
+from flexsn_runtime._recent import Recent
+from flexsn_runtime.graphs import _scan_op
+from flexsn_runtime.graphs._graph_step import GraphSpecialization
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
+
+STEPS, STEP = 75, (3, 200)
+RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
+RUNS: dict[bool, Callable[..., tuple[Tensor, ...]]] = {True: flex_sn_scan, False: flex_sn_scan_final_state}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
+    """The steps of operators that ran."""
+    made: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
+    return made
+
+
+@pytest.fixture(params=["triton", "cpp"])
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
+    """The language of kernels, which stand in the place of the operator's loops as if Inductor had put them there."""
+    request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
+    found: TargetName = request.param
+    lowering = KernelLowering(on_cpu=found)
+    monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
+    register_scan_lowering(lowering)
+    monkeypatch.setattr(operator, "forward_loop", lambda *args: tuple(lowering.forward(*args)))
+    monkeypatch.setattr(operator, "backward_loop", lambda *args: tuple(lowering.backward(*args)))
+    return found
+
+
+def kernels_of(steps: Recent[GraphSpecialization]) -> str:
+    return " ".join(name for step in steps.values() for name in step.kernel_names)
+
+
+def with_gradients(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    weighted = [r * (torch.arange(r.numel(), device=r.device) % 5 - 2).reshape(r.shape) for r in results]
+    loss = torch.stack([w.sum() for w in weighted]).sum()
+    return [r.detach() for r in results], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+
+
+def serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple[list[Tensor], list[Tensor]]:
+    with using_segments(None):
+        step, arguments = prepare(PointwiseProgram(p.core, *p.counts, on_cpu=language), (*p.inputs, *p.states))
+        return with_gradients(scan(step, arguments, state_seqs=state_seqs), p.leaves)
+
+
+def check(found: tuple[list[Tensor], list[Tensor]], wanted: tuple[list[Tensor], list[Tensor]]) -> None:
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(found[1], wanted[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12 * float(other.abs().max()) + 1e-300)
+
+
+@pytest.mark.long(all_but=["cpp-lif_hard-final", "triton-plif_channel-sequence"])
+@pytest.mark.parametrize("state_seqs", RUNS, ids=lambda seqs: "sequence" if seqs else "final")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_results_equal_the_serial_ones(
+    case: Case, state_seqs: bool, language: TargetName, steps: Recent[GraphSpecialization]
+) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    run = torch.compile(partial(RUNS[state_seqs], p.core, *p.counts), fullgraph=True, backend="aot_eager")
+    with using_segments(RULE):
+        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+    assert "_forward_guess" in kernels_of(steps)
+    assert "_backward_maps" in kernels_of(steps)
+    check(found, serially(p, language, state_seqs=state_seqs))
+
+
+def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.0625 * v + x
+    s = (h >= 1.0).to(x.dtype)
+    return s, h * (1.0 - s)
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
+    run = torch.compile(partial(flex_sn_scan_final_state, forgetting, 1, 1, 1), fullgraph=True, backend="aot_eager")
+    with using_segments(None):
+        wanted = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
+    repaired = []
+    with using_segments(replace(RULE, warm_up=4)), torch.no_grad():
+        for _ in range(3):
+            assert all(torch.equal(a, b) for a, b in zip(run(x, v), wanted, strict=True))
+            ((speculation,),) = [step.speculations.values() for step in steps.values()]
+            repaired.append(speculation.last.elements)
+    assert repaired[0] > 0
+    assert repaired[-1] == 0
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_a_program_that_is_compiled_ahead_of_time_is_serial(
+    language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts), fullgraph=True, backend="aot_eager")
+    with using_segments(RULE):
+        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+    assert not list(steps.values())
+    check(found, serially(p, language, state_seqs=False))
+
+
+def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    return with_gradients([run(x)], [x])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.long(all_but=["False"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[GraphSpecialization]) -> None:
+    neuron = LIF(backend="cpp")
+
+    def network(x: Tensor) -> Tensor:
+        zeros = torch.zeros(()).expand(x.shape[1:])
+        spikes, _ = flex_sn_scan_final_state(forgetting, 1, 1, 1, 2.0 * torch.relu(x), zeros, zero_states=[True])
+        result: Tensor = neuron.step(spikes + x)[0] * 0.5
+        return result
+
+    counter = CompileCounterWithBackend("inductor")
+    run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # short ones among them
+        x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
+        with using_segments(RULE):
+            if length == STEPS:
+                found, codes = run_and_get_code(train, run, x)
+                assert [code.count("run_scan.default(") for code in codes] == [2, 1]
+            else:
+                found = train(run, x)
+        assert counter.frame_count == 1
+        with using_segments(None):
+            wanted = train(network, x)
+        assert torch.equal(found[0][0], wanted[0][0])
+        torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+    assert kernels_of(steps).count("_forward_guess") == 2
+    assert kernels_of(steps).count("_backward_maps") == 1  # to the first one's result flows no gradient
+    with using_segments(RULE), torch.no_grad():
+        assert torch.equal(run(x), wanted[0][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
+def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    p = problem(case, 2048, (3, 217), device="cuda")
+    run = torch.compile(
+        partial(flex_sn_scan_final_state, p.core, *p.counts, lowering="kernel"),
+        fullgraph=True,
+        dynamic=False,
+        mode=mode,
+    )
+    wanted = serially(p, "triton", state_seqs=False)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        for one, other in zip(found[0], wanted[0], strict=True):
+            assert torch.equal(one, other)
+        for one, other in zip(found[1], wanted[1], strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
+    assert "_forward_guess" in kernels_of(steps)
+    assert "_backward_maps" in kernels_of(steps)

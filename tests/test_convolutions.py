@@ -1,0 +1,337 @@
+"""Cores with convolutions: kernels and a library's convolutions step by step, against the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recurrent_cores import _Soft, _Spike
+from torch import Tensor, nn
+
+from flexsn_graph import NonPointwiseError
+from flexsn_hop import eager_scan, eager_scan_final_state
+from flexsn_nn import FlexSN
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName, prepare, scan
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("triton", "cpp")
+Results = tuple[list[Tensor], list[Tensor | None]]
+
+
+class Core(nn.Module):
+    """A core whose state is convolved.
+
+    Args:
+        channels: of the step.
+        make: makes a convolution.
+        soft: a smooth function instead of the spikes.
+    """
+
+    num_states = 2
+
+    def __init__(self, channels: int, make: Callable[..., nn.Module] = nn.Conv2d, *, soft: bool = False) -> None:
+        super().__init__()
+        self.spike: Callable[[Tensor], Tensor] = _Soft.apply if soft else _Spike.apply
+        self.build(channels, make)
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.conv = make(channels, channels, 3, padding=1)
+
+
+class Spiking(Core):
+    """A recurrent LIF, whose spikes come back through a convolution."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x + self.conv(s) - v) / 2
+        s = self.spike(h - 1)
+        return s, s, h * (1 - s)
+
+
+class ConvLSTM(Core):
+    """Gates of two convolutions, one of which depends on inputs alone."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.of_input = make(channels, 4 * channels, 3, padding=1)
+        self.of_state = make(channels, 4 * channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        i, f, g, o = (self.of_input(x) + self.of_state(h)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, h, c
+
+
+class OfInputToo(Core):
+    """A convolution of inputs and states side by side."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.conv = make(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + self.conv(torch.cat([x, s], 1))
+        s = self.spike(v - 1)
+        return s, s, v - s
+
+
+class Twice(Core):
+    """Two convolutions, one after the other, and a weight that is used twice."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + self.point(torch.tanh(self.conv(s))) + self.point(v)
+        s = self.spike(v - 1)
+        return s, s, v - s
+
+
+class Masked(Core):
+    """A weight that is masked in the step."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        super().build(channels, make)
+        self.mask: Tensor
+        self.register_buffer("mask", (torch.arange(self.conv.weight.numel()) % 3 > 0).view_as(self.conv.weight))
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + F.conv2d(s, self.conv.weight * self.mask, padding=1)
+        s = self.spike(v - 1)
+        return s, s, v - s
+
+
+class Outside(Core):
+    """Convolutions of inputs and for a readout alone: neither is in the loop over time."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + self.first(x)
+        s = self.spike(v - 1)
+        return self.last(s), s, v - s
+
+
+CORES = (Spiking, ConvLSTM, OfInputToo, Twice, Masked, Outside)
+
+
+def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(num_steps, *step), *[step] * core.num_states]
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype).requires_grad_() for shape in shapes]
+
+
+def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
+    """By the loop, or by kernels and convolutions."""
+    if target is None:
+        loop = eager_scan if state_seqs else eager_scan_final_state
+        return list(loop(core, 1, core.num_states, 1, *tensors))
+    step, arguments = prepare(ScanProgram(core, 1, core.num_states, 1, on_cpu=target), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    return list(scan(step, arguments, state_seqs=state_seqs))
+
+
+def differentiated(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool) -> Results:
+    results = run(core, tensors, target, state_seqs=state_seqs)
+    loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
+    for i, result in enumerate(results):
+        weights = (torch.arange(result.numel(), device=DEVICE) % (5 + i) - 2).reshape(result.shape) / 4
+        loss = loss + (result * weights).double().sum()
+    wanted = [*tensors, *core.parameters()]
+    return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
+
+
+def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_seqs: bool = False) -> None:
+    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
+    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    half = tensors[0].dtype in (torch.bfloat16, torch.float16)
+    near: dict[str, Any] = {"rtol": 2e-2, "atol": 5e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, **near)
+    for a, b in zip(gradients, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            scale = b.abs().max().clamp(min=1)
+            torch.testing.assert_close(a / scale, b / scale, **near)
+
+
+@pytest.mark.long(all_but=["Spiking-triton", "OfInputToo-cpp", "Outside-cpp"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
+def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
+    torch.manual_seed(0)
+    made = core(3).to(DEVICE)
+    check(made, sequences(made, 4, 2, 3, 7, 5), target)
+
+
+def test_forward_bits() -> None:
+    """A state's convolution is the call of the loop, and so are its bits."""
+    torch.manual_seed(0)
+    made = Spiking(5).to(DEVICE)
+    tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
+    for a, b in zip(run(made, tensors, TARGETS[-1]), run(made, tensors, None), strict=True):
+        assert torch.equal(a, b)
+
+
+class Strided(Core):
+    """Down and up again, with rows and columns at the end that the first convolution leaves out."""
+
+    def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
+        self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(channels, channels, 3, stride=2, padding=1, output_padding=(0, 1))
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + self.up(torch.tanh(self.down(s)))
+        s = self.spike(v - 1)
+        return s, s, v - s
+
+
+def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
+    """Makes such a convolution whatever a core wants."""
+    return lambda inside, outside, *_, **__: make(inside, outside, **settings)
+
+
+KINDS: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {
+    "groups": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=2)),
+    "depthwise": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=4, bias=False)),
+    "dilated": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=2, dilation=2)),
+    "same": ((7, 5), plain(nn.Conv2d, kernel_size=(3, 5), padding="same")),
+    "transposed": ((7, 5), plain(nn.ConvTranspose2d, kernel_size=3, padding=1, groups=2)),
+    "1d": ((9,), plain(nn.Conv1d, kernel_size=3, padding=1)),
+    "3d": ((4, 3, 5), plain(nn.Conv3d, kernel_size=3, padding=1)),
+}
+
+
+@pytest.mark.long(all_but=["groups", "transposed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str) -> None:
+    torch.manual_seed(0)
+    size, make = KINDS[kind]
+    made = Spiking(4, make).to(DEVICE)
+    check(made, sequences(made, 3, 2, 4, *size), TARGETS[-1])
+
+
+@pytest.mark.long(all_but=["False"])
+@pytest.mark.parametrize("state_seqs", [False, True])
+def test_strides(state_seqs: bool) -> None:
+    torch.manual_seed(0)
+    made = Strided(3).to(DEVICE)
+    check(made, sequences(made, 3, 2, 3, 7, 6), TARGETS[-1], state_seqs=state_seqs)
+
+
+def test_one_sample_without_a_batch() -> None:
+    torch.manual_seed(0)
+    made = Spiking(3).to(DEVICE)
+    check(made, sequences(made, 4, 3, 7, 5), TARGETS[-1])
+
+
+@pytest.mark.long(all_but=["Strided"])
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM, Strided], ids=lambda core: core.__name__)
+def test_gradients(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    made = core(2, soft=True).to(DEVICE, torch.float64)
+    tensors = sequences(made, 2, 1, 2, 3, 2, dtype=torch.float64)
+    weights = list(made.parameters())
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(made, values[: len(tensors)], TARGETS[-1]))
+
+    assert torch.autograd.gradcheck(function, (*tensors, *weights))
+
+
+def layer(core: Core, backend: str = "auto") -> FlexSN:
+    return FlexSN(core, num_inputs=1, num_states=core.num_states, num_outputs=1, backend=backend)  # type: ignore[arg-type]
+
+
+def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
+    """Outputs, and gradients of the input and the weights."""
+    module.reset()
+    leaf = x.clone().requires_grad_()
+    y = call(leaf)
+    weight = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)
+    return [y, *torch.autograd.grad((y * weight).sum(), [leaf, *module.parameters()])]
+
+
+def test_autocast() -> None:
+    torch.manual_seed(0)
+    module = layer(ConvLSTM(4)).to(DEVICE)
+    x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        found = trained(module, module, x)
+        module.backend = "torch"
+        expected = trained(module, module, x)
+    assert torch.allclose(found[0], expected[0], atol=1e-5)
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).abs().max() <= 2e-2 * b.abs().max()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
+def test_in_a_compiled_graph(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    module = layer(core(4, soft=True)).to(DEVICE)
+    x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
+    expected = trained(module, module, x)
+    found = trained(torch.compile(module, fullgraph=True), module, x)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_explain() -> None:
+    module = layer(ConvLSTM(3)).to(DEVICE)
+    module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
+    told = str(module.explain())
+    assert "a library's convolutions" in told
+    assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in told
+    assert "one convolution for all steps, before the loop" in told
+
+
+class MovingWeight(Core):
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + F.conv2d(s, s[:1, :, :3, :3].expand(3, 3, 3, 3), padding=1)
+        return s, s, v
+
+
+class Pooled(Core):
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        v = 0.5 * v + x + F.avg_pool2d(self.conv(s), 3, 1, 1)
+        return s, s, v
+
+
+@pytest.mark.parametrize(
+    ("core", "words"),
+    [(MovingWeight, "convolves with a weight that depends on the step"), (Pooled, "avg_pool2d")],
+    ids=["weight", "pooling"],
+)
+def test_what_is_refused(core: type[Core], words: str) -> None:
+    made = core(3).to(DEVICE)
+    with pytest.raises(NonPointwiseError, match=words) as caught:
+        run(made, sequences(made, 3, 2, 3, 6, 5), TARGETS[-1])
+    assert "test_convolutions.py" in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
+def test_in_a_cuda_graph(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    module = layer(core(8)).cuda()
+    x = torch.randn(6, 3, 8, 9, 10, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = [one.clone() for one in trained(module, module, x)]
+        trained(module, module, x)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = trained(module, module, x)
+    for one in found:
+        one.detach().zero_()
+    graph.replay()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,73 @@
+"""Gradients of recurrent matrices as products in parts, where the operand consists of spikes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recurrent_cores import GRU, RLIF, Cell, Dense, Masked
+from test_recurrent import DEVICE, differentiated, made, sequences
+from torch import Tensor
+
+from flexsn_runtime.recurrent import _staged, _weights
+
+Exact = list[tuple[bool, bool]]
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
+    """Which factors of each sum over time are exact. Products in parts are taken whatever they cost."""
+    found: Exact = []
+    original = _weights.summed_product
+
+    def noted(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
+        found.append(exact)
+        return original(left, right, exact)
+
+    monkeypatch.setattr(_staged, "summed_product", noted)
+    monkeypatch.setattr(_weights, "_pays", lambda value, multiplications: value.dtype == torch.float32)
+    return found
+
+
+def check(cell: type[Cell], initial: float) -> None:
+    core = made(cell, 24, Dense())
+    x, *states = sequences(core, 5, 70, 24)
+    states = [(state.detach() * 0 + initial).requires_grad_() for state in states]
+    _, expected = differentiated(core, [x, *states], None)
+    _, found = differentiated(core, [x, *states], "triton")
+    for a, b in zip(found[1 + len(states) :], expected[1 + len(states) :], strict=True):
+        assert a is not None
+        assert b is not None
+        assert a.stride() == b.stride()
+        assert (a - b).abs().max() < 1e-6 * b.abs().max()
+
+
+@pytest.mark.parametrize("initial", [0.0, 0.3], ids=["spikes", "another initial state"])
+@pytest.mark.parametrize("cell", [RLIF, Masked], ids=lambda cell: cell.__name__)
+def test_products_with_spikes(cell: type[Cell], initial: float, exact: Exact) -> None:
+    check(cell, initial)
+    assert exact == [(False, True)]
+
+
+@pytest.mark.parametrize("cell", [GRU], ids=lambda cell: cell.__name__)
+def test_real_numbers_are_multiplied_as_before(cell: type[Cell], exact: Exact) -> None:
+    check(cell, 0.5)
+    assert set(exact) == {(False, False)}
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
+def test_where_it_does_not_pay() -> None:
+    assert not _weights._pays(torch.zeros(3), 1 << 40)
+
+
+@pytest.mark.gpu
+def test_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = torch.zeros(3, device="cuda")
+    assert _weights._pays(value, 1 << 40)
+    assert not _weights._pays(value, 1 << 20)
+    assert not _weights._pays(value.double(), 1 << 40)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert not _weights._pays(value, 1 << 40)
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,80 @@
+"""Tutorials run as scripts; each becomes a page and a notebook with what it printed and drew."""
+
+from __future__ import annotations
+
+import base64
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import ROOT, load, one_thread
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+SCRIPT = """# %% [markdown]
+# # A title
+#
+# A text.
+
+# %%
+a = 1
+print("a is", a)
+
+# %%
+from matplotlib import pyplot
+
+pyplot.subplots()
+assert a == 1
+"""
+
+
+# The site runs all of them each time that it is built.
+@pytest.mark.long(all_but=["own_neuron"])
+@one_thread()
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\nassert ") >= 2, "what a tutorial claims, it checks"
+    found = runpy.run_path(str(path))
+    assert found["losses"][-1] < 0.5 * found["losses"][0]
+    found["pyplot"].close("all")
+
+
+def test_there_are_three() -> None:
+    assert [path.stem for path in TUTORIALS] == ["own_neuron", "recurrent_audio", "sew_network"]
+
+
+def made(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    load("docs/site/tutorials.py").write_tutorials(tmp_path)
+    return path
+
+
+def test_a_page_and_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    path = made(tmp_path, SCRIPT)
+    page = path.with_suffix(".md").read_text()
+    assert page.startswith("# A title\n\nA text.\n\n```python\na = 1\nprint")
+    assert "a is 1" in page
+    assert "](a_0.png)" in page
+    picture = (tmp_path / "a_0.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    notebook: dict[str, Any] = json.loads(path.with_suffix(".ipynb").read_text())
+    assert [cell["cell_type"] for cell in notebook["cells"]] == ["markdown", "code", "code"]
+    assert notebook["cells"][1]["outputs"][0]["text"] == "a is 1\n"
+    assert base64.b64decode(notebook["cells"][2]["outputs"][0]["data"]["image/png"]) == picture
+
+
+def test_an_error_names_the_line_of_the_script(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as caught:
+        made(tmp_path, SCRIPT.replace("a == 1", "a == 2"))
+    assert (Path(str(caught.traceback[-1].path)).name, caught.traceback[-1].lineno + 1) == ("a.py", 14)
+
+
+def test_code_in_front_of_the_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="# %%"):
+        made(tmp_path, "a = 1\n" + SCRIPT)
