@@ -96,7 +96,7 @@ REFUSED = {
 def test_refusals(name: str) -> None:
     core, words = REFUSED[name]
     with pytest.raises(NotImplementedError, match=words) as caught:
-        ScanProgram(core, 1, 1, 1).specialize_examples((torch.zeros(4, 20, device=DEVICE),) * 2)
+        ScanProgram(core, 1, 1, 1).specialize_examples((torch.zeros(4, 4, device=DEVICE),) * 2)
     assert "test_inhibition.py" in str(caught.value)
 
 

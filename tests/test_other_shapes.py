@@ -247,6 +247,13 @@ def test_parameters_that_are_assigned_are_read() -> None:
     close(trained(called(layer), core, [x]), trained(called(Layer(core)), core, [x]))
 
 
+def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
+    """Their last dimension are neurons, of which there may be more in another call."""
+    for size in (4, 40):
+        with pytest.raises(NotImplementedError, match="roll"):
+            ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,8 @@ _prims = torch.ops.prims
 
 
 class Pass:
+    makes_numbers = False  # a range of numbers becomes cells
+
     def __init__(
         self,
         module: fx.GraphModule,

@@ -18,13 +18,14 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-@rule(*PRODUCTS)
+@rule(*(op for op, facts in PRODUCTS.items() if facts.contracted is not None))
 def _product(work: Pass, node: fx.Node, *args: fx.Node, beta: Any = 1, alpha: Any = 1) -> Value:
     target: Any = node.target
     facts = PRODUCTS[target]
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in _HALF_DTYPES else dtype
     left, right = (_converted(work, node, work.value(args[i]), wide) for i in facts.factors)
+    assert facts.contracted is not None
     dim = facts.contracted[0]  # the last one of the left factor
     if len(right.dims) > dim:  # no vector
         left = work.unsqueeze(left, len(left.dims))

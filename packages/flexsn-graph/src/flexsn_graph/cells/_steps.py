@@ -19,7 +19,7 @@ from flexsn_graph._location import called_op, location_of
 from flexsn_graph.cells._parts import Axis
 from flexsn_graph.cells._pass import Pass
 from flexsn_graph.cells._pieces import Factors, Pieces, StepPieces
-from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of
+from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of, size_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ops import Op
@@ -54,6 +54,8 @@ class Elements:
 
 class _StepPass(Pass):
     """A try at a step."""
+
+    makes_numbers = True
 
     def __init__(
         self, module: fx.GraphModule, refined: _Refinements, blamed: dict[Key, fx.Node], *, gradients: bool

@@ -42,6 +42,8 @@ def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
 
 @rule(_prims.iota.default)
 def _iota(work: Pass, node: fx.Node, length: int, *, start: int, step: int, **_: Any) -> Value:
+    if not work.makes_numbers:
+        raise work.refusal(node, f"{called_op(node)} does not work element by element")
     return work.numbers(node, [start + step * i for i in range(length)])
 
 

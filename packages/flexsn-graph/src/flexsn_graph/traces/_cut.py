@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph.cells import StepPieces, pieces_of
+from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.lowering._strides import broadcast_shapes
 from flexsn_graph.traces._step import CoreTrace, StepValue
 from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._prologue import Hoists
@@ -31,6 +33,12 @@ class CutTrace(CoreTrace):
         return results[0].shape
 
     def _trace(self) -> None:
+        shape = self.step_shape
+        results = (*self.outputs, *self.states)
+        arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
+        if arguments == shape and all(value.shape == shape for value in results):
+            # Whether its dimensions are small enough to be written out may differ from call to call.
+            raise NonPointwiseError("all values of the step have one shape, and are no pieces.", "", None)
         tracer = self._retraced()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
         self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)
