@@ -232,9 +232,11 @@ def test_random_numbers_of_branches() -> None:
     found = []
     for backend in ("torch", "cpp"):
         torch.manual_seed(0)
-        found.append(called(Layer(core, backend))(torch.zeros(T, B, 5)))
+        layer = Layer(core, backend)
+        found.append(called(layer)(torch.zeros(T, B, 5)))
     close(found[1], found[0], 1e-5)
     assert found[0][2].std() > 0.5
+    assert "state 1 as 4 pieces" in layer.explain(torch.zeros(T, B, 5))
 
 
 def test_parameters_that_are_assigned_are_read() -> None:
