@@ -202,6 +202,6 @@ _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: b * b.logsumexp(-1, keepdim=True),
     lambda core, a, b: torch.where(b > 0.1, b, a.unsqueeze(-1)),
     lambda core, a, b: b[..., 0] * a,
-    lambda core, a, b: torch.cat([b[..., 1:], a.unsqueeze(-1)], -1),
+    lambda core, a, b: torch.cat([b[..., 1:], a.unsqueeze(-1)], -1) if core.branches > 1 else a.unsqueeze(-1),
     lambda core, a, b: torch.stack([a] * core.branches, -1) * b,
 ]

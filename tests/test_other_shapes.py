@@ -317,15 +317,14 @@ def test_kernels_see_pieces(make: type[Core]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
 def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
-    core = made(make, torch.float32, 37, 4).cuda()
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(9, 67, *core.shapes()[0], generator=generator).cuda().requires_grad_()
+    core = made(make, torch.float64, 37, 4).cuda()
+    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
     found = []
     for backend in ("torch", "triton"):
         results = called(Layer(core, backend))(x)
         loss = torch.stack([(result * (i + 1)).sum() for i, result in enumerate(results)]).sum()
         found.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
-    close(found[1], found[0], 2e-3)
+    close(found[1], found[0], 1e-8)
 
 
 @pytest.mark.gpu
@@ -348,10 +347,10 @@ def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [Dendritic, Populations], ids=lambda make: make.__name__)
 def test_compiled_graphs_on_a_gpu(make: type[Core]) -> None:
-    core = made(make, torch.float32).cuda()
-    x = torch.randn(9, 67, *core.shapes()[0], generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
+    core = made(make).cuda()
+    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
     found = []
     for network in (Network(Layer(core)), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
         results = network(x)
         found.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
-    close(found[1], found[0], 2e-3)
+    close(found[1], found[0], 1e-8)
