@@ -59,16 +59,14 @@ class Caught:
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Those that run all rows at a time and have work for half of the processors at least."""
-        real = any(e.parts(from_zero=self.over.from_zero) > 1 for e in self.loop.exchanges)
+        """Those of at most two blocks for a processor, and of work for half of the processors at least."""
         for row_tiles in (1, 2, 4):
             for blocks in (4, 8, 16):
                 used = blocks * -(-self.loop.num_rows // (8 * row_tiles))
                 for splits in (1, 2, 4, 8):
-                    for whole in (True, False) if real else (True,):
-                        cluster = Cluster(blocks, splits, row_tiles, whole)
-                        if processors / 2 <= used + blocks and used <= processors and self._fits(cluster):
-                            yield cluster
+                    cluster = Cluster(blocks, splits, row_tiles)
+                    if processors / 2 <= used + blocks and used <= 2 * processors and self._fits(cluster):
+                        yield cluster
 
     def _fits(self, cluster: Cluster) -> bool:
         threads, tiles = cluster.threads(self.loop.width), cluster.tiles(self.loop.width) * cluster.blocks
@@ -166,13 +164,12 @@ def main(only: list[str], shapes: list[str], seconds: float, path: Path) -> None
             missing.append(f"{', '.join(labels)}, {cluster}: no time was left")
             continue
         division = f"{cluster.blocks} x {cluster.splits}, {cluster.row_tiles}"
-        sent = "as it is" if cluster.whole else "in parts"
         try:
-            rows.append([*labels, division, sent, *measured(one, launch)])
+            rows.append([*labels, division, *measured(one, launch)])
         except Exception as error:  # a division that has no room
-            rows.append([*labels, division, sent, str(error).splitlines()[0][:60], "", "", ""])
+            rows.append([*labels, division, str(error).splitlines()[0][:60], "", "", ""])
         print(rows[-1], flush=True)
-    columns = ["layer", "T x B x H", "dtype", "direction", "blocks x splits, row tiles", "float32 is sent"]
+    columns = ["layer", "T x B x H", "dtype", "direction", "blocks x splits, row tiles"]
     lines = [
         "# Divisions of recurrent loops among clusters",
         "",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from flexsn_nn import LIF, RLIF, exact_products, functional, on_grid
 
 WIDTHS = (128, 256, 512)
-STEPS, CHUNK = 250, 64
+STEPS, CHUNK = 500, 64
 
 
 def network(kind: str, grid: bool, device: str) -> Any:
@@ -157,7 +157,7 @@ def rows(job: Job) -> Iterator[tuple[str, ...]]:
         differ = count = seed = 0
         fired = 0.0
         while count < share and time.time() < deadline:
-            most = CHUNK if device == "cpu" or "CPU" in name else 2048
+            most = CHUNK if device == "cpu" or "CPU" in name else 1024
             batch = max(3, min(most, round((share - count) / (STEPS * features))))
             x = inputs(kind, batch, seed).to(device)
             want = run(loop, x)
@@ -174,7 +174,9 @@ def rows(job: Job) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_sums.md")
-    parser.add_argument("--elements", type=float, default=1e9, help="element-steps of all networks on a grid")
+    parser.add_argument(
+        "--elements", type=float, default=1e9, help="element-steps of all networks on a grid, and as many without"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=240, help="after which no row begins")
     arguments = parser.parse_args()
@@ -183,11 +185,7 @@ def main() -> None:
     # Ways but that of the CPU, which has few.
     shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
     each = arguments.elements / sum(shares.values())
-    jobs = [
-        Job(kind, grid, arguments.device, each * (1 if grid else 0.1), deadline)
-        for grid in (True, False)
-        for kind in kinds
-    ]
+    jobs = [Job(kind, grid, arguments.device, each, deadline) for grid in (True, False) for kind in kinds]
     outcomes = in_processes(ran, jobs)
     elsewhere = in_processes(ran_elsewhere, jobs[: len(kinds)])
     found = [row for outcome in outcomes for row in outcome.rows]

@@ -386,11 +386,12 @@ def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, 
     """Compiles one function, waits until all have, and measures it while no other process does."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     device = torch.device("cuda")
-    found, rows = None, [[TRIALS[number].name, "failed", *[""] * 6]]
+    found, rows = None, []
     try:
         found, differs = calls_of(larger(TRIALS[number], times), device)
     except Exception as error:
-        print(TRIALS[number].name, type(error).__name__, str(error)[:500], flush=True)
+        lines = str(error).strip().splitlines() or [""]
+        rows = [[TRIALS[number].name, f"{type(error).__name__}: {lines[0][:200]}".replace("|", "/"), *[""] * 6]]
     ready.wait(timeout=240)
     with turn:
         if found is not None:

@@ -1,11 +1,13 @@
 """Long sequences of few neurons: what users get, beside the serial kernels and torch.associative_scan, on a GPU.
 
-    python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep]
+    python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
 Inference is compared with copying as many bytes as the inputs and the output have, training with copying these, the
 gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
 have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
-numbers of segments are measured, too.
+numbers of segments are measured, too. `--shortest` is another table: sequences from 512 steps on, in CUDA graphs and
+launched one by one, for where segments begin to be worth their launches; `--stages` one of serial kernels, by how many
+chunks of loads are in flight.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, where
+from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, timed, where
 from torch import Tensor
 from torch._higher_order_ops import associative_scan
 
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, CUBALIF, LI, LIF, Izhikevich, ParametricLIF
-from flexsn_runtime import PointwiseProgram, prepare, scan
+from flexsn_runtime import PointwiseProgram, Specialization, launcher_in_words, prepare, scan
+from flexsn_runtime.kernels._backward import BackwardScan, Cotangents
+from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
 
 HEADER = [
@@ -284,14 +288,106 @@ def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[st
     return rows
 
 
+SHORT_HEADER = [
+    *("T x neurons", "dtype", "call"),
+    *("in a CUDA graph, us", "serial", "times", "launched, us", "serial", "times"),
+]
+SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (8192, torch.bfloat16)]
+
+
+def shortest(device: torch.device) -> list[list[str]]:
+    """Segments of sequences that are short for them."""
+    rows = []
+    rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, kept=False), None)
+    for neurons, dtype in SIZES:
+        for steps in (512, 1024, 2048, 4096):
+            case = Case("LIF", LIF, steps, neurons, dtype)
+            works = [Work(case, rule, device) for rule in rules]
+            for what in ("infer", "train"):
+                calls: list[Callable[[], object]] = [getattr(work, what) for work in works]
+                in_graph = [1e3 * time_of(call, device) for call in calls]
+                launched = []
+                for call in calls:
+                    timed(call, 70, device)  # the compiled launcher takes over what repeats
+                    launched.append(min(1e6 * timed(call, 50, device)[0] / 50 for _ in range(3)))
+                figures = [
+                    text
+                    for ours, serial in (in_graph, launched)
+                    for text in (f"{ours:.0f}", f"{serial:.0f}", f"{serial / ours:.2f}")
+                ]
+                rows.append([f"{steps} x {neurons}", str(dtype).removeprefix("torch."), what, *figures])
+                print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+STAGES = (1, 2, 4, 6)
+
+
+def in_flight(device: torch.device) -> list[list[str]]:
+    """Serial kernels over 1024 steps of 8192 LIFs, by chunks of loads in flight, in copies of what they move."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        work = Work(Case("LIF", LIF, 1024, 8192, dtype), None, device)
+        assert isinstance(work.neuron, FlexSN)
+        step, arguments = prepare(work.neuron._get_program(), work.inputs)
+        assert isinstance(step, Specialization)
+        usual = step.plan(8192)
+        kept = ForwardScan(step, arguments, state_seqs=False, training=True)(arguments).checkpoints
+        cotangents = Cotangents((work.inputs[0].detach(),), (None,), False)
+        times: list[list[float]] = [[], []]
+        for stages in STAGES:
+            forward, backward = (replace(config, stages=stages) for config in (usual.inference, usual.backward))
+            plan = replace(usual, inference=forward, backward=backward)
+            scans = (
+                ForwardScan(step, arguments, state_seqs=False, training=False, plan=plan).plan,
+                BackwardScan(step, arguments, kept, cotangents, [True, False], plan=plan).plan,
+            )
+            given = (arguments.all, (*arguments.all, *kept, *cotangents.all))
+            for found, scan_plan, tensors in zip(times, scans, given, strict=True):
+                found.append(time_of(partial(scan_plan.run, tensors), device))
+        for what, streams, chosen, found in (
+            ("inference", 2, usual.inference.stages, times[0]),
+            ("backward", 3, usual.backward.stages, times[1]),
+        ):
+            copy = copy_floor(1024 * 8192, streams, device, dtype)
+            figures = [f"{time / copy:.2f}" for time in found]
+            rows.append([str(dtype).removeprefix("torch."), what, *figures, str(chosen)])
+            print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names; by default, all")
     parser.add_argument("--sweep", action="store_true", help="measure other numbers of segments, too")
+    parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
+    parser.add_argument("--stages", action="store_true", help="measure serial kernels by loads in flight instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
+    if chosen.shortest:
+        head = [
+            "# Where segments of time begin",
+            "",
+            "`python benchmarks/long_sequences.py --shortest`: LIF, in segments and serially, in CUDA graphs and in",
+            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {where(device)}",
+            "",
+        ]
+        publish([*head, *table(SHORT_HEADER, shortest(device))], chosen.output.with_name("short_segments.md"))
+        return
+    if chosen.stages:
+        head = [
+            "# Loads in flight",
+            "",
+            "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIFs, in copies of",
+            "two streams (inference) and of three (backward), by how many chunks of 8 steps are loaded at a time.",
+            where(device),
+            "",
+        ]
+        header = ["dtype", "kernel", *(f"{n} in flight" for n in STAGES), "chosen"]
+        publish([*head, *table(header, in_flight(device))], chosen.output.with_name("loads_in_flight.md"))
+        return
     names = [name.lower() for name in chosen.cases or [""]]
     every = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
     rules: list[Rule] = [*SWEEP] if chosen.sweep else [USUAL]

@@ -4,6 +4,7 @@
 
 `serial` are kernels without segments of time. A batch of the loop and of snnTorch takes as long as many of ours: where
 an epoch would take longer than a fourth of `--seconds`, one batch is measured and multiplied, and the table says so.
+On the CPU, seconds are those that the process computes, in one thread: other processes do not lengthen them by waiting.
 """
 
 from __future__ import annotations
@@ -74,20 +75,21 @@ def epoch(network: nn.Module, data: Any, seconds: float, warm: int) -> tuple[flo
     def run(batch: Tensor) -> None:
         example.train_step(network, optimizer, data.train_x[batch], data.train_y[batch])
 
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     for _ in range(warm):
         run(batches[0])
         synchronize(device)
-    begun = time.perf_counter()
+    begun = clock()
     run(batches[0])
     synchronize(device)
-    one = time.perf_counter() - begun
+    one = clock() - begun
     if one * len(batches) > seconds:
         return one * len(batches), False
-    begun = time.perf_counter()
+    begun = clock()
     for batch in batches:
         run(batch)
     synchronize(device)
-    return time.perf_counter() - begun, True
+    return clock() - begun, True
 
 
 def ways(device: torch.device) -> dict[str, tuple[Callable[[int], nn.Module], AbstractContextManager[None], int]]:
@@ -112,6 +114,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="for all epochs together, but for warming up")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     output = chosen.output or results / f"long_training{'' if device.type == 'cuda' else '_cpu'}.md"
     samples = chosen.batches * example.BATCH
     tasks = {
@@ -126,6 +130,7 @@ def main() -> None:
         f"`python benchmarks/long_training.py --device {device.type}`: seconds of an epoch of",
         f"examples/long_sequence.py, {example.BATCH} sequences a batch and {example.HIDDEN} neurons, in eager mode.",
         "`serial`: kernels that walk all steps one after the other. `~`: one batch was measured and multiplied."
+        + (" Seconds that one thread computes." if device.type == "cpu" else "")
         + ("" if has_snntorch else " snnTorch was not installed."),
         where(device),
         "",

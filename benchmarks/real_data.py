@@ -1,7 +1,7 @@
 """Accuracy on real data over seeds, with the same network in another library and the numbers that papers give: a table.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
-    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu] [--note TEXT]
+    python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
 
 Data sets that a package ships or makes:
 
@@ -46,7 +46,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-UEA = '(1-nearest neighbour, no spikes; Bagnall et al., "The UEA multivariate time series classification archive", 2018)'
+UEA = (
+    '(1-nearest neighbour, no spikes; Bagnall et al., "The UEA multivariate time series classification archive", 2018)'
+)
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 """
 
 
-def test_recurrent_layers_by_torchs_own_scan(
-    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with products is an operator in Python, unless torch's scan takes its place in the exported program."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -81,6 +82,29 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
     assert compiled[:2] == ["forward", "forward"]
     assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards are no loop of one launch
     assert dtype != torch.float32 or len(compiled) == 4
+
+
+def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    """As few turns as possible, then few rows and blocks, and two warps for a sum."""
+    found: dict[tuple[str, int], Cluster | None] = {}
+
+    def kernel(
+        self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
+    ) -> Any:
+        for rows in (128, 600):
+            many = dataclasses.replace(loop, num_rows=rows)
+            found[over.direction, rows] = next(_clusters.clusters_for(many, 132), None)
+        raise NotOneLaunchError("its divisions are looked at")
+
+    monkeypatch.setattr(Loops, "kernel", kernel)
+    core = made(RLIF, 256, Powers(), torch.float32)
+    differentiated(core, sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
+    assert found == {
+        ("forward", 128): Cluster(4, 2, 1),
+        ("forward", 600): Cluster(4, 4, 4),
+        ("backward", 128): Cluster(4, 2, 1),
+        ("backward", 600): Cluster(4, 4, 4),
+    }
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------

@@ -94,6 +94,24 @@ def test_results_equal_the_serial_ones(
     check(found, serially(p, language, state_seqs=state_seqs))
 
 
+@pytest.mark.long(all_but=["cpp-23"])
+@pytest.mark.parametrize("interval", [23, 128])
+def test_checkpoints_that_another_lowering_wants_farther_apart(
+    interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another order in memory, too. Kernels need states closer together, and there may be none at all."""
+    monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    p.inputs[0] = p.inputs[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    run = torch.compile(partial(flex_sn_scan, p.core, *p.counts), fullgraph=True, backend="aot_eager")
+    with using_segments(RULE):
+        found = with_gradients(run(*p.inputs, *p.states), p.leaves)
+    assert "_forward_guess" in kernels_of(steps)
+    assert "_backward_maps" in kernels_of(steps)
+    check(found, serially(p, language, state_seqs=True))
+
+
 def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = 0.0625 * v + x
     s = (h >= 1.0).to(x.dtype)

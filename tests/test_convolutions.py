@@ -12,9 +12,11 @@ from recurrent_cores import _Soft, _Spike
 from torch import Tensor, nn
 
 from flexsn_graph import NonPointwiseError
+from flexsn_graph.staging import _convolutions
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_nn import FlexSN
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName, prepare, scan
+from flexsn_runtime._torch_private import convolution_into
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("triton", "cpp")
@@ -174,6 +176,37 @@ def test_forward_bits() -> None:
     tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
     for a, b in zip(run(made, tensors, TARGETS[-1]), run(made, tensors, None), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="so it is on a GPU")
+@pytest.mark.parametrize(
+    "core", [ConvLSTM, pytest.param(Twice, marks=pytest.mark.long)], ids=lambda core: core.__name__
+)
+def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convolutions, "_is_added_apart", lambda value: True)
+    torch.manual_seed(0)
+    made = core(3)
+    tensors = sequences(made, 4, 2, 3, 7, 5)
+    check(made, tensors, "cpp")
+    step, _ = prepare(ScanProgram(made, 1, core.num_states, 1, on_cpu="cpp"), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    assert [product.args[2] for product in step.trace.forward.products] == [None] * len(step.trace.forward.products)
+
+
+@pytest.mark.gpu
+def test_results_in_place() -> None:
+    """cuDNN writes the numbers of PyTorch's convolution where a step needs them."""
+    torch.manual_seed(0)
+    value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
+    numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    out = torch.empty(3, 16, 9, 10, device="cuda")
+    into = convolution_into(out, value, weight, None, numbers)
+    assert into is not None
+    into(value, out)
+    assert torch.equal(out, torch.ops.aten.convolution.default(value, weight, None, *numbers))
+    assert (
+        convolution_into(out.double(), value.double(), weight.double(), None, (*numbers[:3], True, [0, 0], 1)) is None
+    )
 
 
 class Strided(Core):

@@ -354,6 +354,8 @@ def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> Non
     assert rule.count(8193, 2**20) == rule.count(1024, 256) == 1
     assert rule.count(1024, 16384, warm_up=1024) == 16
     assert rule.count(1, 2**31 - 1) * (2**31 - 1) <= 2**31
+    assert replace(rule, shortest=1024).count(256, 1023) == 1
+    assert replace(rule, shortest=1024).count(256, 1024) == 8
 
 
 def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

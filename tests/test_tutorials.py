@@ -78,3 +78,21 @@ def test_an_error_names_the_line_of_the_script(tmp_path: Path) -> None:
 def test_code_in_front_of_the_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="# %%"):
         made(tmp_path, "a = 1\n" + SCRIPT)
+
+
+def test_the_site_makes_the_environment_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure = load("docs/site/environment.py").ensure
+    hatch = tmp_path / "bin" / "hatch"
+    hatch.parent.mkdir()
+    hatch.write_text('#!/bin/sh\necho "$@" "$HATCH_ENV_ACTIVE" > called\n')
+    hatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(hatch.parent))
+    monkeypatch.setenv("HATCH_ENV_ACTIVE", "site")
+    assert ensure(tmp_path)
+    assert (tmp_path / "called").read_text().split() == ["env", "create"]
+    (tmp_path / ".venv/lib/python3.11/site-packages/torch").mkdir(parents=True)
+    assert not ensure(tmp_path)
+    hatch.unlink()
+    (tmp_path / ".venv/lib/python3.11/site-packages/torch").rmdir()
+    with pytest.raises(RuntimeError, match="hatch env create"):
+        ensure(tmp_path)

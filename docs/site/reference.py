@@ -102,13 +102,13 @@ def page(name: str) -> str:
     raised = errors_of(module)
     elsewhere = {export: home(value, export, module) for export, value in exports.items() if export not in raised}
     lines = [*heading(name, "="), f".. automodule:: {name}", "   :no-members:", ""]
-    if moved := [export for export, where in elsewhere.items() if where != name]:
-        links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
-        lines += [f"Also imported from here, and described on other pages: {links}.", ""]
     own = {export: value for export, value in exports.items() if elsewhere.get(export) == name}
     if first := FIRST.get(name):
         lines += described(name, first, own.pop(first))
         lines += neurons()
+    if moved := [export for export, where in elsewhere.items() if where != name]:
+        links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
+        lines += [f"Also imported from here, and described on other pages: {links}.", ""]
     for title, chosen in {
         "Classes": {export: value for export, value in own.items() if is_class(value)},
         "Functions": {export: value for export, value in own.items() if is_function(value)},

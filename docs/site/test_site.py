@@ -34,6 +34,7 @@ MAIN_PAGES = {
     "docs/neurons.html": "Ready-made neurons",
     "docs/surrogates.html": "Surrogate gradients",
     "docs/performance.html": "Performance",
+    "docs/tutorials/own_neuron.html": "A neuron of your own, trained",
     "docs/site/reference/flexsn_nn.html": "flexsn_nn",
     "docs/site/reference/flexsn_nn.neuron.html": "flexsn_nn.neuron",
     "docs/site/reference/flexsn_hop.html": "flexsn_hop",
@@ -156,16 +157,17 @@ def browse(url: str, profile: Path, *options: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
+@pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("page", MAIN_PAGES)
-def test_a_browser_shows_the_page(page: str, server: str, tmp_path: Path) -> None:
+def test_a_browser_shows_the_page(page: str, width: int, server: str, tmp_path: Path) -> None:
     screenshot = tmp_path / (page.replace("/", "_").removesuffix(".html") + ".png")
     _, errors = browse(
-        f"{server}/{page}", tmp_path / "profile", f"--screenshot={screenshot}", "--window-size=1400,1000"
+        f"{server}/{page}", tmp_path / "profile", f"--screenshot={screenshot}", f"--window-size={width},1000"
     )
     assert errors == []
     image = screenshot.read_bytes()
     assert image.startswith(b"\x89PNG")
-    assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (1400, 1000)
+    assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (width, 1000)
     assert len(image) > 30_000, "so few bytes are an empty page"
 
 

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # A neuron of your own, trained
 #
-# A neuron is one time step, written in PyTorch. This page writes one with two states and two learned parameters, looks at
-# what it does, and trains a network of it to tell apart frequencies that differ by a third.
+# A neuron is one time step, written in PyTorch. This page writes one with two states and two learned parameters,
+# looks at what it does, and trains a network of it to tell apart frequencies that differ by a third.
 
 # %%
+from __future__ import annotations
+
 import torch
 from matplotlib import pyplot
 from torch import nn
@@ -18,8 +20,9 @@ torch.set_num_threads(1)  # small layers: threads would wait for one another
 # %% [markdown]
 # ## One step
 #
-# A resonator is a pair of states that turn in a circle and fade. It answers to inputs of its own frequency. The step takes an
-# input and the states, and returns a spike and the new states. Frequency and fading are numbers for each channel, which learn.
+# A resonator is a pair of states that turn in a circle and fade. It answers to inputs of its own frequency. The
+# step takes an input and the states, and returns a spike and the new states. Frequency and fading are numbers for
+# each channel, which learn.
 
 # %%
 spike = surrogate.ATan()
@@ -40,7 +43,8 @@ class Resonator(nn.Module):
 
 
 # %% [markdown]
-# `FlexSN` makes a layer of it: sequences go in, `[T, batch, channels]`, and spikes come out. Kernels are compiled at the first call.
+# `FlexSN` makes a layer of it: sequences go in, `[T, batch, channels]`, and spikes come out. Kernels are compiled
+# at the first call.
 
 # %%
 neuron = FlexSN(Resonator(5), num_inputs=1, num_states=2, num_outputs=1, store_state_seqs=True)
@@ -74,8 +78,8 @@ neuron.backend = "auto"
 # %% [markdown]
 # ## Training
 #
-# Two classes of noisy waves, of 0.3 and 0.4 radians a step, begin anywhere in their period. The angles start between 0.1 and 0.9,
-# and have a learning rate of their own.
+# Two classes of noisy waves, of 0.3 and 0.4 radians a step, begin anywhere in their period. The angles start
+# between 0.1 and 0.9, and have a learning rate of their own.
 
 
 # %%
@@ -123,5 +127,5 @@ axis.set(xlabel="step of training", ylabel="loss")
 # %% [markdown]
 # ## From here
 #
-# [What a step may contain](../writing-a-neuron.md), [the ready-made neurons](../neurons.md), and, if nothing is learned,
-# [where to look](../my-network-does-not-learn.md).
+# [What a step may contain](../writing-a-neuron.md), [the ready-made neurons](../neurons.md), and, if nothing is
+# learned, [where to look](../my-network-does-not-learn.md).

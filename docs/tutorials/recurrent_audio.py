@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Recurrent layers on audio of different lengths
 #
-# Words differ in length. This page makes batches of them, runs recurrent layers on each word for as long as it lasts, and finds out
-# how a network that does not learn shows itself. The words are synthetic, in the form of the Spiking Heidelberg Digits; the real
-# files are read by [examples/datasets/audio.py](../data-audio.md).
+# Words differ in length. This page makes batches of them, runs recurrent layers on each word for as long as it
+# lasts, and finds out how a network that does not learn shows itself. The words are synthetic, in the form of the
+# Spiking Heidelberg Digits; the real files are read by [examples/datasets/audio.py](../data-audio.md).
 
 # %%
+from __future__ import annotations
+
 import torch
 from matplotlib import pyplot
 from torch import nn
@@ -20,8 +22,8 @@ CHANNELS, WORDS = 40, 4
 # %% [markdown]
 # ## Words
 #
-# In a word, two tones rise or fall over the channels of a cochlea: words 0 and 1 have the same channels in another order of time,
-# and so have 2 and 3. A word lasts from 20 to 40 steps.
+# In a word, two tones rise or fall over the channels of a cochlea: words 0 and 1 have the same channels in another
+# order of time, and so have 2 and 3. A word lasts from 20 to 40 steps.
 
 
 # %%
@@ -55,8 +57,9 @@ assert x.shape == (max(lengths), 6, CHANNELS)
 # %% [markdown]
 # ## A network
 #
-# Two layers with recurrent weights, and a readout that does not spike. `functional.run` gives the lengths to every layer with a
-# state: behind the end of a word it computes nothing that counts, and keeps its state. `readout` takes the mean over each word.
+# Two layers with recurrent weights, and a readout that does not spike. `functional.run` gives the lengths to every
+# layer with a state: behind the end of a word it computes nothing that counts, and keeps its state. `readout` takes
+# the mean over each word.
 
 # %%
 net = nn.Sequential(
@@ -114,5 +117,5 @@ axis.set(xlabel="step of training", ylabel="loss")
 # %% [markdown]
 # ## From here
 #
-# [Recurrent networks](../recurrent.md): weights, delays, GRUs, what runs on a GPU. [Transforms](../transforms.md): lengths and resets
-# in detail. [A network that does not learn](../my-network-does-not-learn.md).
+# [Recurrent networks](../recurrent.md): weights, delays, GRUs, what runs on a GPU. [Transforms](../transforms.md):
+# lengths and resets in detail. [A network that does not learn](../my-network-does-not-learn.md).

@@ -1,10 +1,13 @@
 # %% [markdown]
 # # A SEW network, on a GPU where there is one
 #
-# Spike-element-wise residual blocks (Fang et al., 2021) let deep spiking networks train. This page builds one of ready-made blocks,
-# trains it on scikit-learn's handwritten digits, lets neurons compute the batch norms in front of them, and sees where the time goes.
+# Spike-element-wise residual blocks (Fang et al., 2021) let deep spiking networks train. This page builds one of
+# ready-made blocks, trains it on scikit-learn's handwritten digits, lets neurons compute the batch norms in front
+# of them, and sees where the time goes.
 
 # %%
+from __future__ import annotations
+
 import torch
 from matplotlib import pyplot
 from sklearn.datasets import load_digits
@@ -40,7 +43,9 @@ def sequence(chosen):
 # %% [markdown]
 # ## The network
 #
-# `OverTime` makes one batch of all steps, for layers without a state. A block gets a function that makes its neurons.
+# `OverTime` makes one batch of all steps, for layers without a state. A block gets a function that makes its
+# neurons.
+
 
 # %%
 def lif():
@@ -63,7 +68,8 @@ def scores(x):
 
 
 # %% [markdown]
-# Neurons may compute the norms in front of them, in their own kernels. The numbers stay the same; less goes through memory.
+# Neurons may compute the norms in front of them, in their own kernels. The numbers stay the same; less goes through
+# memory.
 
 # %%
 x, _ = sequence(training[:8])

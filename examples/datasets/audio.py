@@ -68,7 +68,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Two adaptive recurrent layers with norms and dropout, and a mean over each word: `[T, B, 1, 140]` to `[B, classes]`."""
+    """Two adaptive recurrent layers with norms and dropout: `[T, B, 1, 140]` to `[B, classes]`."""
 
     def __init__(self, backend: str, classes: int, width: int = 1024) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Frames `[20, B, 2, 128, 128]` to scores `[B, 11]`: five convolutions, two linear layers, a vote of ten neurons."""
+    """Frames `[20, B, 2, 128, 128]` to scores `[B, 11]`: five convolutions, two linear layers, ten votes a class."""
 
     def __init__(self, backend: str, width: int = 128) -> None:
         super().__init__()

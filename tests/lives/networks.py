@@ -131,6 +131,9 @@ def _gated(family: str) -> FlexSN:
     return neuron
 
 
+# Of norms: equal sequences have no variance, and a small one multiplies the noise of their gradients by thousands.
+EPS = 0.125
+
 # By name: makes the layer for a family. `x` is `[T, B, *FAMILIES[family]]`, and so is the output.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
@@ -157,10 +160,10 @@ LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "recurrent": lambda family: Recurrent(LIF(), CHANNELS),
     "one to one": lambda family: RLIF(CHANNELS, all_to_all=False, V=0.25),
     "linear": lambda family: nn.Linear(CHANNELS, CHANNELS),
-    "norm": lambda family: OverTime(nn.BatchNorm1d(CHANNELS)),
+    "norm": lambda family: OverTime(nn.BatchNorm1d(CHANNELS, eps=EPS)),
     "conv": lambda family: OverTime(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)),
     "conv norm": lambda family: OverTime(
-        nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS)
+        nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS, eps=EPS)
     ),
 }
 _VECTORS = {"rlif", "ralif", "recurrent", "one to one", "linear", "norm"}

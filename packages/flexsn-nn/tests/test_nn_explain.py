@@ -392,3 +392,17 @@ def test_a_verdict_over_several_ways(compiler: None) -> None:
     layer.reset()
     torch.func.vmap(layer)(ones(4, 2, 3))
     assert layer.explain().splitlines()[0] == "calls ran in 2 ways: cpp, torch"
+
+
+def test_the_first_line_says_what_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(4, 3)
+    told = LIF().explain(x).splitlines()
+    assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run by cpp: the tensors are on")
+    loop = FlexSN(lambda x, v: (x.flip(0), v + x), 1, 1, 1)
+    assert (
+        loop.explain(x)
+        .splitlines()[0]
+        .startswith("backend='auto': nothing has run yet. These inputs would run by torch: the loop ran instead")
+    )
+    monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: "there is no GPU")
+    assert "would raise: backend='triton' cannot run: there is no GPU" in LIF(backend="triton").explain(x)

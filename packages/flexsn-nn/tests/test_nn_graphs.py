@@ -28,9 +28,12 @@ from flexsn_nn import (
     Recurrent,
     SlidingPSN,
     StochasticLIF,
+    exact_products,
     graphs,
+    spike_pooling,
 )
 from flexsn_nn.errors import ParameterError, RangeWarning
+from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.functional import get_states, neurons, reset_net, set_backend
 from flexsn_nn.graphs import CapturedStep, _capture
 from flexsn_nn.graphs._lines import line_of_error, names_of
@@ -644,6 +647,24 @@ def test_what_functions_reach_is_watched() -> None:
     assert watch.changes() == ["factor[0]"]
     factor[:] = [1.0, 2.0]
     assert watch.changes() == ["factor"]
+
+
+def test_memories_of_replaced_forwards_are_not_watched() -> None:
+    """A call of another size or dtype between two steps, as in evaluation, records nothing again."""
+    net = nn.Sequential(nn.MaxPool1d(2), nn.Linear(6, 6), LIF(backend="torch"), nn.Linear(6, 3))
+    exact_products(net)
+    spike_pooling(net)
+    exchange = vars(net[2])["_exchange"] = SpikeExchange(True, True, (net[2],))
+    net(torch.rand(4, 5, 12))
+    watch = StepWatch({"net": net}, torch.device("cpu"))
+    reset_net(net)
+    with torch.no_grad():
+        net(torch.rand(3, 2, 12).requires_grad_())
+        net[0](torch.rand(2, 12))  # of two dimensions
+    exchange._zero, exchange._refused = torch.zeros(()), net[2].core
+    assert watch.holds()
+    net[1].forward.precision = "high"  # which is more than a memory
+    assert not watch.holds()
 
 
 def test_what_is_compared_of_variables_and_tensors() -> None:

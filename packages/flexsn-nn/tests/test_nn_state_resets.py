@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 from nn_equations import CASES, Case, draw_input
 from torch import Tensor, nn
 
+from flexsn_codegen import BackwardSpec, ForwardSpec
 from flexsn_nn import LIF, FlexSN, OverTime, ParameterError, StochasticLIF, functional
 from flexsn_nn.neuron import Feedback, Neuron
+from flexsn_runtime.plans import _buckets
+from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
 # Sequences of which steps are marked: none, the first and one more, and two.
@@ -89,6 +93,47 @@ def test_each_neuron_in_cpp(case: Case) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
 def test_each_neuron_in_triton(case: Case) -> None:
     compare(case, "triton")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
+@pytest.mark.long(all_but=["None"])
+def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where chunks are loaded ahead, as on a GPU, masks are loaded a chunk before their use."""
+    plan = _buckets._INTERPRETED
+    ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
+    monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
+    _buckets._plan.cache_clear()
+    specs: list[ForwardSpec | BackwardSpec] = []
+    for name in ("forward_source", "backward_source"):
+        write = getattr(_pointwise_step, name)
+        monkeypatch.setattr(_pointwise_step, name, lambda *a, write=write: (specs.append(a[-1]), write(*a))[1])
+    options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
+    x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
+    try:
+        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # of which no other test has kernels
+    finally:
+        _buckets._plan.cache_clear()
+    wanted = run(LIF(backend="torch", tau=1.25), [x], **options)
+    assert [any(layout.early for layout in spec.inputs) for spec in specs] == [True, True]
+    assert torch.equal(found[0], wanted[0])
+    torch.testing.assert_close(found[1], wanted[1])
+    assert torch.equal(found[2][0], wanted[2][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [35, 128])
+def test_on_a_gpu(features: int) -> None:
+    x = torch.randn(T, B, features, generator=torch.Generator().manual_seed(2)).cuda() + 0.5
+    results = []
+    for backend in ("triton", "torch"):
+        neuron = LIF(backend=backend)
+        leaf = x.clone().requires_grad_()
+        output = neuron(leaf, resets=marks().cuda())
+        results.append((output.detach(), neuron.states[0].detach(), *torch.autograd.grad(output.sum(), leaf)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    torch.testing.assert_close(results[0][2], results[1][2])
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])

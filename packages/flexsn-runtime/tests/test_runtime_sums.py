@@ -75,6 +75,28 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
     assert torch.equal(sum_over(shape, dims)(tensor).double().view_as(expected), expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims", "steps"),
+    [
+        ((6, 5, 28, 28), (0, 2, 3), 2),
+        ((11, 3, 14, 14), (0, 2, 3), 2),
+        ((3, 4, 6, 7, 49), (1, 3, 4), 2),
+        ((2, 3, 1021, 2), (0, 2), 1),  # its last dimension is not summed
+        ((3, 2, 1021), (0, 2), 1),  # a prime number
+        ((2, 3, 5000), (0, 2), 1),  # many
+        ((2, 3, 40), (0, 2), 1),  # few
+        ((4, 2000), (1,), 2),
+    ],
+)
+def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
+    """Of some thousand elements, rows are added up first."""
+    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
+    found = sum_over(shape, dims)
+    assert len(found.steps) == steps
+    expected = tensor.double().sum(dims)
+    assert torch.equal(found(tensor).double().view_as(expected), expected)
+
+
 @pytest.mark.long
 def test_gradcheck() -> None:
     w = random(dtype=torch.float64, seed=3).requires_grad_()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._backends import Choice, check_backend, check_step_mode
+from flexsn_nn._backends import Choice, check_backend, check_step_mode, choose
 from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
@@ -41,6 +41,7 @@ from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
 from flexsn_nn.transforms._resets import Resets
 from flexsn_nn.transforms._transform import Transform
+from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
@@ -365,7 +366,7 @@ class FlexSN(Runs):
         if not self._decisions.has_kernels:
             lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
         if not lines:
-            lines = [f"backend={self._backend!r}: nothing has run yet."]
+            lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
         if affine is not None and not self._absorbs(inputs):
             lines.append("the affine part of the input is computed before the step: init_states looks at the input")
             affine = None
@@ -399,6 +400,22 @@ class FlexSN(Runs):
         if names:
             lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
         return "\n".join(lines)
+
+    def _prospect(self, inputs: tuple[Tensor, ...]) -> str:
+        """What would run a call with these inputs, and why; empty without inputs."""
+        if not inputs:
+            return ""
+        given = self._checked(inputs)
+        try:
+            choice = choose(self._backend, self._step_mode, given[0].device, False)
+        except BackendUnavailableError as error:
+            return f" These inputs would raise: {error}"
+        why_loop = None
+        if self._backend == "auto" and self._asks_kernels(choice.backend):
+            why_loop = self._why_loop(given, [])
+        if why_loop is not None:
+            return f" These inputs would run by torch: {why_loop}"
+        return f" These inputs would run by {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
         """The backend of calls outside of compilers on a type of device, and the reason; `None`: none ran yet."""

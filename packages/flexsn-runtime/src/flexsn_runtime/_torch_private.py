@@ -160,3 +160,44 @@ def _of_symbol(size: torch.SymInt, attribute: str) -> Any:
     except AttributeError:
         needed("torch.fx.experimental.sym_node", f"SymNode.{attribute}", _NO_SIZES)
         raise
+
+
+_COPIED = "results of convolutions in steps are copied"
+_select_conv_backend = private("torch._C", "_select_conv_backend", _COPIED, default=None)
+_CUDNN = private("torch._C", "_ConvBackend.Cudnn", _COPIED, default=None)
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def convolution_into(
+    out: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, numbers: Sequence[Any]
+) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
+    """A function `(value, out)` that has cuDNN write a convolution, the one that PyTorch takes, to memory.
+
+    Args:
+        out, value: tensors like those of all calls.
+        numbers: stride, padding, dilation, transposed, output_padding and groups.
+
+    Returns:
+        `None`: PyTorch computes it in another way, and allocates the result.
+    """
+    stride, padding, dilation, transposed, output_padding, groups = numbers
+    if _select_conv_backend is None or transposed or bias is not None or not value.is_cuda or 0 in value.shape:
+        return None
+    last = _FORMATS.get(value.dim())
+    if last is None or not all(t.is_contiguous() for t in (out, value, weight)):
+        return None
+    if value.is_contiguous(memory_format=last) or weight.is_contiguous(memory_format=last):
+        return None  # in both formats: which one PyTorch takes is not said here
+    try:
+        found = _select_conv_backend(
+            value, weight, None, stride, padding, dilation, transposed, output_padding, groups, None
+        )
+        tf32 = bool(torch.backends.cudnn.allow_tf32)
+    except (RuntimeError, TypeError):
+        return None
+    if found != _CUDNN:
+        return None
+    exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
+    write: Any = torch.ops.aten.cudnn_convolution.out
+    return lambda value, out: write(value, weight, *settings, out=out)

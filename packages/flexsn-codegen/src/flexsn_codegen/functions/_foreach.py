@@ -25,6 +25,7 @@ from flexsn_codegen.functions._checks import (
     tell_written,
     wants_gradients,
 )
+from flexsn_codegen.functions._in_turn import InTurn, Placed
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
 from flexsn_codegen.functions._launch import addresses_of, target_on
@@ -72,6 +73,7 @@ class Step:
         fetches: how captured tensors are looked up; `None`: the function reads something else now.
         variants: those of the calls, each once.
         returns: whether calls have results, or return what they were given.
+        in_turn: those that are launched one after the other by one call; `None`: there are none.
         singles: those that are launched by themselves.
         written: where the tensors are that calls write.
         ends: for each tensor, how many bytes behind its address it ends.
@@ -85,6 +87,7 @@ class Step:
     variants: list[Trace]
     returns: bool
     groups: list[Group]
+    in_turn: InTurn | None
     singles: list[Call]
     written: list[int]
     ends: Tensor
@@ -130,6 +133,8 @@ class Step:
         words: dict[int, list[int]] = {}
         for group in self.groups:
             group.launch(_words(words, group.variant, numbers))
+        if self.in_turn is not None:
+            self.in_turn.run([_words(words, variant, numbers) for variant in self.in_turn.variants])
         if self.singles:
             operands = [*tensors, *results]
             for call in self.singles:
@@ -147,6 +152,8 @@ class Step:
         ]
 
     def _place(self, addresses: Tensor, device: torch.device) -> None:
+        if self.in_turn is not None:
+            self.in_turn.place(addresses)
         if not self.groups:
             return
         if device.type != "cpu":
@@ -282,13 +289,17 @@ class OverLists:
         dtypes = [*(t.dtype for t in tensors), *(memory.dtype for call in calls for memory in call.plan.new)]
         alike: dict[tuple[Any, ...], list[Member]] = {}
         singles = []
+        placed = []
         for call in calls:
             launch, cells = call.plan.launches[0], call.cells
             if launch.numel == 0:
                 continue
             member = Member(call.variant, launch, cells, tuple(dtypes[cell] for cell in cells))
+            one = Placed(call.variant, launch, cells, member.dtypes)
             if member.can_join:
                 alike.setdefault(member.key(addresses), []).append(member)
+            elif one.is_in_cpp:
+                placed.append(one)
             else:
                 singles.append(call)
         groups = [
@@ -306,6 +317,7 @@ class OverLists:
             variants=list({id(call.variant): call.variant for call in calls}.values()),
             returns=any(call.kernel.result != ("constant", None) for call in calls),
             groups=groups,
+            in_turn=InTurn(placed) if placed else None,
             singles=singles,
             written=written,
             ends=torch.tensor([_extent(t) for t in tensors], dtype=torch.int64, device="cpu"),

@@ -108,11 +108,12 @@ class BackwardTemplate:
             else:
                 with w.when(self._where_rest("left > 0")):
                     self._chunk("chunks", chunk, partial=True)
+        self._load_early(f"0 < {self._count}")
         with w.loop("i", "0", self._count, self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", f"{self._behind} - 1 - i")
-            self._chunk("c", chunk)
+            self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
     def _walk_lengths(self) -> None:
         """All steps, where inputs count down."""
@@ -130,11 +131,12 @@ class BackwardTemplate:
             w.integer("c", "behind - 1 - (j - whole)")
             w.integer("left", f"T - c * {chunk}")
             self._chunk("c", chunk, partial=True)
+        self._load_early("0 < whole")
         with w.loop("i", "0", "whole", self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", "whole - 1 - i")
-            self._chunk("c", chunk)
+            self._chunk("c", chunk, early="i + 1 < whole")
 
     def _skip(self, chunk: int) -> None:
         """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
@@ -214,13 +216,30 @@ class BackwardTemplate:
             *self._grad_inputs.values(),
         ]
 
-    def _chunk(self, number: str, steps: int, *, partial: bool = False) -> None:
-        """Walks back through so many steps from where the pointers are; `partial`: through the first `left` of them."""
+    def _load_early(self, exists: str) -> None:
+        """Loads what is loaded a chunk before its use, of the chunk before this one."""
+        w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
+        for k in range(chunk):
+            for i, param in self._inputs.items():
+                if layouts[i].early:
+                    w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
+
+    def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+        """Walks back through so many steps from where the pointers are.
+
+        Args:
+            partial: through the first `left` of them.
+            early: the condition under which there is a chunk before, of which some inputs are loaded here, as those of
+                this one have been; `None`: all are loaded now.
+        """
+        self._early = early is not None
         self._load_states(number)
         for k in range(steps):
             for i, name in self._counting.items():
                 count(self._writer, f"input_{i}_{k}", name, f"{number} * {self._spec.chunk} + {k}" if partial else None)
             self._load_step(k, self._exists(k, partial))
+        if early is not None:
+            self._load_early(early)
         if self._needed_states:
             for k in range(steps - 1):
                 self._recompute(k)
@@ -243,7 +262,9 @@ class BackwardTemplate:
     def _load_step(self, k: int, exists: str | None) -> None:
         w = self._writer
         for i, param in self._inputs.items():
-            if i not in self._counting:
+            if self._early and self._spec.inputs[i].early:
+                w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
+            elif i not in self._counting:
                 w.load(f"input_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._saved.items():
             w.load(f"saved_{i}_{k}", param, w.at(param, k), exists)

@@ -87,8 +87,10 @@ class ForwardTemplate:
 
     def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
         segment = self._spec.segment
+        self._load_early(0, f"{first} < {behind}")
         with self._writer.loop("c", first, behind, self._spec.stages):
-            self._load_inputs(chunk)
+            self._load_inputs(chunk, early=True)
+            self._load_early(chunk, f"c + 1 < {behind}")
             for k in range(chunk):
                 if self._checkpoints and k % segment == 0:
                     row = f"c * {chunk // segment} + {k // segment - 1}"
@@ -183,18 +185,31 @@ class ForwardTemplate:
             *self._bits.values(),
         ]
 
-    def _load_inputs(self, steps: int, begun: str | None = None, exists: Sequence[str | None] = ()) -> None:
+    def _load_early(self, shift: int, exists: str) -> None:
+        """Loads what is loaded a chunk before its use, of the chunk that begins `shift` steps from here."""
+        w, layouts = self._writer, self._spec.inputs
+        for k in range(self._spec.chunk):
+            for i, param in self._inputs.items():
+                if layouts[i].early:
+                    w.load(f"early_{i}_{k}", param, w.at(param, shift + k), exists)
+
+    def _load_inputs(
+        self, steps: int, begun: str | None = None, exists: Sequence[str | None] = (), *, early: bool = False
+    ) -> None:
         """Loads so many steps.
 
         Args:
             begun: the first one, as a scalar; `None`: all counts are above 0 in these steps.
             exists: for each step, the condition under which it exists; by default, all do.
+            early: what is loaded a chunk before its use has been.
         """
         w = self._writer
         for k in range(steps):
             for i, param in self._inputs.items():
                 if i in self._counting:
                     count(w, f"input_{i}_{k}", self._counting[i], None if begun is None else f"{begun} + {k}")
+                elif early and self._spec.inputs[i].early:
+                    w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
                 else:
                     w.load(f"input_{i}_{k}", param, w.at(param, k), exists[k] if exists else None)
 

@@ -34,11 +34,14 @@ class InputLayout:
         strided_time: the stride of time is an argument, else it is `NCL`.
         counts_down: memory holds one step, int32, and the value at step `t` is less than that by `t`. Only its sign
             counts: kernels may put 1 for any value above 0.
+        early: where chunks are in flight, it is loaded into registers a chunk before its use. The GPU copies no single
+            bytes ahead, so that a load of them would be waited for.
     """
 
     step: StepLayout = DENSE
     strided_time: bool = False
     counts_down: bool = False
+    early: bool = False
 
 
 Strided = tuple[tuple[Port, InputLayout], ...]

@@ -1,4 +1,4 @@
-"""Gradients of convolutions, apart: of a value a convolution again, of a weight a product of two values."""
+"""Convolutions apart from biases and gradients: of a value a convolution again, of a weight a product of two values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from torch import fx
 from flexsn_graph.ir._ops import SUM_OP
 from flexsn_graph.ir._products import CONVOLUTION, convolution_weight
 
-_BACKWARD: Any = torch.ops.aten.convolution_backward.default
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+_CONVERT: Any = _prims.convert_element_type.default
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_BACKWARD: Any = _aten.convolution_backward.default
+
+
+def take_apart(graph: fx.Graph) -> None:
+    """Takes biases and gradients out of the convolutions of a lowered graph."""
+    split_gradients(graph)
+    add_biases(graph)
 
 
 def split_gradients(graph: fx.Graph) -> None:
@@ -30,13 +40,70 @@ def split_gradients(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def add_biases(graph: fx.Graph) -> None:
+    """Has stages add the biases of convolutions, where a library adds them in a pass of its own anyway."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
+            continue
+        value, bias = node.meta["val"], node.args[2]
+        if not _is_added_apart(value):
+            continue
+        users = list(node.users)
+        with graph.inserting_before(node.next):
+            spread = _called(graph, _aten.view.default, bias, [-1] + [1] * (value.dim() - 2))
+            spread = _called(graph, _aten.expand.default, spread, list(value.shape))
+            if value.dtype in _HALF:
+                terms = [_called(graph, _CONVERT, term, torch.float32) for term in (node, spread)]
+                total = _called(graph, _CONVERT, _called(graph, _prims.add.default, *terms), value.dtype)
+            else:
+                total = _called(graph, _prims.add.default, node, spread)
+        for user in users:
+            user.replace_input_with(node, total)
+        node.args = (*node.args[:2], None, *node.args[3:])
+
+
+def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: Any) -> fx.Node:
+    """A new node, with its value and the place of its first argument."""
+    node = graph.call_function(target, (first, *rest), kwargs)
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
+    node.meta["val"] = target(*values, **kwargs)
+    node.stack_trace = first.stack_trace
+    return node
+
+
+def _is_added_apart(value: torch.Tensor) -> bool:
+    """True for results of cuDNN, to which PyTorch adds the bias afterwards."""
+    return value.device.type == "cuda"
+
+
 def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    gradient, value, weight, _, stride, padding, dilation, transposed, _, groups, _ = node.args
-    added = [0] * len(_integers(stride))
-    if not transposed:
-        added = _missing(_shape(value), _shape(gradient), _shape(weight), *map(_integers, (stride, padding, dilation)))
-    numbers = (stride, padding, dilation, not transposed, added, groups)
-    return graph.call_function(CONVOLUTION, (gradient, weight, None, *numbers))
+    arguments: Any = node.args
+    gradient, value, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
+    stride, padding, dilation = map(_integers, (stride, padding, dilation))
+    sizes = _shape(weight)
+    added = [0] * len(stride)
+    if transposed:
+        return graph.call_function(
+            CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, added, groups)
+        )
+    around = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
+    if set(stride) == {1} and min(around) >= 0:  # with the weight turned round, which a library has faster kernels for
+        turned = _turned(graph, weight, groups)
+        return graph.call_function(
+            CONVOLUTION, (gradient, turned, None, stride, around, dilation, False, added, groups)
+        )
+    added = _missing(_shape(value), _shape(gradient), sizes, stride, padding, dilation)
+    return graph.call_function(CONVOLUTION, (gradient, weight, None, stride, padding, dilation, True, added, groups))
+
+
+def _turned(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
+    """A weight `[out, in / groups, *window]` as that of a convolution from `out` to `in`, each window turned round."""
+    out, inside, *window = _shape(weight)
+    node = _called(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
+    node = _called(graph, _aten.transpose.int, node, 1, 2)
+    node = _called(graph, _aten.reshape.default, node, [groups * inside, out // groups, *window])
+    node = _called(graph, _aten.flip.default, node, list(range(2, 2 + len(window))))
+    return _called(graph, _aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _of_weight(graph: fx.Graph, node: fx.Node) -> fx.Node:

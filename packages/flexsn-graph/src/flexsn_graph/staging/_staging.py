@@ -35,7 +35,7 @@ from flexsn_graph.ir._products import (
 )
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.lowering._normalize import normalize
-from flexsn_graph.staging._convolutions import split_gradients
+from flexsn_graph.staging._convolutions import take_apart
 from flexsn_graph.staging._copies import drop_copies
 from flexsn_graph.staging._keys import Keys
 from flexsn_graph.staging._order import Order
@@ -113,7 +113,7 @@ class _Staging:
         self._module = module
         self._graph = graph = module.graph
         drop_copies(graph)
-        split_gradients(graph)
+        take_apart(graph)
         if carried is Role.GRAD_STATE:
             sum_last(graph, arguments, results)
             own_last_sums(graph, results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._replaced_forwards import LayerReport
 from flexsn_nn.exact._edges import Edges
 from flexsn_nn.exact._exchange import ATTRIBUTE, SpikeExchange, can_exchange
 from flexsn_nn.exact._layer import CONVOLUTIONS, PRECISIONS, ExactForward, why_no_product
@@ -39,7 +39,7 @@ class LayerProduct:
         return f"{self.layer}: {self.account}"
 
 
-class ExactProducts:
+class ExactProducts(LayerReport):
     """Layers of a network whose products are exact; `print` it to see what ran. `exact_products` makes it.
 
     Args:
@@ -47,37 +47,18 @@ class ExactProducts:
         left: layers that keep torch's product whatever their input is, and why.
     """
 
-    def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
-        self._net, self._left = weakref.ref(net), left
+    _forward = ExactForward
+    _did = "multiplied spikes exactly"
+    _others = "by torch's product"
 
     @property
     def layers(self) -> tuple[LayerProduct, ...]:
         """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, it waits for the last calls."""
-        net = self._net()
-        found = []
-        for name, module in () if net is None else net.named_modules():
-            forward = vars(module).get("forward")
-            if isinstance(forward, ExactForward):
-                account, ran = forward.account()
-                found.append(LayerProduct(name, ran, account))
-            elif name in self._left:
-                found.append(LayerProduct(name, False, self._left[name]))
-        return tuple(found)
+        return tuple(LayerProduct(*account) for account in self._accounts())
 
     def undo(self) -> None:
         """Gives the layers torch's products back, as `plain_products(net)`."""
-        net = self._net()
-        if net is not None:
-            plain_products(net)
-
-    def __str__(self) -> str:
-        layers = self.layers
-        exact = [one for one in layers if one.exact]
-        others = [one for one in layers if not one.exact]
-        lines = [f"{len(exact)} of {len(layers)} layers multiplied spikes exactly", *(f"  {one}" for one in exact)]
-        if others:
-            lines += ["by torch's product:", *(f"  {one}" for one in others)]
-        return "\n".join(lines)
+        self._undo(plain_products)
 
 
 def exact_products(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flexsn_nn._replaced_forwards import ReplacedForward
 from flexsn_nn._torch_private import constant, is_exporting
 from flexsn_nn.exact._exchange import has_hooks_after, has_hooks_before, offer_links, written_of
 from flexsn_nn.exact._grid import is_on_grid
@@ -27,10 +28,9 @@ _PARTS = {"highest": 3, "high": 2, "medium": 1}
 _BITS_OF_ONE_PART = 9
 # Larger whole numbers are not whole in a bfloat16.
 _LARGEST = 1 << 8
-_NEVER = "not called yet"
 
 
-class ExactForward:
+class ExactForward(ReplacedForward):
     """Forward of a linear layer or of a convolution over single points; stands as attribute `forward` of the layer.
 
     Args:
@@ -42,7 +42,7 @@ class ExactForward:
         links: the same, if its output goes to a neuron alone.
 
     Attributes:
-        last: outcome of the last call in eager mode, the number of parts or words; whether an exact product ran.
+        last: as of `ReplacedForward`; of an exact product, the numbers of parts.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ExactForward:
         reads: tuple[nn.Module, ...] | None = None,
         links: tuple[nn.Module, ...] | None = None,
     ) -> None:
+        super().__init__(layer)
         self.reads, self.links = reads, links
-        self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
-        self.last: tuple[str | tuple[int, int], bool] = (_NEVER, False)
+        self.precision, self.known, self.claimed = precision, known, claimed
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
         # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
@@ -118,7 +118,7 @@ class ExactForward:
         words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
             words += "; its input was not whole, so rows were computed again in float32"
-        if words == _NEVER and any(self.known):
+        if not self.was_called and any(self.known):
             low, high = next(one for one in self.known if one is not None)
             words += f"; its input consists of whole numbers from {low} to {high}"
         return words, ran

@@ -313,7 +313,7 @@ class Runs(Chooses):
 
     # -- again ---------------------------------------------------------------------------------------------
 
-    def forget_repeats(self) -> None:
+    def _forget_repeats(self) -> None:
         """Makes the next call take the long way, which records its backend."""
         self.__dict__["_repeats"] = None
 

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._ranges import Ranges
+from flexsn_nn._replaced_forwards import ReplacedForward
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._stateful import Stateful
+from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.exact._layer import ExactForward
 from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
@@ -47,7 +49,9 @@ _RESULTS: dict[type, frozenset[str]] = {
     SpikeBits: frozenset(("_written", "_refused")),
     Handover: frozenset(("_given",)),
     Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
-    ExactForward: frozenset(("last", "_record", "_grid")),
+    ReplacedForward: frozenset(("last",)),
+    ExactForward: frozenset(("_record", "_grid", "_kind", "_reason", "_scale")),
+    SpikeExchange: frozenset(("_programs", "_refused", "_zero")),
 }
 # Packages whose objects and functions are compared by identity alone.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}

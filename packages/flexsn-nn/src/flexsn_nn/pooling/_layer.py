@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flexsn_nn._replaced_forwards import ReplacedForward
 from flexsn_nn._torch_private import is_exporting
 from flexsn_runtime import Window, average_pool, max_pool, why_no_kernel
 
@@ -17,23 +18,11 @@ _OTHERS = (
     nn.MaxPool3d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
 )  # fmt: skip
-_NEVER = "not called yet"
 _BY_KERNEL = "by a kernel"
 
 
-class PoolForward:
-    """Forward of a pooling layer; stands as attribute `forward` of the layer.
-
-    Args:
-        layer: one of `KINDS`.
-
-    Attributes:
-        last: outcome of the last call in eager mode, in words; whether a kernel ran.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-        self.last: tuple[str, bool] = (_NEVER, False)
+class PoolForward(ReplacedForward):
+    """Forward of a pooling layer, one of `KINDS`."""
 
     def __call__(self, input: Tensor) -> Tensor:
         """As the layer's own `forward`."""
@@ -53,6 +42,10 @@ class PoolForward:
             divisor = getattr(layer, "divisor_override", None)
             pooled = average_pool(images, window, divisor, pads=layer.count_include_pad)
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
+
+    def account(self) -> tuple[str, bool]:
+        """The outcome of the last call, and whether a kernel ran."""
+        return self.last
 
 
 def window_of(layer: Any) -> Window:

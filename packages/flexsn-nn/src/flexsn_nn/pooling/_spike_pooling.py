@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
 
 from flexsn_nn._checks import check_module, check_name
+from flexsn_nn._replaced_forwards import LayerReport
 from flexsn_nn.pooling._layer import PoolForward, is_pooling, why_torch
 
 
@@ -30,7 +30,7 @@ class PooledLayer:
         return f"{self.layer}: {self.account}"
 
 
-class SpikePooling:
+class SpikePooling(LayerReport):
     """Layers of a network that pool; `print` it to see what ran. `spike_pooling` makes it.
 
     Args:
@@ -38,37 +38,18 @@ class SpikePooling:
         left: layers that keep torch's pooling whatever their input is, and why.
     """
 
-    def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
-        self._net, self._left = weakref.ref(net), left
+    _forward = PoolForward
+    _did = "pooled by a kernel"
+    _others = "by torch"
 
     @property
     def layers(self) -> tuple[PooledLayer, ...]:
         """Layers that pool, in the order of `named_modules()`."""
-        net = self._net()
-        found = []
-        for name, module in () if net is None else net.named_modules():
-            forward = vars(module).get("forward")
-            if isinstance(forward, PoolForward):
-                account, ran = forward.last
-                found.append(PooledLayer(name, ran, account))
-            elif name in self._left:
-                found.append(PooledLayer(name, False, self._left[name]))
-        return tuple(found)
+        return tuple(PooledLayer(*account) for account in self._accounts())
 
     def undo(self) -> None:
         """Gives the layers torch's pooling back, as `plain_pooling(net)`."""
-        net = self._net()
-        if net is not None:
-            plain_pooling(net)
-
-    def __str__(self) -> str:
-        layers = self.layers
-        ran = [one for one in layers if one.by_kernel]
-        others = [one for one in layers if not one.by_kernel]
-        lines = [f"{len(ran)} of {len(layers)} layers pooled by a kernel", *(f"  {one}" for one in ran)]
-        if others:
-            lines += ["by torch:", *(f"  {one}" for one in others)]
-        return "\n".join(lines)
+        self._undo(plain_pooling)
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:

@@ -168,7 +168,7 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
         raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
-            module.forget_repeats()  # a call with hooks is of another kind, and records its own choice
+            module._forget_repeats()  # a call with hooks is of another kind, and records its own choice
     with unchanged(net):
         for _ in range(2):  # compiles, and fills caches
             _run(net, layers, inputs, loss, _Account(device))

@@ -172,18 +172,18 @@ def _run(
 ) -> list[Tensor]:
     graph = _graph(program)
     args = merged(tensors, sizes, size_positions)
-    device = args[0].device
-    if not graph.has_products:
-        with as_outside(), torch.no_grad():
-            return _elementwise(program, graph, args)
+    with as_outside(), torch.no_grad(), without_autocast(args[0].device):
+        return (_with_products if graph.has_products else _elementwise)(program, graph, args)
+
+
+def _with_products(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
     layout, num_inputs = graph.layout, graph.scan.num_inputs
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
     likes = tuple(_Like.of(value, i < num_inputs, int) for i, value in enumerate(args[:count]))
-    with as_outside(), torch.no_grad(), without_autocast(device):
-        made = _specialized(program, graph, likes, device)
-        if isinstance(layout, BackwardLayout):
-            return _backward(graph, layout, made, args)
-        return _forward(graph, layout, made, args)
+    made = _specialized(program, graph, likes, args[0].device)
+    if isinstance(layout, BackwardLayout):
+        return _backward(graph, layout, made, args)
+    return _forward(graph, layout, made, args)
 
 
 def _specialized(program: str, graph: ScanGraph, likes: tuple[_Like | int, ...], device: torch.device) -> _Specialized:

@@ -19,7 +19,7 @@ from flexsn_runtime.kernels._rows import fewer_elements, rows
 from flexsn_runtime.kernels._sums import InputGradient, LiftedGradient
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
-from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
 from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.segments._backward import SegmentedBackward
@@ -184,7 +184,7 @@ class BackwardScan:
             ]
         )
         spec = BackwardSpec(
-            inputs=operands.inputs,
+            inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,

@@ -15,7 +15,7 @@ from flexsn_graph import Port, Residuals, Role, StepValue
 from flexsn_runtime.calls._plan import Allocation, Memory, Plan, PlanStep, launching
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
-from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.segments._choice import Choice
 from flexsn_runtime.segments._in_segments import in_segments
@@ -115,7 +115,7 @@ class ForwardScan:
         layouts = (trace if residuals is None else residuals).forward.layouts
         operands = Operands(arguments, layouts, shape, form.order, step.counts)
         spec = ForwardSpec(
-            inputs=operands.inputs,
+            inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,

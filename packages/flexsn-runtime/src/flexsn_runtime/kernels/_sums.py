@@ -85,7 +85,7 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
         return Sum(())
     count, summed = len(dims), tuple(dims)
     if summed != tuple(range(count)):
-        return Sum(((None, summed),))
+        return Sum(_of_planes(tuple(shape), summed))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # What a compiler has symbols for, it lays out itself.
     beside = 1
@@ -94,6 +94,30 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     if beside != 1:
         return Sum((((-1, beside * columns), (0,)), ((beside, columns), (0,))))
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
+
+
+# In torch, one warp adds up less than 8192 elements of planes: two such sums of [6, 128, 784] took a fifth of the time
+# of a norm and a neuron on an H100. Rows are short for a warp, and the rest is small.
+_FEW, _MANY = 1024, 8192
+_MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
+
+
+def _of_planes(
+    shape: tuple[int, ...], dims: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
+    """Steps of a sum over some dimensions that are not the first ones alone."""
+    direct = ((None, dims),)
+    if not all(type(size) is int for size in shape):
+        return direct
+    count = next((i for i in range(len(shape)) if len(shape) - 1 - i not in dims), len(shape))
+    kept, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
+    if not _FEW < math.prod(shape[d] for d in dims) < _MANY:
+        return direct
+    row = next(size for size in range(min(plane, _MOST_OF_ROW), 0, -1) if plane % size == 0)
+    if row < _LEAST_OF_ROW:
+        return direct
+    left = (*(d for d in dims if d < len(kept)), len(kept))
+    return ((-1, row), (1,)), ((*kept, plane // row), left)
 
 
 class InputGradient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -231,6 +232,20 @@ class Operands:
             kind = ("inner", "size", "stride")[i % 3]
             self.sizes[f"{param.name}_{kind}{i // 3}"] = number
         return terms
+
+
+def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
+    """The layouts of inputs in a kernel, of which masks are loaded before their use if chunks are in flight.
+
+    Args:
+        stages: of the kernel.
+    """
+    if stages == 1:
+        return layouts
+    return tuple(
+        replace(layout, early=True) if x.element_size() == 1 and not layout.counts_down else layout
+        for layout, x in zip(layouts, inputs, strict=True)
+    )
 
 
 def is_expanded(x: Tensor) -> bool:

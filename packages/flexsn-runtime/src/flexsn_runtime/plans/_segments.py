@@ -19,6 +19,7 @@ class SegmentRule:
         elements: of a step, times segments: as many fill the device.
         largest: elements of a step; larger ones fill it by themselves.
         moved: bytes that a step reads and writes; steps that move as many keep the memory busy by themselves.
+        shortest: steps of a sequence, at the least.
         steps: of a segment, at the least.
         fewest: segments; fewer are not worth the second pass.
         most: segments.
@@ -30,6 +31,7 @@ class SegmentRule:
     elements: int
     largest: int
     moved: int = 2**63
+    shortest: int = 1
     steps: int = 128
     fewest: int = 4
     most: int = 2**31
@@ -44,7 +46,7 @@ class SegmentRule:
             ncl: elements of a step.
             warm_up: steps that each segment begins earlier; segments are no shorter than that.
         """
-        if ncl > self.largest:
+        if ncl > self.largest or num_steps < self.shortest:
             return 1
         most = min(self.most, _MOST // num_steps)
         number = min(self.elements // ncl, num_steps // max(self.steps, warm_up), most)
@@ -54,8 +56,9 @@ class SegmentRule:
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
 # few bytes it moves: in training, 5.6 of the copy's time with 2048 elements in float32 and 4.8 with 8192 in bfloat16,
 # where segments take 1.9 and 2.2, but 1.6 with 8192 in float32, where they take 1.8. One program looks at all segments
-# of its elements, so that more segments take longer again.
-ON_GPU = SegmentRule(elements=2**16, largest=2**13, moved=2**16, most=2**10, kept=True)
+# of its elements, so that more segments take longer again. A serial kernel takes some 50 ns a step, so that 1024 steps
+# take about as long as Python does to launch several kernels.
+ON_GPU = SegmentRule(elements=2**16, largest=2**13, moved=2**16, shortest=2**10, most=2**10, kept=True)
 
 # Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
 _PROGRAM, _STEPS = 256, 2**15

@@ -12,15 +12,20 @@ from flexsn_codegen.targets.cuda import Cluster, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
-_BLOCKS, _SPLITS, _ROW_TILES = (4, 8, 16), (1, 2, 4, 8), (1, 2, 4)
+# Splits in the order of their speed where they spill nothing (benchmarks/results/cluster_divisions.md).
+_BLOCKS, _SPLITS, _ROW_TILES = (4, 8, 16), (2, 4, 1, 8), (1, 2, 4)
 _REGISTERS = 65536  # of a processor
 _MOST_REGISTERS = 255  # of a thread
 _OTHER_REGISTERS = 60  # of a thread, beside the matrices
+_FEWEST_REGISTERS = 40  # of a thread, of which the matrices take none
 _MOST_THREADS = 1024
-# Of the matrices in a thread; more of them leave none for operands that are under way.
+# Blocks of a cluster are on processors of one group, which not all groups have the most of.
+_SMALL, _SPARE = 4, 18
+# Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
+# spilled is read in every step.
 _MOST_OF_MATRICES = 192
 # Wider steps, and those in half precision, are faster in programs that exchange through global memory, on an H100
-# (benchmarks/results/clusters.md).
+# (benchmarks/results/clusters.md, cluster_divisions.md).
 _MOST_COLUMNS = 256
 
 
@@ -41,7 +46,7 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int) -> Iterator[Cluster]:
-    """The divisions of a loop, the best one first: all rows at a time where they fit, few blocks, few splits.
+    """The divisions of a loop, the best one first: all rows at a time where they fit, few rows, few blocks.
 
     Args:
         processors: of the GPU.
@@ -60,9 +65,13 @@ def clusters_for(loop: Loop, processors: int) -> Iterator[Cluster]:
 
 
 def _turns(loop: Loop, cluster: Cluster, processors: int) -> int:
-    """How often a processor has a block, where each has room for one at a time."""
+    """An estimate of how many times in turn clusters run until all rows are done; the driver has the number later."""
+    threads = cluster.threads(loop.width)
+    registers = min(_MOST_REGISTERS, 2 * matrix_registers(loop, cluster) + _FEWEST_REGISTERS)
+    of_a_processor = max(1, _REGISTERS // (threads * registers))
+    together = processors - (_SPARE if cluster.blocks > _SMALL else 0)
     groups = -(-loop.num_rows // cluster.rows)
-    return -(-groups // max(1, processors // cluster.blocks))
+    return -(-groups // max(1, of_a_processor * (together // cluster.blocks)))
 
 
 def matrix_registers(loop: Loop, cluster: Cluster) -> int:
@@ -83,4 +92,4 @@ def _fits(loop: Loop, cluster: Cluster) -> bool:
     if threads > _MOST_THREADS or tiles % cluster.splits:
         return False
     room = min(_MOST_REGISTERS, _REGISTERS // threads) - _OTHER_REGISTERS
-    return matrix_registers(loop, cluster) <= min(room, _MOST_OF_MATRICES)
+    return matrix_registers(loop, cluster) <= min(room, _MOST_OF_MATRICES // cluster.row_tiles)

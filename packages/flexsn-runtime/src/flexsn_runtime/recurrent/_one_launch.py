@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 # More arrivals at one counter than that would reach the mark of programs that gave up.
 _MOST_ARRIVALS = 1 << 29
+# Divisions among clusters that are compiled until one runs all rows at a time.
+_MOST_COMPILED = 3
 _Source = Callable[[OverTime], Tensor]
 
 
@@ -330,17 +333,22 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
-    for cluster in clusters_for(loop, processors):
+    best: tuple[int, InClusters] | None = None
+    for cluster in islice(clusters_for(loop, processors), _MOST_COMPILED):
         try:
             prepared = in_cluster(step, over, loop, memory, cluster)
         except NotOneLaunchError:
             return None
         try:
-            prepared.compile(over)
+            at_once = prepared.compile(over).at_once
         except CompilationError:
             continue
-        return prepared
-    return None
+        turns = -(-prepared.groups // at_once) if at_once else prepared.groups
+        if best is None or turns < best[0]:
+            best = turns, prepared
+        if turns == 1:
+            break
+    return None if best is None else best[1]
 
 
 def in_cluster(

@@ -34,7 +34,7 @@ from flexsn_graph import (
     resized,
 )
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime._torch_private import as_outside, convolution_into
 from flexsn_runtime.backend import TargetName
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, LaunchByAddress, launch
@@ -440,6 +440,10 @@ class StagedScan:
         options = dict(product.kwargs)
         if len(moving) == 1 and not options:
             ((place, values),) = moving
+            if product.is_convolution and place == 0:
+                into = convolution_into(out[0], values[0], fixed[1], fixed[2], fixed[3:])
+                if into is not None:
+                    return lambda t: into(values[t], out[t])
             before, behind = fixed[:place], fixed[place + 1 :]
             if not before and len(behind) == 1:
                 (matrix,) = behind
@@ -515,7 +519,10 @@ class StagedScan:
         if out.shape[1:] != product.shape:
             return False
         frames = _aten.convolution.default(value.flatten(0, 1), *rest)
-        out.copy_(frames.view(out.shape))
+        if product.result.source.role is Role.PRODUCT and frames.is_contiguous() and out.is_contiguous():
+            out.set_(frames.view(out.shape))  # memory of many frames is not copied
+        else:
+            out.copy_(frames.view(out.shape))
         return True
 
     # -- sums over time ----------------------------------------------------------------------------------------

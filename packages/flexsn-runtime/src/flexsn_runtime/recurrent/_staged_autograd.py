@@ -151,10 +151,11 @@ def forward_staged(
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
         with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
             StagedScan(step, over).run()
-    carried = [
-        _copied(m[1:], form.sequence) if state_seqs else _copied(m[num_steps % m.shape[0]], form.step)
-        for m, form in zip(states, forms[trace.num_outputs :], strict=True)
-    ]
+    of_states = forms[trace.num_outputs :]
+    if state_seqs:
+        carried = _all_copied([m[1:] for m in states], [form.sequence for form in of_states])
+    else:
+        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
     return (*outputs, *carried), keeping
 
 
@@ -181,11 +182,16 @@ def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozen
         if source in earlier:
             first = earlier[source] - steps
             memory = memory[first : first + num_steps + 1]
-        if initial is None:
-            memory[0].zero_()
-        else:
+        if initial is not None:
             memory[0].copy_(initial)
         found.append(memory)
+    if all(initial is None for initial in arguments.states):
+        for port, memory in whole.items():
+            memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all that are in it
+    else:
+        for memory, initial in zip(found, arguments.states, strict=True):
+            if initial is None:
+                memory[0].zero_()
     return found
 
 
@@ -193,6 +199,20 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """In memory of its own: what is kept for the backward is nobody's to change."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
+
+
+def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The same of several tensors, in few launches."""
+    copies = [
+        torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
+        for t, of_one in zip(tensors, strides, strict=True)
+    ]
+    if len({t.dtype for t in tensors}) == 1:
+        torch._foreach_copy_(copies, list(tensors))
+    else:
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+    return copies
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:

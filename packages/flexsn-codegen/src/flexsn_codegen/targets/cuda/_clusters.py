@@ -39,13 +39,11 @@ class Cluster:
         blocks: of a cluster, a power of two, at most 16.
         splits: warps that share the sums of a product.
         row_tiles: of 8 rows each, of a cluster.
-        whole: float32 is sent as it is, and each receiver takes it apart; else its sender does.
     """
 
     blocks: int
     splits: int
     row_tiles: int
-    whole: bool = True
 
     @property
     def rows(self) -> int:
@@ -96,7 +94,6 @@ class _Sent:
         pieces: of the value, in the order of its columns, each as wide as the loop.
         parts: numbers of 16 bits of one value.
         bits: zeros and ones are sent, a bit each.
-        whole: float32 is sent, of which the receiver makes the parts.
         format: of the numbers, in the source.
     """
 
@@ -105,7 +102,6 @@ class _Sent:
     pieces: tuple[Columns, ...]
     parts: int
     bits: bool
-    whole: bool
     format: str
 
     @property
@@ -159,8 +155,7 @@ class _ClusterWriter:
         bits = self._is_bits(exchange)
         parts = 1 if half or bits else exchange.parts(from_zero=self._spec.from_zero)
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
-        whole = parts > 1 and self._cluster.whole
-        return _Sent(number, exchange, pieces, parts, bits, whole, f"dev::of_{kind}")
+        return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
         """Whether every value that is sent is 0 or 1."""
@@ -268,7 +263,7 @@ class _ClusterWriter:
     def _slot_bytes(self, sent: _Sent) -> int:
         """Of one slot of an exchange: what its barrier waits for."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
-        return tiles * (16 if sent.bits else 512 if sent.whole else sent.parts * 256)
+        return tiles * 16 if sent.bits else tiles * sent.parts * 256
 
     def _multiplies(self) -> list[tuple[int, Multiply]]:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
@@ -548,12 +543,7 @@ class _ClusterWriter:
             self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
             self._line("#pragma unroll")
             with self._block("for (int n = 0; n < row_tiles; n++)"):
-                if sent.whole:
-                    start = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 512"
-                    names = [f"operand_{a}" for a in range(sent.parts)]
-                    self._line(f"uint2 {', '.join(names)};")
-                    self._line(f"dev::take_apart({start}, {', '.join(names)});")
-                for a in range(0 if sent.whole else sent.parts):
+                for a in range(sent.parts):
                     if sent.bits:
                         slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
                         value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
@@ -637,18 +627,6 @@ class _ClusterWriter:
                         f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
                         "word_0, word_2, word_1, word_3);"
                     )
-                return
-            if sent.whole:
-                values = [f"column_exists[{j}] ? float({value}[n][{j}]) : 0.0f" for j in (0, 2, 1, 3)]
-                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + n) * 512 + dev::whole_place(g, q)"
-                self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
-                for j, one in enumerate(values):
-                    self._line(f"const uint32_t value_{j} = __float_as_uint({one});")
-                self._line("#pragma unroll")
-                self._line(
-                    "for (int block = 0; block < blocks; block++) dev::send(dev::remote(place, block), "
-                    "dev::remote(barrier, block), value_0, value_1, value_2, value_3);"
-                )
                 return
             for j in range(4):
                 self._line(f"float rest_{j} = column_exists[{j}] ? float({value}[n][{j}]) : 0.0f;")

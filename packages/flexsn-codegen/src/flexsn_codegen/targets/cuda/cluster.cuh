@@ -112,31 +112,6 @@ DEV_INLINE uint32_t transposed(uint32_t x) {
     return y;
 }
 
-// Where a thread's four numbers of a fragment of `D` are among those of its warp that are sent whole. No two threads of
-// half a warp then read the same bank in `take_apart`.
-DEV_INLINE int whole_place(int g, int q) { return 16 * (g >> 1 | (q & 1) << 2 | (g & 1) << 3 | (q >> 1) << 4); }
-
-// Two numbers as three pairs of bfloat16, whose sums they are: eight bits, eight bits, and the rest, rounded. What is
-// not finite has a part that is no number.
-DEV_INLINE void take_apart(float x, float y, uint32_t& first, uint32_t& second, uint32_t& third) {
-    const uint32_t a = __float_as_uint(x), b = __float_as_uint(y);
-    first = __byte_perm(a, b, 0x7632);
-    const float u = x - __uint_as_float(a & 0xFFFF0000u), v = y - __uint_as_float(b & 0xFFFF0000u);
-    const uint32_t c = __float_as_uint(u), d = __float_as_uint(v);
-    second = __byte_perm(c, d, 0x7632);
-    const float s = u - __uint_as_float(c & 0xFFFF0000u), t = v - __uint_as_float(d & 0xFFFF0000u);
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(third) : "f"(t), "f"(s));
-}
-
-// Float32 of 16 columns and 8 rows that a warp has sent, as three parts, each as `B`.
-DEV_INLINE void take_apart(const unsigned char* tile, uint2& first, uint2& second, uint2& third) {
-    const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
-    const unsigned char* place = tile + whole_place(2 * q, g >> 1) + 8 * (g & 1);
-    const float2 even = *reinterpret_cast<const float2*>(place), odd = *reinterpret_cast<const float2*>(place + 128);
-    take_apart(even.x, odd.x, first.x, second.x, third.x);
-    take_apart(even.y, odd.y, first.y, second.y, third.y);
-}
-
 // -- fragments -------------------------------------------------------------------------------------------------
 
 // 16 columns of a product by 16 terms of its sums, as `A`.

@@ -1,0 +1,314 @@
+"""What recurrences of other projects become: `flexsn_hop.scan` compiled alone, and with flexsn-runtime installed.
+
+    python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
+
+Each is compiled with its gradient by Inductor, once with the lowering `compiled_loop`, which needs no other package,
+and once with what is installed, and compared with the eager scan. The page says what the forward and the backward
+became, and why there is no kernel where there is none. Ends with status 1 where a result differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, table, where
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from flexsn_hop import scan
+from flexsn_runtime import KernelLowering
+
+HEADER = ["recurrence", "alone", "with flexsn-runtime", "why no kernel", "differs by"]
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One recurrence: `step` from `init` over `xs`, whose floating tensors require a gradient."""
+
+    step: Step
+    init: Any
+    xs: Any
+
+
+def leaf(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).requires_grad_()
+
+
+def ema(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = h + 0.1 * (x - h)
+    return h, h * 2
+
+
+def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    h = torch.lerp(h, x["new"], x["gate"].sigmoid())
+    return h, h + 1
+
+
+def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    """A diagonal state space, as Mamba's, whose small last dimension is summed."""
+    h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
+    return h, (h * x["c"][:, None, :]).sum(-1)
+
+
+def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
+    """RWKV's, in a numerically stable form."""
+    top, bottom, largest = carry
+    now = torch.maximum(largest, x["k"])
+    y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
+        bottom * torch.exp(largest - now) + torch.exp(x["k"] - now)
+    )
+    decayed = torch.maximum(largest - 0.5, x["k"])
+    old, new = torch.exp(largest - 0.5 - decayed), torch.exp(x["k"] - decayed)
+    return (top * old + x["v"] * new, bottom * old + new, decayed), y
+
+
+def slstm(carry: Any, x: Any) -> tuple[Any, Tensor]:
+    """xLSTM's scalar memory."""
+    c, n, m = carry
+    largest = torch.maximum(x[2] + m, x[1])
+    i, f = torch.exp(x[1] - largest), torch.exp(x[2] + m - largest)
+    c, n = f * c + i * torch.tanh(x[0]), f * n + i
+    return (c, n, largest), torch.sigmoid(x[3]) * c / n
+
+
+def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    old = torch.einsum("bvk,bk->bv", memory, x["k"])
+    memory = memory + torch.einsum("bv,bk->bvk", x["beta"] * (x["v"] - old), x["k"])
+    return memory, torch.einsum("bvk,bk->bv", memory, x["q"])
+
+
+def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
+    """A rotation of a complex number, as two tensors."""
+    real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
+    return (real, imaginary), real.square() + imaginary.square()
+
+
+W = torch.randn(8, 8) * 0.3
+RATES = torch.tensor([0.5, 0.25, 0.125])
+PERMUTED = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
+
+
+def rnn(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(x + h @ W)
+    return h, h * 1.0
+
+
+def hmm(alpha: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    alpha = (alpha.unsqueeze(-1) + W.log_softmax(-1)).logsumexp(-2) + x
+    return alpha, alpha.logsumexp(-1)
+
+
+def kalman(belief: Any, x: Tensor) -> tuple[Any, Tensor]:
+    mean, variance = belief
+    variance = variance + 0.1
+    gain = variance / (variance + 1)
+    return (mean + gain * (x - mean), (1 - gain) * variance), (x - mean).square()
+
+
+def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
+    """Adam's first moment with a count of steps without dimensions."""
+    count, m = carry
+    count = count + 1
+    m = 0.9 * m + 0.1 * x
+    return (count, m), m / (1 - 0.9**count)
+
+
+def indexed(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries of a captured tensor, by number."""
+    h = h * RATES[0] + x * RATES[1]
+    return h, h - RATES[2]
+
+
+def permuted(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(h[:, PERMUTED] + x)
+    return h, h * 1.0
+
+
+def with_cond(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.cond(h.sum() > 0, lambda h, x: 0.5 * h + x, lambda h, x: h - 0.5 * x, (h, x))
+    return h, h * 1.0
+
+
+def with_scan(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = scan(lambda a, b: (torch.tanh(a + b), None), h, x[None].expand(3, *x.shape))[0]
+    return h, h * 1.0
+
+
+def with_while(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    start = torch.tensor(0), h.detach()
+    found = torch._higher_order_ops.while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
+    h = 0.5 * h + x + found
+    return h, h * 1.0
+
+
+def normed(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = functional.layer_norm(h + x, (8,))
+    return h, h * 1.0
+
+
+def sorted_values(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.5 * h + torch.sort(x, -1).values
+    return h, h * 1.0
+
+
+def oscillator(state: Any, x: Tensor) -> tuple[Any, Tensor]:
+    place, speed = state
+    speed = speed + 0.01 * (x - torch.sin(place) - 0.1 * speed)
+    place = place + 0.01 * speed
+    return (place, speed), place
+
+
+def made(steps: int = 6) -> dict[str, Tried]:
+    torch.manual_seed(0)
+    b, n = 4, 8
+    seq = lambda *shape, scale=1.0: leaf(steps, *shape, scale=scale)  # noqa: E731 - for the table below
+    return {
+        "moving average": Tried(ema, leaf(b, n), seq(b, n)),
+        "minimal GRU": Tried(min_gru, leaf(b, n), {"new": seq(b, n), "gate": seq(b, n)}),
+        "diagonal state space (Mamba)": Tried(
+            ssm, leaf(b, n, 4), {"delta": seq(b, n), "u": seq(b, n), "b": seq(b, 4), "c": seq(b, 4)}
+        ),
+        "WKV (RWKV)": Tried(
+            wkv, (leaf(b, n), torch.rand(b, n).add(1).requires_grad_(), leaf(b, n)), {"k": seq(b, n), "v": seq(b, n)}
+        ),
+        "sLSTM (xLSTM)": Tried(
+            slstm, (leaf(b, n), torch.ones(b, n).requires_grad_(), leaf(b, n)), [seq(b, n) for _ in range(4)]
+        ),
+        "DeltaNet": Tried(
+            delta_net,
+            leaf(b, n, n),
+            {"q": seq(b, n), "k": seq(b, n, scale=0.3), "v": seq(b, n), "beta": seq(b, 1)},
+        ),
+        "complex numbers as pairs": Tried(complex_pairs, (leaf(b, n), leaf(b, n)), seq(b, n)),
+        "Elman RNN": Tried(rnn, leaf(b, n), seq(b, n)),
+        "hidden Markov model": Tried(hmm, leaf(b, n), seq(b, n)),
+        "scalar Kalman filters": Tried(kalman, (leaf(b, n), torch.ones(b, n).requires_grad_()), seq(b, n)),
+        "a count without dimensions": Tried(counted, (torch.zeros(()), leaf(b, n)), seq(b, n)),
+        "an integer count": Tried(counted, (torch.zeros((), dtype=torch.int64), leaf(b, n)), seq(b, n)),
+        "entries of a captured tensor": Tried(indexed, leaf(b, n), seq(b, n)),
+        "a permuted state": Tried(permuted, leaf(b, n), seq(b, n)),
+        "a norm in the step": Tried(normed, leaf(b, n), seq(b, n)),
+        "an oscillator": Tried(oscillator, (leaf(b, n), leaf(b, n)), seq(b, n)),
+        "`torch.cond` in the step": Tried(with_cond, leaf(b, n), seq(b, n)),
+        "a scan in the step": Tried(with_scan, leaf(b, n), seq(b, n)),
+        "`while_loop` in the step": Tried(with_while, leaf(b, n), seq(b, n)),
+        "a sort in the step": Tried(sorted_values, leaf(b, n), seq(b, n)),
+    }
+
+
+def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
+    """The results, and the gradients of a sum of squares."""
+    results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
+    # Elements have weights of their own: the squares of a norm's results have a sum that is constant.
+    weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
+    loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
+    leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
+    return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in found)]
+
+
+@contextlib.contextmanager
+def counted_kernels() -> Iterator[list[str]]:
+    """What kernels are made for."""
+    made_for: list[str] = []
+    originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
+
+    def counting(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = originals[name](*args, **kwargs)
+            made_for.append(name)
+            return found
+
+        return call
+
+    for name in originals:
+        setattr(KernelLowering, name, counting(name))
+    try:
+        yield made_for
+    finally:
+        for name, original in originals.items():
+            setattr(KernelLowering, name, original)
+
+
+def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
+    """What the compiled scan became, why there is no kernel, and its results."""
+    torch._dynamo.reset()
+    os.environ["FLEXSN_HOP_LOWERING"] = lowering
+    with counted_kernels() as kernels, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            compiled = torch.compile(lambda init, xs: scan(tried.step, init, xs), fullgraph=True)
+            found = gradients(compiled, tried)
+        except Exception as error:
+            if lowering == "compiled_loop" and type(error).__name__ == "StepCodeError":
+                return "operators, one by one", "", attempt(tried, "loop")[2]
+            return f"refused: {type(error).__name__}", _first_line(str(error)), None
+    reasons = [str(w.message) for w in caught if "without kernels" in str(w.message)]
+    why = _first_line(reasons[0].partition("without kernels: ")[2]) if reasons else ""
+    if lowering == "compiled_loop":
+        return "a compiled step", "", found
+    became = "kernels" if set(kernels) == {"forward", "backward"} else "a kernel forward" if kernels else ""
+    return became, why, found
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0][:160].replace("|", "/") if lines else ""
+
+
+def rows_of(name: str, tried: Tried) -> list[str]:
+    expected = gradients(lambda init, xs: scan(tried.step, init, xs), tried)
+    alone, _, ours = attempt(tried, "compiled_loop")
+    with_runtime, why, kernels = attempt(tried, "auto")
+    with_runtime = with_runtime or alone
+    differs = max(
+        (
+            ((one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-6)).item()
+            for found in (ours, kernels)
+            if found is not None
+            for one, other in zip(found, expected, strict=True)
+        ),
+        default=float("inf"),
+    )
+    return [name, alone, with_runtime, why, f"{differs:.1e}"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrences_tried.md")
+    parser.add_argument("--only", nargs="+", default=[""])
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    for name, tried in made().items():
+        if any(text in name for text in chosen.only):
+            rows.append(rows_of(name, tried))
+            print(" | ".join(rows[-1]), flush=True)
+    lines = [
+        "# Recurrences of other projects",
+        "",
+        "`python benchmarks/recurrences_tried.py`: what `flexsn_hop.scan` becomes under `torch.compile`, alone and",
+        "with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient to the eager",
+        "scan, relative to the largest element.",
+        where(torch.device("cpu")),
+        "",
+        *table(HEADER, rows),
+    ]
+    publish(lines, chosen.output)
+    if any(float(row[-1]) > 1e-3 for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

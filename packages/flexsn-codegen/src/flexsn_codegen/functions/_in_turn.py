@@ -1,0 +1,103 @@
+"""Launches of kernels in C++, one after the other, by one call from Python.
+
+The arguments of all of them stand in one block of memory, where addresses and numbers are replaced before a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.functions._launch import CPP_BLOCK
+from flexsn_codegen.functions._plan import PlannedLaunch, Trace
+from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_codegen.targets.cpp._kernel import program
+
+_ALL = """#include <cstdint>
+
+// A count, and for each launch where its function and its arguments are.
+extern "C" __attribute__((visibility("default"))) const int64_t count = 1;
+extern "C" __attribute__((visibility("default"))) void run(const int64_t* arguments) {
+    const int64_t* table = reinterpret_cast<const int64_t*>(arguments[0]);
+    for (int64_t i = 0; i < table[0]; ++i)
+        reinterpret_cast<void (*)(const int64_t*)>(table[1 + 2 * i])(
+            reinterpret_cast<const int64_t*>(table[2 + 2 * i]));
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A launch, and where its tensors are among all."""
+
+    variant: Trace
+    launch: PlannedLaunch
+    cells: list[int]
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def is_in_cpp(self) -> bool:
+        """True if it can be launched so."""
+        return isinstance(self.launch.built.compiled(), CppKernel) and all(o.offset == 0 for o in self.launch.operands)
+
+
+class InTurn:
+    """Launches on the CPU that are made again and again."""
+
+    def __init__(self, placed: Sequence[Placed]) -> None:
+        self._all = program(_ALL)
+        self._programs: list[Any] = []  # open as long as this is there
+        values: list[int] = []
+        starts: list[int] = []
+        places: list[int] = []
+        cells: list[int] = []
+        numbers: dict[int, tuple[Trace, list[list[int]]]] = {}
+        for one in placed:
+            kernel = one.launch.built.compiled()
+            self._programs.append(kernel.compiled(one.dtypes, CPP_BLOCK, fast_math=one.launch.fast_math))
+            starts.append(len(values))
+            places += range(len(values), len(values) + len(one.cells))
+            cells += one.cells
+            values += [*[0] * len(one.cells), *one.launch.integers]
+            # And the number of threads.
+            count = sum(len(number.arguments) for number in one.variant.steps[0].source.numbers) + 1
+            own = numbers.setdefault(id(one.variant), (one.variant, []))
+            own[1].append(list(range(len(values), len(values) + count)))
+            values += [0] * count
+        self._values = torch.tensor(values, dtype=torch.int64, device="cpu")
+        self._places = torch.tensor(places, dtype=torch.int64, device="cpu")
+        self._cells = torch.tensor(cells, dtype=torch.int64, device="cpu")
+        self._numbers = [(trace, torch.tensor(at, dtype=torch.int64, device="cpu")) for trace, at in numbers.values()]
+        begin = self._values.data_ptr()
+        table = [len(placed)]
+        for one, start in zip(self._programs, starts, strict=True):
+            table += [one.address, begin + 8 * start]
+        self._table = torch.tensor(table, dtype=torch.int64, device="cpu")
+        self._words: list[list[int]] = []
+
+    def place(self, addresses: Tensor) -> None:
+        """Takes the addresses of all tensors."""
+        self._values[self._places] = addresses[self._cells]
+
+    def run(self, words: Sequence[list[int]]) -> None:
+        """Launches.
+
+        Args:
+            words: for each of `variants`, the integers of its numbers.
+        """
+        threads = torch.get_num_threads()
+        found = [[*own, threads] for own in words]
+        if found != self._words:
+            for own, (_, places) in zip(found, self._numbers, strict=True):
+                self._values[places] = torch.tensor(own, dtype=torch.int64, device="cpu")
+            self._words = found
+        self._all([self._table.data_ptr()])
+
+    @property
+    def variants(self) -> list[Trace]:
+        """The traces whose numbers it takes."""
+        return [trace for trace, _ in self._numbers]

@@ -1,0 +1,82 @@
+"""Layers whose forward is another object that runs kernels where it can, and accounts of what ran."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+from torch import nn
+
+_NEVER = "not called yet"
+
+
+class ReplacedForward(ABC):
+    """Attribute `forward` of a layer, instead of its own.
+
+    Attributes:
+        layer: the layer.
+        last: outcome of the last call in eager mode, in words or as numbers; whether a kernel ran.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.last: tuple[Any, bool] = (_NEVER, False)
+
+    @property
+    def was_called(self) -> bool:
+        return bool(self.last[0] != _NEVER)
+
+    @abstractmethod
+    def account(self) -> tuple[str, bool]:
+        """Outcome of the last call in words, and whether a kernel ran."""
+
+
+class _Account(NamedTuple):
+    layer: str
+    ran: bool
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.words}"
+
+
+class LayerReport:
+    """Accounts of layers, of which some have a `ReplacedForward`.
+
+    Args:
+        net: the network.
+        left: layers that have none, and why.
+    """
+
+    _forward: ClassVar[type[ReplacedForward]]
+    _did: ClassVar[str]
+    _others: ClassVar[str]
+
+    def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
+        self._net, self._left = weakref.ref(net), left
+
+    def __str__(self) -> str:
+        accounts = list(self._accounts())
+        ran = [one for one in accounts if one.ran]
+        others = [one for one in accounts if not one.ran]
+        lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {one}" for one in ran)]
+        if others:
+            lines += [f"{self._others}:", *(f"  {one}" for one in others)]
+        return "\n".join(lines)
+
+    def _accounts(self) -> Iterator[_Account]:
+        net = self._net()
+        for name, module in () if net is None else net.named_modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, self._forward):
+                words, ran = forward.account()
+                yield _Account(name, ran, words)
+            elif name in self._left:
+                yield _Account(name, False, self._left[name])
+
+    def _undo(self, restore: Callable[[nn.Module], None]) -> None:
+        net = self._net()
+        if net is not None:
+            restore(net)

@@ -1,0 +1,99 @@
+"""Counts sentences of the source that its rules of prose exclude.
+
+    python tests/prose.py            prints each place
+    python tests/prose.py --write    keeps the counts, which may only fall
+
+A docstring begins with a noun or a verb. Objects are no people: they do not ask, tell or want, and they are not "who".
+Counted are docstrings and comments of the packages; `tests/prose_counts.json` has what is left of each kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = Path(__file__).with_name("prose_counts.json")
+
+# By name: how a docstring may not begin.
+BEGINNINGS = {
+    "begins with What": re.compile(r"What\b"),
+    "begins with Whether": re.compile(r"Whether\b"),
+    "begins with Of": re.compile(r"Of\b"),
+    "begins with Those": re.compile(r"Those\b"),
+    "begins with The same": re.compile(r"The same\b"),
+}
+# By name: words of docstrings and comments.
+WORDS = {
+    "people for objects": re.compile(r"\b(nobody|somebody|who|whom|whoever)\b"),
+    "objects that ask": re.compile(r"\b(ask|asks|asking)\b"),
+    "objects that tell": re.compile(r"\b(tell|tells|telling)\b"),
+    "objects that want": re.compile(r"\b(want|wants|wanting)\b"),
+    "numbers without a name": re.compile(r"\b(so|as) many\b"),
+    "anew": re.compile(r"\banew\b"),
+    "in the place of": re.compile(r"\bin the place of\b"),
+}
+Place = tuple[str, int, str]  # rule, line, text
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring, of attributes, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.lineno, node.value.value
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def places(source: str) -> Iterator[Place]:
+    """Every place of a source that a rule excludes."""
+    found = list(docstrings(ast.parse(source)))
+    for line, text in found:
+        for rule, pattern in BEGINNINGS.items():
+            if pattern.match(text):
+                yield rule, line, text.splitlines()[0]
+    for line, text in (*found, *comments(source)):
+        for rule, pattern in WORDS.items():
+            for match in pattern.finditer(text):
+                yield rule, line, text[max(match.start() - 30, 0) : match.end() + 30].replace("\n", " ")
+
+
+def sources() -> Iterator[Path]:
+    """Python files of the packages."""
+    return (path for path in sorted((ROOT / "packages").glob("*/src/**/*.py")))
+
+
+@cache
+def counts() -> dict[str, dict[str, int]]:
+    """By package and rule: how many places there are."""
+    found: dict[str, Counter[str]] = {}
+    for path in sources():
+        package = path.relative_to(ROOT / "packages").parts[0]
+        found.setdefault(package, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
+    return {package: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for package, every in found.items()}
+
+
+def main() -> None:
+    if "--write" in sys.argv:
+        KEPT.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
+        return
+    for path in sources():
+        for rule, line, text in places(path.read_text(encoding="utf-8")):
+            print(f"{path.relative_to(ROOT)}:{line}: {rule}: {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Sentences of the source: what rules of prose exclude does not become more."""
+
+from __future__ import annotations
+
+import json
+
+import prose
+import pytest
+
+
+def test_a_place_of_each_kind() -> None:
+    source = '"""Whether x."""\n\n\ndef f() -> None:\n    """What it tells, to whoever wants so many."""  # asks anew\n'
+    assert [rule for rule, *_ in prose.places(source)] == [
+        "begins with Whether",
+        "begins with What",
+        "people for objects",
+        "objects that tell",
+        "objects that want",
+        "numbers without a name",
+        "objects that ask",
+        "anew",
+    ]
+
+
+KEPT = json.loads(prose.KEPT.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("package", KEPT)
+def test_no_kind_becomes_more(package: str) -> None:
+    now = prose.counts()[package]
+    more = {rule: (KEPT[package][rule], count) for rule, count in now.items() if count > KEPT[package][rule]}
+    assert not more, "write these sentences otherwise; `python tests/prose.py` prints each place"
