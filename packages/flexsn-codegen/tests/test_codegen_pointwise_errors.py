@@ -39,7 +39,7 @@ INSIDE: dict[str, tuple[Callable[..., Any], str]] = {
         "`alpha=`.*multiply by the tensor",
     ),
     "a captured alpha": (lambda x: x.sub(x, alpha=FACTOR), "`alpha=`.*multiply by the tensor"),
-    "torch.func.grad": (lambda x: torch.func.grad(lambda y: (y * y).sum())(x), "sums over elements"),
+    "torch.func.grad": (lambda x: torch.func.grad(lambda y: y.cumsum(0)[0])(x), "cumsum.*element by element"),
     "fp8": (lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
     "complex": (lambda x: (x * 1j).real, "complex numbers are not supported"),
 }

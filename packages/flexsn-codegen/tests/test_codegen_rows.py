@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flexsn_codegen import OfflineJob, UnsupportedOpError, compile_offline, pointwise
+from flexsn_codegen.__main__ import main
 from flexsn_codegen.targets.cpp import CPP
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_graph import cells_gradient_of, trace_cells
@@ -74,6 +76,7 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "one row": (standardised, ((90,),)),
     "rows of one element": (softmax, ((6, 1), 2.0)),
     "no rows": (rms_norm, ((0, 15), (15,))),
+    "a gradient inside": (lambda x: torch.func.grad(lambda y: (y * y).sum())(x) * x, ((40,),)),
     "half of a row": (lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1].softmax(-1), ((4, 40),)),
 }
 
@@ -186,3 +189,13 @@ def test_sources() -> None:
 def test_a_row_that_no_program_has_room_for() -> None:
     with pytest.raises(UnsupportedOpError, match="at most 65536 elements, and these have 70000"):
         pointwise(standardised).source(torch.empty(2, 70_000, device="meta"), target=TRITON)
+
+
+def test_files_that_stand_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "rows_alone.py").write_text("def doubled(x):\n    return x * x.mean(-1, keepdim=True)\n")
+    monkeypatch.chdir(tmp_path)
+    show = ["show", "rows_alone:doubled", "--arguments", "float32:5x40", "--standalone"]
+    assert main([*show, "--target", "cpp"]) == 0
+    assert "row_sum" in capsys.readouterr().out
+    assert main(show) != 0
+    assert "give --target cpp" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._shown import ShownFunction
+from flexsn_codegen._shown import ShownFunction, UsageError
 from flexsn_codegen.functions._host_numbers import Expression
 from flexsn_codegen.functions._launch import BLOCK, CPP_BLOCK
 from flexsn_codegen.functions._plan import Trace, TracedStep
@@ -52,6 +52,9 @@ def standalone(loaded: ShownFunction, language: str, command: str, version: str)
         language: ``"triton"`` or ``"cpp"``.
         command: that made it, for the file's head.
         version: of this package.
+
+    Raises:
+        UsageError: it reduces rows, and the language is Triton.
     """
     made = f"Made by `{command}`, flexsn-codegen {version}."
     return _in_cpp(loaded, made) if language == "cpp" else _in_triton(loaded, made)
@@ -67,6 +70,8 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
     traces = {"_FORWARD": (loaded.trace, loaded.tensors)}
     if loaded.backward is not None:
         traces["_BACKWARD"] = (loaded.backward, loaded.given)
+    if any(step.source.stages for trace, _ in traces.values() for step in trace.steps):
+        raise UsageError("a function that reduces rows has a file that stands alone in C++ only: give --target cpp")
     functions: dict[str, str] = {}
     plans = []
     for plan, (trace, tensors) in traces.items():
