@@ -31,6 +31,7 @@ FIGURES = {
     "digits": rf"^held-out accuracy {PERCENT}",
     "evidence": rf"accuracy {PERCENT} over \d+ steps",
     "resonator": rf"accuracy {PERCENT}",
+    "shapes": rf"accuracy {PERCENT}",
     "convert": r"\d+ of \d+ spikes differ",
     "mixed_precision": rf"held-out accuracy {PERCENT}",
     "recurrent": rf"accuracy {PERCENT} over \d+ steps",

@@ -17,6 +17,7 @@ from flexsn_graph import (
     MutationError,
     NonPointwiseError,
     RandomOpError,
+    RecurrentTrace,
     UnsupportedCoreError,
     trace_core,
     trace_step,
@@ -202,5 +203,6 @@ def test_a_constant_gradient_beside_products_is_refused() -> None:
     constant = function(lambda x, w: x * w, lambda grad, x, w: (grad * w, torch.full_like(w, 2.0)))
     zeros = torch.zeros(2, 3, dtype=torch.float64)
     step = trace_core(lambda x, v: (v, constant(x + v @ SQUARE, W)), 1, 1, 1, (zeros, zeros))
+    assert isinstance(step, RecurrentTrace)
     with pytest.raises(UnsupportedCoreError, match="does not depend on the step"):
         step.vjp((True, True), (True,) * 4)

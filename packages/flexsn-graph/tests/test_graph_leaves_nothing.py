@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from flexsn_graph import StatefulCoreError, trace_core, trace_step
+from flexsn_graph import RecurrentTrace, StatefulCoreError, trace_core, trace_step
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 TRACE = torch.zeros(4)
@@ -351,6 +351,7 @@ def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]
 
     before = dict(vars(linear))
     trace = trace_core(core, 1, 1, 1, (torch.zeros(2, 4), torch.zeros(2, 4)))
+    assert isinstance(trace, RecurrentTrace)
     assert vars(linear) == before
     assert trace.reads.derived == ["closure variable linear.weight"]
     core(torch.zeros(2, 4), torch.zeros(2, 4))  # sets another tensor

@@ -146,7 +146,9 @@ TWINS: dict[str, Callable[..., Core]] = {
 
 
 def traced(core: Core) -> StepTrace | RecurrentTrace:
-    return trace_core(core, 1, 1, 1, (torch.zeros(5, 7), torch.zeros(5, 7)))
+    trace = trace_core(core, 1, 1, 1, (torch.zeros(5, 7), torch.zeros(5, 7)))
+    assert isinstance(trace, StepTrace | RecurrentTrace)
+    return trace
 
 
 def described(trace: StepTrace | RecurrentTrace) -> str:
@@ -399,6 +401,7 @@ def test_a_trace_serves_other_batch_sizes(name: str) -> None:
     assert (larger.step_shape, larger.inputs, larger.states, larger.outputs) == (
         *(own.step_shape, own.inputs, own.states, own.outputs),
     )
+    assert isinstance(own, StepTrace | RecurrentTrace)
     assert described(larger) == described(own)
     if isinstance(larger, RecurrentTrace):
         assert isinstance(own, RecurrentTrace)

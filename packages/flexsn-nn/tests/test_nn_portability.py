@@ -87,10 +87,6 @@ def has_no_rule(x: Tensor, v: Tensor) -> Pair:
     return torch.special.airy_ai(x), v
 
 
-def half_size(x: Tensor, v: Tensor) -> Pair:
-    return x[..., :2], v
-
-
 class Backward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -117,7 +113,6 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (sorts, r"NonPointwiseError: .*x\.sort"),
     (writes, r"MutationError: .*v\.add_\(x\)"),
     (has_no_rule, r"UnsupportedCoreError: .*airy_ai"),
-    (half_size, r"CoreReturnError: .*\[2, 2\], \[2, 4\]"),
 ]
 refused = pytest.mark.parametrize(
     ("core", "words"), REFUSED, ids=[getattr(core, "__name__", type(core).__name__) for core, _ in REFUSED]

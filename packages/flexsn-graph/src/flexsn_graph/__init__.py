@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flexsn_graph._location import SourceLocation, location_of
 from flexsn_graph._trace_lock import TRACE_LOCK
-from flexsn_graph.cells import Axis, CellResult, Cells, Part
+from flexsn_graph.cells import Axis, CellResult, Cells, Part, Pieces, StepPieces
 from flexsn_graph.compat._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph.compat._info import FlexSNInfo, extract_info
 from flexsn_graph.errors import (
@@ -42,6 +42,7 @@ from flexsn_graph.passes._zero_one import not_zero_one
 from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, Term, View
 from flexsn_graph.traces._cell_trace import CellGraph, CellStep, cells_effects, cells_gradient_of, trace_cells
+from flexsn_graph.traces._cut import CutTrace, cut_step
 from flexsn_graph.traces._pointwise import (
     MAX_DIMENSIONS,
     ArgumentType,
@@ -79,6 +80,7 @@ __all__ = [
     "CoreArityError",
     "CoreReturnError",
     "CoreTrace",
+    "CutTrace",
     "DataDependentError",
     "Effects",
     "ExampleError",
@@ -92,6 +94,7 @@ __all__ = [
     "OpFacts",
     "Part",
     "Phase",
+    "Pieces",
     "PointwiseGraph",
     "Port",
     "Presence",
@@ -107,6 +110,7 @@ __all__ = [
     "StateMismatchError",
     "StatefulCoreError",
     "StepGraph",
+    "StepPieces",
     "StepTrace",
     "StepValue",
     "Substituted",
@@ -123,6 +127,7 @@ __all__ = [
     "cells_gradient_of",
     "continuous_nodes",
     "convolution_weight",
+    "cut_step",
     "ends_early",
     "extract_info",
     "facts_of",

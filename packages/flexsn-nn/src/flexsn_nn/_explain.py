@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Specialization, launcher_in_words
+from flexsn_runtime import (
+    Arguments,
+    CutSpecialization,
+    Phase,
+    RecurrentSpecialization,
+    ScanProgram,
+    Specialization,
+    launcher_in_words,
+)
 
 
 def kernels(program: ScanProgram) -> list[str]:
@@ -119,6 +127,17 @@ def traffic(
         return [f"not triton: {error}"]
     if isinstance(step, RecurrentSpecialization):
         return _staged_traffic(step, inputs)
+    if isinstance(step, CutSpecialization):
+        pieces = step.trace.pieces
+        parts = step.split(Arguments(tuple(inputs), tuple(states or ()), ()))
+        described = [
+            f"{what} {i} as {one.count} pieces"
+            for what, many in (("input", pieces.inputs), ("state", pieces.states), ("output", pieces.outputs))
+            for i, one in enumerate(many)
+            if one.count > 1
+        ]
+        rest = traffic(step.program, *parts, keep=keep)
+        return [f"small dimensions are written out: {', '.join(described) or 'of values inside of the step'}", *rest]
     assert isinstance(step, Specialization)
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from flexsn_nn.errors import PlacementError
-from flexsn_runtime import RecurrentSpecialization, ScanProgram, TraceError, UnsupportedCoreError
+from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgram, TraceError, UnsupportedCoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +175,10 @@ def check_parts(
         step, _ = program.specialize(sequences, states)
     except (TraceError, UnsupportedCoreError) as error:
         raise PlacementError(f"a step runs on parts of it only if it works element by element: {error}") from error
-    if isinstance(step, RecurrentSpecialization):
+    if isinstance(step, RecurrentSpecialization | CutSpecialization):
         raise PlacementError(
             "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-            "a matrix. Gather the inputs first."
+            "a matrix, or combines others. Gather the inputs first."
         )
     known = {id(tensor) for tensor in local}
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]

@@ -77,6 +77,7 @@ from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
 from flexsn_runtime.program._completion import Completion, GradientFormula
+from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
 from flexsn_runtime.program._repeated import (
@@ -85,11 +86,11 @@ from flexsn_runtime.program._repeated import (
     repeated_scan,
     repeated_step,
     run_program,
+    scan,
     scan_again,
 )
 from flexsn_runtime.program._single_step import single_step
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
-from flexsn_runtime.recurrent._staged_autograd import scan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 __version__ = "0.1.0"
@@ -99,6 +100,7 @@ __all__ = [
     "BackendUnavailableError",
     "CapturedTensorError",
     "Completion",
+    "CutSpecialization",
     "DeviceError",
     "DoubleBackwardError",
     "DtypeError",

@@ -16,12 +16,29 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from flexsn_graph.cells import _rules, _tables  # noqa: F401  they say what ops do
+from flexsn_graph.cells import _products, _rules, _tables  # noqa: F401  they say what ops do
 from flexsn_graph.cells._parts import Axis, CellModule, CellResult, Cells, CutModule, Part
 from flexsn_graph.cells._pass import MAX_CELLS, Pass
+from flexsn_graph.cells._pieces import Pieces, StepPieces
+from flexsn_graph.cells._steps import Elements, in_elements, pieces_of
 from flexsn_graph.cells._values import Key, Refined, Spec
 
-__all__ = ["CUTTING_OPS", "MAX_CELLS", "Axis", "CellModule", "CellResult", "Cells", "CutModule", "Part", "in_cells"]
+__all__ = [
+    "CUTTING_OPS",
+    "MAX_CELLS",
+    "Axis",
+    "CellModule",
+    "CellResult",
+    "Cells",
+    "CutModule",
+    "Elements",
+    "Part",
+    "Pieces",
+    "StepPieces",
+    "in_cells",
+    "in_elements",
+    "pieces_of",
+]
 
 _MAX_ATTEMPTS = 256
 

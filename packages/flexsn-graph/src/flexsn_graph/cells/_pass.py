@@ -42,6 +42,8 @@ _prims = torch.ops.prims
 
 
 class Pass:
+    makes_numbers = False  # a range of numbers becomes cells
+
     def __init__(
         self,
         module: fx.GraphModule,
@@ -49,8 +51,10 @@ class Pass:
         blamed: Mapping[Key, fx.Node],
         sums_allowed: bool,
         rows: bool,
+        most_cells: int = MAX_CELLS,
     ) -> None:
         self._module = module
+        self._most_cells = most_cells
         self._rows = rows
         self._row: OpenAxis | None = None  # the axis that is reduced
         self._refined = refined
@@ -61,11 +65,18 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
+        self._made_for: list[range] = []  # of each input, the first numbers of its axes' keys
         # To be looked at when it is known which axes are one.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
 
     def run(self) -> CutModule:
+        output, arguments = self.translate()
+        self._check_distinct()
+        return self._finish(output, arguments)
+
+    def translate(self) -> tuple[fx.Node, list[list[Any]]]:
+        """Translates all nodes. Returns the output, and for each argument the dimensions of its cells."""
         nodes = list(self._module.graph.nodes)
         arguments: list[list[Any]] = []
         for node in nodes:
@@ -82,8 +93,7 @@ class Pass:
                 for one in found if isinstance(found, tuple) else (found,):
                     self._distinct.append((node, [*one.axes, *one.summed]))
         (output,) = (n for n in nodes if n.op == "output")
-        self._check_distinct()
-        return self._finish(output, arguments)
+        return output, arguments
 
     # -- axes ----------------------------------------------------------------------------------------------
 
@@ -123,7 +133,8 @@ class Pass:
         before = self._made + 1
         dims = tuple(self._new_dim(size) for size in node.meta["val"].shape)
         counts = counts_of(dims)
-        made_by = [key for key in self._blamed if key[0] in range(before, self._made + 1)]
+        self._made_for.append(range(before, self._made + 1))
+        made_by = [key for key in self._blamed if key[0] in self._made_for[-1]]
         self._limit(self._blamed[made_by[-1]] if made_by else node, counts)
         index = len(self._inputs)
         made, described = [], []
@@ -142,6 +153,13 @@ class Pass:
         nodes = tuple(self._number(v, tensor) for v in tensor.flatten().tolist())
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
+    def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
+        """A small table of numbers."""
+        self._limit(node, [len(values)])
+        dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
+        nodes = tuple(self._number(value, node.meta["val"]) for value in values)
+        return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
+
     def _number(self, value: bool | int | float, like: Tensor) -> fx.Node:
         node = self._graph.call_function(_prims.scalar_tensor.default, (value,), {"dtype": like.dtype})
         node.meta["val"] = like
@@ -158,9 +176,10 @@ class Pass:
         return value
 
     def _limit(self, node: fx.Node, counts: Sequence[int]) -> None:
-        if math.prod(counts) > MAX_CELLS:
+        if math.prod(counts) > self._most_cells:
             raise self.refusal(
-                node, f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {MAX_CELLS} are possible"
+                node,
+                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {self._most_cells} are possible",
             )
 
     # -- ops -----------------------------------------------------------------------------------------------
@@ -503,8 +522,12 @@ class Pass:
     def unsqueeze(self, value: Value, dim: int) -> Value:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
-    def sum(self, node: fx.Node, value: Value, dims: Sequence[int]) -> Value:
-        """Cells are added up here; what is summed over axes is summed after the kernel."""
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
+        """Cells are added up here; what is summed over axes is summed after the kernel.
+
+        Args:
+            op: combines two cells.
+        """
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
         tables: list[int] = []
@@ -523,7 +546,7 @@ class Pass:
         for row in rows:
             total = value.nodes[row[0]]
             for one in row[1:]:
-                new = self._graph.call_function(_prims.add.default, (total, value.nodes[one]))
+                new = self._graph.call_function(op, (total, value.nodes[one]))
                 new.meta["val"], new.stack_trace = node.meta["val"], node.stack_trace
                 total = new
             made.append(total)

@@ -40,6 +40,13 @@ def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
 
 
+@rule(_prims.iota.default)
+def _iota(work: Pass, node: fx.Node, length: int, *, start: int, step: int, **_: Any) -> Value:
+    if not work.makes_numbers:
+        raise work.refusal(node, f"{called_op(node)} does not work element by element")
+    return work.numbers(node, [start + step * i for i in range(length)])
+
+
 @rule(_aten.index.Tensor)
 def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> Value:
     """`table[index]`: each of the table's entries is an operand, and one after the other is chosen."""

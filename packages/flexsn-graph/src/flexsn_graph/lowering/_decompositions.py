@@ -275,3 +275,12 @@ TO_PRIMS: Table = {
     _aten.soft_margin_loss_backward.default: _soft_margin_backward,
     _aten.softshrink_backward.default: _shrink_backward,
 }
+
+
+def prims_of_inductor() -> Table:
+    """Prims that Inductor adds, and writes the gradient of a softmax with; none before it is imported.
+
+    Kernels round each operation by itself, as eager mode does.
+    """
+    fma = getattr(torch.ops.prims, "fma", None)
+    return {} if fma is None else {fma.default: lambda x, y, z: x * y + z}

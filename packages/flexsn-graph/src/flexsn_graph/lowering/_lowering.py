@@ -12,12 +12,12 @@ from flexsn_graph._torch_private import (
     trace_again,
 )
 from flexsn_graph.ir._ops import kept_ops
-from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS
+from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS, prims_of_inductor
 
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
     """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
-    applied = dict(table)  # of a thousand ops, none of which a copy asks for its hash
+    applied = {**table, **prims_of_inductor()}  # of a thousand ops, none of which a copy asks for its hash
     for op in kept_ops():
         applied.pop(op, None)
     return trace_again(module, mode, applied)

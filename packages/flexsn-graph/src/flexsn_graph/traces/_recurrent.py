@@ -10,14 +10,15 @@ from typing import Any, Self
 from torch import Tensor, fx
 
 from flexsn_graph._torch_private import undisturbed
-from flexsn_graph.errors import NonPointwiseError, WrittenViewError
+from flexsn_graph.errors import CoreReturnError, NonPointwiseError, UnsupportedCoreError, WrittenViewError
 from flexsn_graph.ir._ops import is_zero
 from flexsn_graph.ir._ports import Port, Role, ports
 from flexsn_graph.ir._products import KEPT_OPS
 from flexsn_graph.ir._step_graph import GRADIENTS
 from flexsn_graph.staging import Keys, has_products, is_of_any_batch, resized, stage
 from flexsn_graph.staging._staged_step import StagedStep
-from flexsn_graph.traces._step import CoreTrace, StepTrace, trace_step
+from flexsn_graph.traces._cut import CutTrace, cut_step
+from flexsn_graph.traces._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._prologue import Hoists
 
@@ -37,6 +38,13 @@ class RecurrentTrace(CoreTrace):
     """
 
     forward: StagedStep
+
+    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+        """That of the widest results: they may have different numbers of neurons, in as many rows."""
+        rows = {value.shape[:-1] for value in results}
+        if len(rows) > 1 or any(not value.shape for value in results):
+            return super()._shape_of(results)
+        return max(value.shape for value in results)
 
     def _trace(self) -> None:
         arguments = self._primals
@@ -106,8 +114,11 @@ def trace_core(
     *,
     follow: bool = True,
     hoist: bool = True,
-) -> StepTrace | RecurrentTrace:
-    """As `trace_step`, for a core that may also multiply values of the step by captured matrices.
+) -> StepTrace | RecurrentTrace | CutTrace:
+    """As `trace_step`, for a core that may also combine values of the step.
+
+    It may multiply them by captured matrices, or reduce them along its last dimension; or do with small dimensions,
+    which not all results need to have, whatever pieces of one value for each element can be given for.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
@@ -115,7 +126,7 @@ def trace_core(
             of its own, as one `autograd.Function`, it cannot be told apart: there it is a part of the step.
 
     Returns:
-        What `trace_step` returns, where that takes the core; otherwise the stages and products.
+        What `trace_step` returns, where that takes the core; otherwise the stages and products; otherwise the pieces.
 
     Raises:
         The errors of `trace_step`.
@@ -126,13 +137,14 @@ def trace_core(
         >>> [product.name for product in step.forward.products]
         ['aten.mm.default']
     """
+    counts = (num_inputs, num_states, num_outputs)
     try:
-        return trace_step(core, num_inputs, num_states, num_outputs, example_inputs, follow=follow)
-    except NonPointwiseError as error:
-        refusal = error
+        return trace_step(core, *counts, example_inputs, follow=follow)
+    except (NonPointwiseError, CoreReturnError) as error:
+        refusal: Exception = error
     core = unwrap_compiled(core)
     hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
-    make = partial(RecurrentTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, hoists)
+    make = partial(RecurrentTrace, core, *counts, example_inputs, follow, hoists)
     with undisturbed():
         try:
             try:
@@ -141,4 +153,14 @@ def trace_core(
                 return make(keep_views=True)
         except NoProductsError:
             pass
+        except (NonPointwiseError, CoreReturnError) as error:
+            refusal = error
+    try:
+        return cut_step(core, *counts, example_inputs, follow=follow)
+    except NonPointwiseError as error:
+        if isinstance(refusal, CoreReturnError):
+            raise
+        del error
+    except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
+        pass
     raise refusal

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._torch_private import undisturbed
+from flexsn_graph.cells import Elements, Pieces
 from flexsn_graph.errors import (
     CaptureError,
     CoreReturnError,
@@ -78,7 +79,9 @@ class CoreTrace:
         hoists: Hoists,
         *,
         keep_views: bool = False,
+        **kind: Any,
     ) -> None:
+        self._kind = kind
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
@@ -98,7 +101,8 @@ class CoreTrace:
         self.states = tuple(StepValue.of(t) for t in tracer.examples[self.num_inputs :])
         results = [StepValue.of(t) for t in tracer.results]
         self.outputs = tuple(results[: self.num_outputs])
-        self.step_shape = _check_results(self.states, results, self.num_outputs)
+        _check_states(self.states, results[self.num_outputs :])
+        self.step_shape = self._shape_of(results)
         self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = tracer.aliases(self.captured)
@@ -107,6 +111,14 @@ class CoreTrace:
         self._trace()
         self.reads.settle()
         self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
+
+    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+        """The step's shape.
+
+        Raises:
+            CoreReturnError: the results have several.
+        """
+        return _common_shape(results)
 
     def _trace(self) -> None:
         """Makes the graph of the forward."""
@@ -188,6 +200,7 @@ class CoreTrace:
                 True,
                 self._hoists,
                 keep_views=self._keep_views,
+                **self._kind,
             )
             self._tracer, self.reads = own._tracer, own.reads
             self._adopt(own)
@@ -265,13 +278,51 @@ class StepTrace(CoreTrace):
     """
 
     forward: StepGraph
+    # Of a step on pieces.
+    _elements: Elements | None = None
 
     def _trace(self) -> None:
         tracer = self._retraced()
-        lowered, layouts = tracer.lower(tracer.record_forward(), self.step_shape)
+        recorded = tracer.record_forward()
+        if self.is_on_pieces:
+            self._elements = tracer.in_elements(recorded, self.step_shape)
+            self._count_pieces(self._elements.lifted)
+            lowered, layouts = self._elements.module, self._elements.layouts
+        else:
+            lowered, layouts = tracer.lower(recorded, self.step_shape)
         graph = normalize(lowered, [port.name for port in self._primals])
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
         self.forward = StepGraph(graph, self._primals, results, layouts)
+
+    @property
+    def is_on_pieces(self) -> bool:
+        """True of a step that may cut and join values: see `trace_step`."""
+        return bool(self._kind.get("on_pieces"))
+
+    def _count_pieces(self, lifted: Sequence[Pieces]) -> None:
+        """Takes pieces of lifted tensors for lifted tensors."""
+        values, places = list[StepValue](), list[list[int]]()
+        first = self.num_inputs + self.num_states
+        for pieces, value in zip(lifted, self.lifted_values, strict=True):
+            shape = value.shape if pieces.count == 1 else pieces.shape(value.shape)
+            places.append(list(range(first + len(values), first + len(values) + pieces.count)))
+            values += [StepValue(shape, value.dtype)] * pieces.count
+        self.lifted_values = tuple(values)
+        self.leads_to = tuple(
+            frozenset(to for at in places_of for to in ([at] if at < first else places[at - first]))
+            for places_of in self.leads_to
+        )
+
+    def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        lifted = super().lift(captured)
+        if self._elements is None:
+            return lifted
+        found: list[Tensor] = []
+        for pieces, tensor in zip(self._elements.lifted, lifted, strict=True):
+            found += [tensor] if pieces.count == 1 else pieces.split(tensor)
+        return tuple(found)
+
+    lift.__doc__ = CoreTrace.lift.__doc__
 
     def _is_of_any_batch(self) -> bool:
         return self.forward.is_of_any_batch
@@ -310,12 +361,46 @@ class StepTrace(CoreTrace):
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         with undisturbed(), self.reads.restored():
+            if self._elements is not None:
+                return _without_zeros(self._vjp_in_elements(self._elements, cotangents, wanted, arguments))
             tracer = self._retraced()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(recorded, self.step_shape, gradients, self.forward.layouts)
             graph = normalize(lowered, [port.name for port in arguments])
         results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
         return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
+
+    def _vjp_in_elements(
+        self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
+    ) -> StepGraph:
+        """As `vjp`, of a step on pieces."""
+        count, asked = self.num_inputs + self.num_states, iter(wanted)
+        each = [[next(asked)] for _ in range(count)]
+        each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
+        tracer = self._retraced()
+        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in each])
+        found = tracer.in_elements(recorded, self.step_shape, gradients, elements)
+        if found.lifted != elements.lifted:
+            raise NonPointwiseError(
+                "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "
+                "tensors of their own.",
+                "backward",
+                None,
+            )
+        graph = normalize(found.module, [port.name for port in arguments])
+        ports_of = iter(self._primals)
+        results: list[Port] = []
+        kept: list[bool] = []
+        for pieces, at in zip(each, gradients, strict=True):
+            mine = [next(ports_of) for _ in pieces]
+            if at is not None:
+                results += [Port(GRADIENTS[port.role], port.index) for port in mine]
+                kept += pieces
+        output = next(n for n in reversed(graph.nodes) if n.op == "output")
+        output.args = (tuple(entry for entry, keep in zip(output.args[0], kept, strict=True) if keep),)
+        graph.eliminate_dead_code()
+        results = [port for port, keep in zip(results, kept, strict=True) if keep]
+        return StepGraph(graph, arguments, tuple(results), found.layouts)
 
 
 def trace_step(
@@ -326,6 +411,8 @@ def trace_step(
     example_inputs: Sequence[Tensor],
     *,
     follow: bool = True,
+    on_pieces: bool = False,
+    hoist: bool = True,
 ) -> StepTrace:
     """Traces one time step, without data and without a GPU.
 
@@ -335,6 +422,9 @@ def trace_step(
         example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
             broadcast). Only shape, dtype and device are looked at.
         follow: whether to record what the core reads besides its arguments, in `reads`.
+        on_pieces: the core may join its arguments, reduce and multiply small dimensions of what it made of them, and
+            cut that again.
+        hoist: whether `lift` computes what no step can of captured tensors alone.
 
     Raises:
         ExampleError: an example is not a dense tensor.
@@ -354,15 +444,17 @@ def trace_step(
     """
     core = unwrap_compiled(core)
     check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
-    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow)
+    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, on_pieces=on_pieces)
     with undisturbed():
+        if not hoist:
+            return make(Hoists.NOTHING)
         try:
             return _make(make)
         except WrittenViewError:
             return _make(partial(make, keep_views=True))
 
 
-def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
+def _make(make: Callable[..., StepTrace]) -> StepTrace:
     """A trace in which no more is computed before the loop than has to be."""
     try:
         try:
@@ -394,15 +486,19 @@ def _without_zeros(vjp: StepGraph) -> StepGraph:
     return replace(vjp, results=tuple(vjp.results[i] for i in kept))
 
 
-def _check_results(states: Sequence[StepValue], results: Sequence[StepValue], num_outputs: int) -> tuple[int, ...]:
-    """The step's shape; raises when a state cannot be carried or the shapes differ."""
-    for i, (state, new) in enumerate(zip(states, results[num_outputs:], strict=True)):
+def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) -> None:
+    """Raises when a state cannot be carried."""
+    for i, (state, new) in enumerate(zip(states, new_states, strict=True)):
         if state != new:
             raise StateMismatchError(
                 f"state {i} goes in as {state} and comes out as {new}: a state keeps its shape and dtype "
                 "from step to step. Initialise it with what the core returns, or convert it back in the "
                 "core."
             )
+
+
+def _common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
+    """The step's shape; raises when there are several."""
     shapes = sorted({value.shape for value in results})
     if len(shapes) != 1:
         raise CoreReturnError(

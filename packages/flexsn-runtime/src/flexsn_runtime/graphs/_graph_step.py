@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -29,6 +29,20 @@ _Graph = TypeVar("_Graph", StepTrace, StepGraph)
 _UNKNOWN_NCL = 2**20
 
 
+class StepFunction(Protocol):
+    """A graph as a function."""
+
+    @property
+    def code(self) -> Any:
+        """Equal for graphs of the same operators."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The operators."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GraphStep:
     """One step as ATen graphs.
@@ -40,16 +54,18 @@ class GraphStep:
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be asked for.
         cotangents: for each of `[*outputs, *new_states]`, whether `vjp` takes its gradient.
         wanted: for each argument, whether `vjp` gives its gradient.
+        on_pieces: as for `trace_step`.
     """
 
-    core: fx.GraphModule
+    core: StepFunction
     num_inputs: int
     num_states: int
     num_outputs: int
     arguments: Sequence[StepValue | Size]
-    vjp: fx.GraphModule | None = None
+    vjp: StepFunction | None = None
     cotangents: tuple[bool, ...] = ()
     wanted: tuple[bool, ...] = ()
+    on_pieces: bool = False
 
     @property
     def num_primals(self) -> int:
@@ -78,7 +94,7 @@ class GraphStep:
             return None
         codes = tuple(graph.code for graph in graphs)
         counts = (self.num_inputs, self.num_states, self.num_outputs)
-        return codes, counts, tuple(self.arguments), self.cotangents, self.wanted
+        return codes, counts, tuple(self.arguments), self.cotangents, self.wanted, self.on_pieces
 
 
 class GraphSpecialization(Specialization):
@@ -203,7 +219,9 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(run(*values, *lifted))
 
-    trace = trace_step(core, step.num_inputs, step.num_states, step.num_outputs, primals, follow=False)
+    counts = (step.num_inputs, step.num_states, step.num_outputs)
+    # What is captured are pieces: the step joins them.
+    trace = trace_step(core, *counts, primals, follow=False, on_pieces=step.on_pieces, hoist=not step.on_pieces)
     return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
 
 

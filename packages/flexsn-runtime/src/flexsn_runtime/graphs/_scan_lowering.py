@@ -20,13 +20,14 @@ import flexsn_codegen
 import flexsn_graph
 import flexsn_hop
 import flexsn_runtime
-from flexsn_graph import NonPointwiseError, TraceError
+from flexsn_graph import CoreReturnError, NonPointwiseError, TraceError
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.callers import warn
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime._torch_private_inductor import is_ahead_of_time
 from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
+from flexsn_runtime.graphs._graph_pieces import GraphPieces
 from flexsn_runtime.graphs._graph_scan import scan_backward, scan_forward, values_of
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime.graphs._scan_op import ScanGraph
@@ -85,12 +86,20 @@ class KernelLowering:
         with _refusals():
             try:
                 return self._forward(graph, layout, flat_args)
-            except NonPointwiseError:
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+            try:
                 return self._staged(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
+            except _OTHERWISE as error:
+                pieces = _pieces(graph, flat_args, refusal, error)
+            of_pieces = pieces.scan(layout)
+            step = self._step_on(pieces, graph, flat_args, layout.checkpoint_interval or None)
+            return pieces.join_results(layout, scan_forward(step, of_pieces, pieces.split(flat_args, layout)))
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         step = GraphSpecialization.of(graph, flat_args[0].device, layout.checkpoint_interval or None, self._on_cpu)
         if _run_in_segments(step, layout, flat_args):
+            assert isinstance(graph.core, fx.GraphModule)
             return self._operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
         return scan_forward(step, layout, flat_args)
 
@@ -131,9 +140,26 @@ class KernelLowering:
         with _refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
-            except NonPointwiseError:
-                graph = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
-                return self._staged(graph, flat_args, gradients)
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+            try:
+                whole = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
+                return self._staged(whole, flat_args, gradients)
+            except _OTHERWISE as error:
+                pieces = _pieces(graphs, flat_args, refusal, error)
+            found = scan_backward(
+                self._step_on(pieces, graphs, flat_args, layout.saved_interval),
+                pieces.backward(layout),
+                pieces.split(flat_args, scan),
+                pieces.split_states(saved),
+                pieces.split_gradients(layout, gradients),
+            )
+            return pieces.join_gradients(layout, found)
+
+    def _step_on(
+        self, pieces: GraphPieces, graph: GraphStep, flat_args: Sequence[Any], segment: int | None
+    ) -> GraphSpecialization:
+        return GraphSpecialization.of(pieces.step(graph), flat_args[0].device, segment, self._on_cpu)
 
     def _backward(
         self,
@@ -145,9 +171,26 @@ class KernelLowering:
     ) -> list[Tensor]:
         step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval, self._on_cpu)
         if _run_in_segments(step, layout.scan, flat_args):
+            assert isinstance(graphs.core, fx.GraphModule)
+            assert isinstance(graphs.vjp, fx.GraphModule)
             graph = ScanGraph(graphs.core, layout, self._on_cpu, graphs.vjp)
             return self._operator(step, graph, flat_args, [*saved, *gradients])
         return scan_backward(step, layout, flat_args, saved, gradients)
+
+
+_OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
+
+
+def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
+    """The pieces of a step that was refused as a whole.
+
+    Raises:
+        Exception: the first one of the refusals, where it does not consist of pieces either.
+    """
+    try:
+        return GraphPieces.of(graph, flat_args[0].device)
+    except (TraceError, NotImplementedError):
+        raise refusals[0] from None
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:

@@ -242,8 +242,8 @@ def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Seq
     returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept=kept)
     results = list(returned)
     if interval:
-        form = step.format(arguments.inputs, arguments.states)
         for i, value in enumerate(step.trace.states):
+            form = step.format(arguments.inputs, arguments.states, value.shape)
             shape = (rows + layout.spare_checkpoints, *value.shape)
             unit = max(1, functools.reduce(lambda n, size: n * size, value.shape, 1))
             checkpoints = torch.empty_strided(shape, (unit, *form.step), dtype=value.dtype, device=arguments.device)
@@ -305,21 +305,24 @@ def _shapes(
         return [t.new_empty_strided(t.shape, strides_like(t, guarded=True)) for t in arguments]
     inputs, states, lifted = layout.split(args)
     values = tuple(graph.core(*(x.select(0, 0) for x in inputs), *states, *lifted))
-    num_steps, shape = inputs[0].shape[0], values[0].shape
+    num_steps = inputs[0].shape[0]
     given = unknown_states(layout, states)
-    form = ScanFormat.of(shape, inputs, given, guarded=True)
-    sequence = ((num_steps, *shape), form.sequence)
-    results, carried = values[: layout.num_outputs], values[layout.num_outputs :]
+    forms = [ScanFormat.of(value.shape, inputs, given, guarded=True) for value in values]
 
-    def allocate(like: Sequence[Tensor], size: Sequence[int], strides: Sequence[int]) -> list[Tensor]:
-        return [inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=v.dtype) for v in like]
+    def allocate(like: Tensor, size: Sequence[int], strides: Sequence[int]) -> Tensor:
+        found: Tensor = inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=like.dtype)
+        return found
 
-    found = allocate(results, *sequence)
-    found += allocate(carried, *((shape, form.step) if layout.final_state else sequence))
+    found = []
+    for i, (value, form) in enumerate(zip(values, forms, strict=True)):
+        one_step = layout.final_state and i >= layout.num_outputs
+        sequence = (num_steps, *value.shape)
+        found.append(allocate(value, value.shape, form.step) if one_step else allocate(value, sequence, form.sequence))
     if layout.checkpoint_interval:
         rows = (num_steps - 1) // layout.checkpoint_interval + layout.spare_checkpoints
-        unit = functools.reduce(lambda n, size: n * size, shape, 1)
-        found += allocate(carried, (rows, *shape), (unit, *form.step))
+        for value, form in zip(values[layout.num_outputs :], forms[layout.num_outputs :], strict=True):
+            unit = functools.reduce(lambda n, size: n * size, value.shape, 1)
+            found.append(allocate(value, (rows, *value.shape), (unit, *form.step)))
     return found
 
 

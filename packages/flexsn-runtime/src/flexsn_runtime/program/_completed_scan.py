@@ -16,8 +16,7 @@ from flexsn_runtime.native import LastLaunch
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._completion import Completion, completed_gradient
 from flexsn_runtime.program._program import ScanProgram
-from flexsn_runtime.program._repeated import note, repeated_call
-from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.program._repeated import note, repeated_call, scan
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import Numerics, Precision
-from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
+from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue, TorchError
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
+from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -69,6 +70,7 @@ class ScanProgram:
             with the sequences, as its first step, expanded over time. Empty: none.
         zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
             no output.
+        pieces: the core is another one on these pieces, and does what `trace_step(on_pieces=True)` takes.
 
     Raises:
         PrecisionError: an unknown precision.
@@ -93,6 +95,7 @@ class ScanProgram:
         on_cpu: TargetName = "triton",
         bits: Sequence[bool] = (),
         zero_one: Sequence[bool] = (),
+        pieces: StepPieces | None = None,
         counts_down: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
@@ -135,6 +138,7 @@ class ScanProgram:
         self.on_cpu: TargetName = on_cpu
         self.bits = tuple(bits)
         self.zero_one = tuple(zero_one)
+        self._pieces = pieces
         self.counts_down = tuple(counts_down)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
@@ -160,6 +164,7 @@ class ScanProgram:
             on_cpu=self.on_cpu,
             bits=self.bits,
             zero_one=self.zero_one,
+            pieces=self._pieces,
             counts_down=self.counts_down,
         )
         return make, arguments
@@ -208,16 +213,19 @@ class ScanProgram:
             if not isinstance(example, Tensor):
                 raise TypeError(f"example input {i} is a {type(example).__name__}; give a tensor.")
         values = tuple(StepValue.of(t) for t in examples)
-        try:
-            torch.broadcast_shapes(*(value.shape for value in values))
-        except RuntimeError:
-            shapes = ", ".join(str(list(value.shape)) for value in values)
-            raise ShapeError(
-                f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
-                "inputs and states, without time, of one batch."
-            ) from None
         inputs, states = values[: self.num_inputs], values[self.num_inputs :]
-        return self._specialize(examples[0].device, inputs, states)[0]
+        try:
+            return self._specialize(examples[0].device, inputs, states)[0]
+        except TorchError:  # of other shapes, a step may do what torch can
+            try:
+                torch.broadcast_shapes(*(value.shape for value in values))
+            except RuntimeError:
+                shapes = ", ".join(str(list(value.shape)) for value in values)
+                raise ShapeError(
+                    f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
+                    "inputs and states, without time, of one batch."
+                ) from None
+            raise
 
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
@@ -258,9 +266,13 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Those made so far."""
+        """Those made so far; of a step that runs on pieces, those of the pieces."""
         with self._lock:
-            return tuple(step for steps in self._specializations.values() for step in steps)
+            found: list[CoreSpecialization] = []
+            for steps in self._specializations.values():
+                for step in steps:
+                    found += step.program.specializations if isinstance(step, CutSpecialization) else [step]
+            return tuple(found)
 
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
@@ -272,8 +284,9 @@ class ScanProgram:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
             self.plans.clear()
-            for step in self.specializations:
-                step.forget_plans()
+            for steps in self._specializations.values():
+                for step in steps:
+                    step.forget_plans()
 
     def close(self) -> None:
         """Drops the compiled kernels. Using the program makes them again."""
@@ -321,7 +334,7 @@ class ScanProgram:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
-        kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down)
+        kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self._pieces)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -330,7 +343,9 @@ class ScanProgram:
     ) -> CoreSpecialization:
         try:
             values = (*signature.inputs, *signature.states)
-            trace = trace_values(core, counts, values, device, products=self.takes_products)
+            on_pieces = self._pieces is not None
+            products = self.takes_products and not on_pieces
+            trace = trace_values(core, counts, values, device, products=products, on_pieces=on_pieces)
         except StateMismatchError as error:
             if signature.autocast is None:
                 raise
@@ -338,7 +353,9 @@ class ScanProgram:
                 f"{error} torch.autocast is on, under which some operations return float32: convert their results "
                 "back, or carry the state in float32, as FlexSN(precision='float32') does."
             ) from None
-        for i, value in enumerate(signature.states):
+        if isinstance(trace, CutTrace):
+            return self._on_pieces(trace, device)
+        for i, value in enumerate(() if isinstance(trace, RecurrentTrace) else signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(
                     f"state {i} has shape {list(value.shape)}; the step has {list(trace.step_shape)}: "
@@ -367,6 +384,28 @@ class ScanProgram:
             zero_one=self.zero_one,
             counts=counting,
         )
+
+    def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
+        if any((*self.bits, *self.zero_one)):
+            raise SpikeBitsError("a step on pieces of its values writes no bits of its outputs. Leave bits out.")
+        name = getattr(self.core, "__name__", type(self.core).__name__)
+        core: Any = partial(trace.pieces.core, self.core)
+        core.__name__, core.core = name, self.core
+        program = ScanProgram(
+            core,
+            *trace.pieces.counts,
+            precision=self.numerics.precision,
+            fast_math=self.numerics.fast_math,
+            on_cpu=self.on_cpu,
+            residuals="recompute",
+            pieces=trace.pieces,
+            counts_down=[
+                counts
+                for pieces, counts in zip(trace.pieces.inputs, self.counts_down, strict=False)
+                for _ in range(pieces.count)
+            ],
+        )
+        return CutSpecialization(trace, name, device, self.numerics, target_on(device, self.on_cpu), program)
 
 
 class PointwiseProgram(ScanProgram):

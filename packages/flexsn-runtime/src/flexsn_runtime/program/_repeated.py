@@ -28,9 +28,11 @@ from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
+from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._program import ScanProgram
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
-from flexsn_runtime.recurrent._staged_autograd import scan, scan_staged
+from flexsn_runtime.recurrent._staged_autograd import scan as scan_whole
+from flexsn_runtime.recurrent._staged_autograd import scan_staged
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -280,8 +282,19 @@ def note(
     program.plans[kind] = (call, *others[: _MOST - 1])
 
 
+def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    if not isinstance(step, CutSpecialization):
+        return scan_whole(step, arguments, state_seqs=state_seqs)
+    inputs, states = step.split(arguments)
+    results = run_program(step.program, inputs, states, step.instead(arguments), state_seqs=state_seqs)
+    return step.join(results, state_seqs=state_seqs)
+
+
 def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
     """What repeats a call of a step."""
+    if isinstance(step, CutSpecialization):
+        return partial(_run_cut, step, state_seqs)
     if isinstance(step, RecurrentSpecialization):
         return partial(_run_staged, step, state_seqs)
     assert isinstance(step, Specialization)
@@ -298,6 +311,12 @@ def _run_staged(
     trace = step.trace
     arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
     return scan_staged(step, arguments, state_seqs=state_seqs)
+
+
+def _run_cut(step: CutSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    trace = step.trace
+    arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+    return scan(step, arguments, state_seqs=state_seqs)
 
 
 def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | None]) -> list[Tensor]:

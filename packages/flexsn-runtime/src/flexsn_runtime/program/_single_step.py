@@ -8,8 +8,7 @@ from torch import Tensor
 
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._program import ScanProgram
-from flexsn_runtime.program._repeated import remember, repeated_step
-from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.program._repeated import remember, repeated_step, scan
 
 
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:

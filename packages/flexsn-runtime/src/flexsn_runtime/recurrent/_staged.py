@@ -121,11 +121,13 @@ class RecurrentSpecialization(CoreSpecialization):
     def _forget_sources(self) -> None:
         self._cores, self.loops, self.prepared = {}, Loops(), Recent()
 
-    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
-        key = tuple([None if t is None else (t.shape, t.stride()) for t in (*inputs, *states)])
+    def format(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
+    ) -> ScanFormat:
+        key = shape, *[None if t is None else (t.shape, t.stride()) for t in (*inputs, *states)]
         found = self._formats.get(key)
         if found is None:
-            found = self._formats[key] = super().format(inputs, states)
+            found = self._formats[key] = super().format(inputs, states, shape)
         return found
 
     @property

@@ -136,9 +136,10 @@ def forward_staged(
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
     staged, shape = trace.forward, trace.step_shape
-    form = step.format(arguments.inputs, arguments.states)
+    forms = [step.format(arguments.inputs, arguments.states, v.shape) for v in (*trace.outputs, *trace.states)]
     outputs = [
-        torch.empty_strided((num_steps, *shape), form.sequence, dtype=v.dtype, device=device) for v in trace.outputs
+        torch.empty_strided((num_steps, *v.shape), form.sequence, dtype=v.dtype, device=device)
+        for v, form in zip(trace.outputs, forms, strict=False)
     ]
     state_ports = ports(Role.STATE, trace.num_states)
     lasting = step.lasting.get((state_seqs, kept))
@@ -165,10 +166,11 @@ def forward_staged(
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
         with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
             StagedScan(step, over).run()
+    of_states = forms[trace.num_outputs :]
     if state_seqs:
-        carried = _all_copied([m[1:] for m in states], form.sequence)
+        carried = _all_copied([m[1:] for m in states], [form.sequence for form in of_states])
     else:
-        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], form.step)
+        carried = _all_copied([m[num_steps % m.shape[0]] for m in states], [form.step for form in of_states])
     return (*outputs, *carried), keeping
 
 
@@ -179,7 +181,7 @@ def _states(
 
     A state that is another one some steps later is in the memory of that one, which begins as many rows earlier.
     """
-    num_steps, shape = arguments.num_steps, step.trace.step_shape
+    num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
     state_ports = ports(Role.STATE, step.trace.num_states)
     earlier = {source: 0 for source, _ in shifts.values()}
@@ -189,7 +191,7 @@ def _states(
     for port, value in zip(state_ports, step.trace.states, strict=True):
         if port not in shifts:
             rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
-            whole[port] = rows_of(rows, shape, order, dtype=value.dtype, device=arguments.device)
+            whole[port] = rows_of(rows, value.shape, order, dtype=value.dtype, device=arguments.device)
     found = []
     for port, initial in zip(state_ports, arguments.states, strict=True):
         source, steps = shifts.get(port, (port, 0))
@@ -216,9 +218,12 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return copy.copy_(tensor)
 
 
-def _all_copied(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
-    """Copies of tensors of one shape, in few launches."""
-    copies = [torch.empty_strided(t.shape, tuple(strides), dtype=t.dtype, device=t.device) for t in tensors]
+def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Copies of tensors, each by strides of its own, in few launches."""
+    copies = [
+        torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
+        for t, of_one in zip(tensors, strides, strict=True)
+    ]
     copy_each(copies, tensors)
     return copies
 
@@ -299,10 +304,10 @@ class _Backward:
         self._order = _order(step, arguments)
         # An expanded one, as a sum over time has, would get a kernel of its own.
         self._of_outputs = [
-            _copied(g, step.format(arguments.inputs, arguments.states).sequence)
+            _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
             else g
-            for g in grads[: trace.num_outputs]
+            for g, v in zip(grads, trace.outputs, strict=False)
         ]
         self._of_states = grads[trace.num_outputs :]
         self._plan = plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
@@ -315,7 +320,7 @@ class _Backward:
             # The gradient after step t is in row t + 1, that before it in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
             zero = port not in plan.absent
-            gradient = rows_of(rows, trace.step_shape, self._order, dtype=value.dtype, device=device, zero=zero)
+            gradient = rows_of(rows, value.shape, self._order, dtype=value.dtype, device=device, zero=zero)
             self._carried[i] = gradient
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)

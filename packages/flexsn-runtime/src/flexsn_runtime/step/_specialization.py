@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
-from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepValue
+from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepTrace, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import alike, never
 from flexsn_runtime.backend import BACKENDS, TargetName
@@ -114,9 +114,15 @@ class CoreSpecialization:
         """The captured tensors as they are now; `None`: the step has to be traced again."""
         return self.trace.reads.fetch()
 
-    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
-        """How the results of a scan over these sequences and initial states lie in memory."""
-        return ScanFormat.of(self.trace.step_shape, inputs, states)
+    def format(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
+    ) -> ScanFormat:
+        """How the results of a scan over these sequences and initial states lie in memory.
+
+        Args:
+            shape: of one step's result; None: the step's.
+        """
+        return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again.
@@ -193,7 +199,9 @@ class CoreSpecialization:
             return last
         counts = (last.num_inputs, last.num_states, last.num_outputs)
         products = isinstance(last, RecurrentTrace)
-        new = trace_values(last.core, counts, (*last.inputs, *last.states), self.device, products=products)
+        on_pieces = isinstance(last, StepTrace) and last.is_on_pieces
+        values = (*last.inputs, *last.states)
+        new = trace_values(last.core, counts, values, self.device, products=products, on_pieces=on_pieces)
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flexsn_graph import RecurrentTrace, StepTrace, StepValue, trace_core, trace_step
+from flexsn_graph import CutTrace, RecurrentTrace, StepTrace, StepValue, trace_core, trace_step
 from flexsn_runtime._torch_private import as_outside
 
 Core = Callable[..., Any]
@@ -20,15 +20,19 @@ def trace_values(
     device: torch.device,
     *,
     products: bool = False,
-) -> StepTrace | RecurrentTrace:
+    on_pieces: bool = False,
+) -> StepTrace | RecurrentTrace | CutTrace:
     """The step for values like these.
 
     Args:
         counts: of inputs, states and outputs.
         values: of the inputs, then of the states.
-        products: whether the step may multiply its values by captured matrices.
+        products: whether the step may combine its values, by products with captured matrices or otherwise.
+        on_pieces: as for `trace_step`.
     """
     # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
     examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
     with as_outside():
-        return (trace_core if products else trace_step)(core, *counts, examples)
+        if products:
+            return trace_core(core, *counts, examples)
+        return trace_step(core, *counts, examples, on_pieces=on_pieces)

@@ -1,0 +1,160 @@
+"""How tensors of a step consist of pieces, each with one value for each element of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from flexsn_graph.cells._parts import Axis
+
+# Outermost first; a number counts cells.
+Factors: TypeAlias = tuple[Axis | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor as pieces `[*step]`, of a size of 1 where it is the same along an axis of the step.
+
+    Attributes:
+        dimensions: for each dimension of the tensor its factors: axes of the step, and cells.
+        rank: number of the step's axes.
+
+    Example:
+        >>> dendrites = Pieces(((Axis(0),), (Axis(1),), (4,)), 2)
+        >>> soma, *others = dendrites.split(torch.arange(24).view(2, 3, 4))
+        >>> soma.tolist()
+        [[0, 4, 8], [12, 16, 20]]
+        >>> dendrites.join([soma, *others]).shape
+        torch.Size([2, 3, 4])
+    """
+
+    dimensions: tuple[Factors, ...]
+    rank: int
+
+    @property
+    def count(self) -> int:
+        """Number of pieces."""
+        return math.prod(self._counts)
+
+    @property
+    def _factors(self) -> list[Axis | int]:
+        return [factor for dimension in self.dimensions for factor in dimension]
+
+    @property
+    def _counts(self) -> list[int]:
+        return [factor for factor in self._factors if not isinstance(factor, Axis)]
+
+    @property
+    def _axes(self) -> list[int]:
+        """Numbers of the axes, in the order of the tensor's dimensions."""
+        return [factor.number for factor in self._factors if isinstance(factor, Axis)]
+
+    @property
+    def _order(self) -> list[int]:
+        """Places of the factors: axes by their numbers, then cells."""
+        factors = self._factors
+        axes = [i for i, factor in enumerate(factors) if isinstance(factor, Axis)]
+        axes.sort(key=lambda i: factors[i].number)  # type: ignore[union-attr]
+        return [*axes, *(i for i, factor in enumerate(factors) if not isinstance(factor, Axis))]
+
+    def split(self, tensor: Tensor, lead: int = 0) -> list[Tensor]:
+        """The pieces of a tensor, views of it.
+
+        Args:
+            lead: number of dimensions in front of the step's, as time.
+        """
+        at = lead
+        for factors in self.dimensions:
+            if not factors:
+                tensor = tensor.squeeze(at)
+            elif len(factors) > 1:
+                tensor = tensor.unflatten(at, [-1 if isinstance(f, Axis) else f for f in factors])
+            at += len(factors)
+        tensor = tensor.permute([*range(lead), *(lead + i for i in self._order)])
+        numbers, counts = sorted(self._axes), self._counts
+        for number in range(self.rank):
+            if number not in numbers:
+                tensor = tensor.unsqueeze(lead + number)
+        if not counts:
+            return [tensor]
+        if len(counts) > 1:
+            tensor = tensor.flatten(lead + self.rank)
+        return list(tensor.unbind(-1))
+
+    def join(self, pieces: Sequence[Tensor], lead: int = 0) -> Tensor:
+        """The tensor of these pieces; for each axis of the step that it lacks, they have a size of 1."""
+        counts = self._counts
+        tensor = torch.stack(list(pieces), -1) if counts else pieces[0]
+        if len(counts) > 1:
+            tensor = tensor.unflatten(-1, counts)
+        numbers = sorted(self._axes)
+        for number in reversed(range(self.rank)):
+            if number not in numbers:
+                tensor = tensor.squeeze(lead + number)
+        back = sorted(range(len(self._order)), key=self._order.__getitem__)
+        tensor = tensor.permute([*range(lead), *(lead + i for i in back)])
+        at = lead
+        for factors in self.dimensions:
+            if not factors:
+                tensor = tensor.unsqueeze(at)
+            elif len(factors) > 1:
+                tensor = tensor.flatten(at, at + len(factors) - 1)
+            at += 1
+        return tensor
+
+    def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """The shape of a piece, from that of the tensor; sizes may be symbols."""
+        found: list[Any] = [1] * self.rank
+        for factors, size in zip(self.dimensions, sizes, strict=True):
+            cells = math.prod(f for f in factors if not isinstance(f, Axis))
+            for factor in factors:
+                if isinstance(factor, Axis):
+                    found[factor.number] = size if cells == 1 else size // cells
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPieces:
+    """The pieces of a step's arguments and results.
+
+    Attributes:
+        inputs, states, outputs: of each.
+        lifted: of each lifted tensor, whose axes are numbered in the tensor's own order.
+    """
+
+    inputs: tuple[Pieces, ...]
+    states: tuple[Pieces, ...]
+    outputs: tuple[Pieces, ...]
+    lifted: tuple[Pieces, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Numbers of pieces of inputs, states and outputs."""
+        each = (self.inputs, self.states, self.outputs)
+        inputs, states, outputs = (sum(pieces.count for pieces in one) for one in each)
+        return inputs, states, outputs
+
+    def core(self, core: Callable[..., Any], *values: Tensor) -> tuple[Tensor, ...]:
+        """A step function, on pieces."""
+        results = core(*joined((*self.inputs, *self.states), values))
+        every = tuple(results) if isinstance(results, tuple | list) else (results,)
+        return tuple(split((*self.outputs, *self.states), every))
+
+
+def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
+    """All pieces of some tensors."""
+    return [piece for one, tensor in zip(pieces, tensors, strict=True) for piece in one.split(tensor, lead)]
+
+
+def joined(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
+    """The tensors that consist of all these pieces."""
+    found, at = [], 0
+    for one in pieces:
+        found.append(one.join(values[at : at + one.count], lead))
+        at += one.count
+    return found

@@ -1,0 +1,46 @@
+"""Products of small dimensions, written out: sums of products of cells, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph.cells._registry import rule
+from flexsn_graph.cells._values import Value
+from flexsn_graph.ir._products import PRODUCTS
+
+if TYPE_CHECKING:
+    from flexsn_graph.cells._pass import Pass
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@rule(*(op for op, facts in PRODUCTS.items() if facts.contracted is not None))
+def _product(work: Pass, node: fx.Node, *args: fx.Node, beta: Any = 1, alpha: Any = 1) -> Value:
+    target: Any = node.target
+    facts = PRODUCTS[target]
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in _HALF_DTYPES else dtype
+    left, right = (_converted(work, node, work.value(args[i]), wide) for i in facts.factors)
+    assert facts.contracted is not None
+    dim = facts.contracted[0]  # the last one of the left factor
+    if len(right.dims) > dim:  # no vector
+        left = work.unsqueeze(left, len(left.dims))
+        right = work.unsqueeze(right, dim - 1)
+    product = work.sum(node, work.one(node, "mul", left, right, dtype=wide), [dim])
+    if alpha != 1:
+        product = work.one(node, "mul", product, alpha, dtype=wide)
+    if facts.added is not None and beta != 0:
+        added = _converted(work, node, work.value(args[facts.added]), wide)
+        if beta != 1:
+            added = work.one(node, "mul", added, beta, dtype=wide)
+        product = work.one(node, "add", added, product, dtype=wide)
+    return _converted(work, node, product, dtype)
+
+
+def _converted(work: Pass, node: fx.Node, value: Value, dtype: torch.dtype) -> Value:
+    like: Tensor = value.nodes[0].meta["val"]
+    return value if like.dtype == dtype else work.one(node, "convert_element_type", value, dtype=dtype)

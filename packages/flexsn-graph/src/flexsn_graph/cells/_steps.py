@@ -1,0 +1,340 @@
+"""Steps whose tensors have more dimensions than others: each as pieces that have one value for each element.
+
+A state `[B, N, K]` beside another one `[B, N]` is K states `[B, N]`: the dimension that not all results have consists
+of cells, and so does each one that the step reduces or multiplies, unless it is too large to be written out.
+`pieces_of` finds the pieces of a step's arguments and results. The step on pieces is one on elements alone:
+`in_elements` gives its graph, without what joins and cuts pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph.cells._parts import Axis
+from flexsn_graph.cells._pass import Pass
+from flexsn_graph.cells._pieces import Factors, Pieces, StepPieces
+from flexsn_graph.cells._values import Dim, Key, OpenAxis, Refined, Spec, Value, shape_of, size_of
+from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ops import Op
+
+_prims = torch.ops.prims
+
+_MAX_ATTEMPTS = 256
+# Of a dimension that a step reduces or multiplies, the most elements that are written out.
+MAX_REDUCED = 16
+# Of one value in a step: products of small matrices have one for each of their elements.
+_MOST_CELLS = 256
+_Refinements = dict[Key, tuple[Spec, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A step on elements.
+
+    Attributes:
+        module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants. In
+            place of the gradient of a lifted tensor, it returns those of all its pieces.
+        lifted: the pieces of each lifted tensor.
+        layouts: how the step reads each of these pieces.
+        refined: how the dimensions of lifted tensors are factored, for the other graphs of the step.
+    """
+
+    module: fx.GraphModule
+    lifted: tuple[Pieces, ...]
+    layouts: dict[int, LiftedLayout]
+    refined: Mapping[Key, tuple[Spec, ...]]
+
+
+class _StepPass(Pass):
+    """A try at a step."""
+
+    makes_numbers = True
+
+    def __init__(
+        self, module: fx.GraphModule, refined: _Refinements, blamed: dict[Key, fx.Node], *, gradients: bool
+    ) -> None:
+        super().__init__(module, refined, blamed, gradients, rows=False, most_cells=_MOST_CELLS)
+
+    def written_out(self, node: fx.Node, dim: Dim) -> None:
+        """Raises `Refined` unless a dimension consists of cells.
+
+        Raises:
+            NonPointwiseError: it has more elements than are written out.
+        """
+        for factor in dim:
+            if isinstance(factor, OpenAxis):
+                if size_of(dim) > MAX_REDUCED:
+                    raise self.refusal(
+                        node,
+                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
+                        "possible",
+                    )
+                raise Refined(node, factor, (False, factor.size))
+
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
+        if not self._sums_allowed:
+            for d in dims:
+                self.written_out(node, value.dims[d])
+        return super().sum(node, value, dims, op)
+
+    def extreme(self, node: fx.Node, value: Value, dims: Sequence[int], *, largest: bool) -> Value:
+        if value.summed:
+            raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
+        for d in dims:
+            self.written_out(node, value.dims[d])
+        return self.sum(node, value, dims, _prims.maximum.default if largest else _prims.minimum.default)
+
+    def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
+        """Dimensions with the numbers of their axes."""
+        found = []
+        for dim in dims:
+            factors: list[Axis | int] = []
+            for factor in dim:
+                if not isinstance(factor, OpenAxis):
+                    factors.append(factor)
+                elif self._root(factor) in numbers:
+                    factors.append(Axis(numbers[self._root(factor)]))
+                else:
+                    self.written_out(node, (factor,))
+            found.append(tuple(factors))
+        return tuple(found)
+
+    def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
+        """The pieces of a lifted tensor, whose axes keep their order."""
+        own = {self._root(axis): number for number, axis in enumerate(value.axes)}
+        return Pieces(self.numbered(value.dims, own, node), len(own))
+
+    def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements that each "
+            "neuron has, as branches [B, N, K] beside a soma [B, N], and work on all others element by element.",
+            called_op(node),
+            location_of(node),
+        )
+
+
+def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
+    """The pieces of a step.
+
+    Args:
+        module: lowered, views, cuts and products included: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
+
+    Raises:
+        NonPointwiseError: it mixes elements in another way.
+    """
+    refined: _Refinements = {}
+    blamed: dict[Key, fx.Node] = {}
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            return _Analysis(module, refined, blamed, gradients=False).pieces(num_inputs, num_states, num_outputs)
+        except Refined as one:
+            refined[one.key], blamed[one.key] = one.factors, one.node
+    raise AssertionError("the factors of the dimensions are not found")
+
+
+class _Analysis(_StepPass):
+    def pieces(self, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
+        output, _ = self.translate()
+        entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
+        values = [self.value(entry) for entry in entries]
+        states = self._inputs[num_inputs : num_inputs + num_states]
+        for entry, before, after in zip(entries[num_outputs:], states, values[num_outputs:], strict=True):
+            for one, other in zip(before.dims, after.dims, strict=True):
+                self._common(entry, one, other)
+        self._unite_samples(values)
+        self._check_distinct()
+        everywhere = [{self._root(a) for a in value.axes} for value in values]
+        common = set.intersection(*everywhere)
+        if not common and any(everywhere):
+            shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(map(shape_of, entries)))
+            raise self.refusal(
+                entries[0],
+                f"outputs and states of the step have different shapes, {shapes}, with no dimension in common",
+            )
+        for entry, value in zip(entries, values, strict=True):
+            for axis in value.axes:
+                if self._root(axis) not in common:
+                    self._write_out_result(entry, axis)
+            if value.dims and any(not isinstance(factor, OpenAxis) for factor in value.dims[0]):
+                raise self.refusal(entry, "the step combines elements of its first dimension, the samples of a batch")
+        numbers = {self._root(axis): number for number, axis in enumerate(values[0].axes)}
+        placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        arguments = [
+            Pieces(self.numbered(value.dims, numbers, node), len(numbers))
+            for node, value in zip(placeholders, self._inputs[: num_inputs + num_states], strict=False)
+        ]
+        results = [
+            Pieces(self.numbered(value.dims, numbers, entry), len(numbers))
+            for entry, value in zip(entries, values, strict=True)
+        ]
+        lifted = zip(placeholders[len(arguments) :], self._inputs[len(arguments) :], strict=True)
+        return StepPieces(
+            tuple(arguments[:num_inputs]),
+            tuple(arguments[num_inputs:]),
+            tuple(results[:num_outputs]),
+            tuple(self._in_own_order(value, node) for node, value in lifted),
+        )
+
+    def _unite_samples(self, values: Sequence[Value]) -> None:
+        """Makes the first dimension of all results one: that of the samples of a batch."""
+        first = [value.dims[0][0] for value in values if value.dims and len(value.dims[0]) == 1]
+        axes = [axis for axis in first if isinstance(axis, OpenAxis)]
+        if len(axes) == len(values) and len({axis.size for axis in axes}) == 1:
+            for axis in axes[1:]:
+                self._unite(axes[0], axis)
+
+    def _write_out_result(self, node: fx.Node, axis: OpenAxis) -> None:
+        if axis.size > MAX_REDUCED:
+            raise self.refusal(
+                node,
+                f"outputs and states of the step have different shapes: one has a dimension of {axis.size} elements "
+                f"that others lack, and {MAX_REDUCED} are possible",
+            )
+        raise Refined(node, axis, (False, axis.size))
+
+
+def in_elements(
+    module: fx.GraphModule,
+    step_shape: Sequence[int],
+    lifted: Sequence[int | None],
+    gradient_of: Sequence[int | None],
+    known: Mapping[Key, tuple[Spec, ...]] | None = None,
+) -> Elements:
+    """A step on pieces, `[*step]` each, as one on elements.
+
+    Args:
+        module: lowered, views, cuts and products included.
+        step_shape: shape of one step.
+        lifted: for each placeholder, the index of the lifted tensor that it is, or `None`.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`.
+        known: of a VJP: `refined` of the forward.
+
+    Raises:
+        NonPointwiseError: it mixes elements of the step.
+    """
+    refined: _Refinements = dict(known or {})
+    blamed: dict[Key, fx.Node] = {}
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            return _OnElements(module, refined, blamed, step_shape, lifted, gradient_of).elements()
+        except Refined as one:
+            refined[one.key], blamed[one.key] = one.factors, one.node
+    raise AssertionError("the factors of the dimensions are not found")
+
+
+class _OnElements(_StepPass):
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        refined: _Refinements,
+        blamed: dict[Key, fx.Node],
+        step_shape: Sequence[int],
+        lifted: Sequence[int | None],
+        gradient_of: Sequence[int | None],
+    ) -> None:
+        super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
+        self._shape = tuple(step_shape)
+        self._lifted, self._gradient_of = lifted, gradient_of
+        # Their keys are the smallest ones, so that they stand for all axes that are one with them.
+        self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
+
+    def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
+        value, described = super()._placeholder(node)
+        if self._lifted[len(self._inputs)] is None:
+            cut_by = [by for key, by in self._blamed.items() if key[0] in self._made_for[-1]]
+            self._stand_in_step(cut_by[-1] if cut_by else node, value)
+        return value, described
+
+    def _stand_in_step(self, node: fx.Node, value: Value) -> None:
+        """Makes the dimensions of an argument or a result those of the step."""
+        missing = len(self._own) - len(value.dims)
+        for d, dim in enumerate(value.dims):
+            if not dim:
+                continue
+            (factor, *others) = dim
+            if others or missing + d < 0 or not isinstance(factor, OpenAxis) or factor.size != self._shape[missing + d]:
+                raise self.refusal(node, f"{called_op(node)} combines elements of the step")
+            self._unite(factor, self._own[missing + d])
+
+    def elements(self) -> Elements:
+        output, _ = self.translate()
+        entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
+        varying = {axis.key for axis in self._own if axis.size > 1}
+        results: list[fx.Node] = []
+        for entry, place in zip(entries, self._gradient_of, strict=True):
+            value = self.value(entry)
+            index = None if place is None else self._lifted[place]
+            if index is not None:
+                assert place is not None
+                results += self._gradient_pieces(entry, value, self._inputs[place], varying)
+                continue
+            self._stand_in_step(entry, value)
+            if place is not None:
+                self._check_gradient(entry, value, varying)
+            elif value.summed and not value.zero:
+                raise self.refusal(entry, f"{called_op(entry)} sums over elements of the step")
+            results.append(value.nodes[int(value.cells)])
+        self._check_distinct()
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.graph_copy(self._graph, copies)
+        graph.output(tuple(copies[node] for node in results))
+        pieces, layouts = self._lifted_pieces()
+        of_lifted = zip(self._made_for, self._lifted, strict=True)
+        made_of = {number for numbers, index in of_lifted if index is not None for number in numbers}
+        refined = {key: specs for key, specs in self._refined.items() if key[0] in made_of}
+        return Elements(fx.GraphModule({}, graph), pieces, layouts, refined)
+
+    def _gradient_pieces(self, node: fx.Node, value: Value, of: Value, varying: set[Key]) -> list[fx.Node]:
+        """The terms of the gradient of a lifted tensor, for each of its pieces."""
+        for one, other in zip(of.dims, value.dims, strict=True):
+            if one and other:
+                self._common(node, one, other)
+        self._check_gradient(node, value, varying)
+        return [value.nodes[i] for i in value.cells.reshape(-1).tolist()]
+
+    def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
+        if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
+            # Each element would be counted once for each element of the step that shares it.
+            raise self.refusal(
+                node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
+            )
+
+    def _lifted_pieces(self) -> tuple[tuple[Pieces, ...], dict[int, LiftedLayout]]:
+        numbers = {axis.key: number for number, axis in enumerate(self._own)}
+        placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        pieces: list[Pieces] = []
+        layouts: dict[int, LiftedLayout] = {}
+        count = 0
+        for node, value, index in zip(placeholders, self._inputs, self._lifted, strict=True):
+            if index is None:
+                continue
+            pieces.append(self._in_own_order(value, node))
+            read = [i for i, new in enumerate(value.nodes) if new.users]
+            if read:
+                self.numbered(value.dims, numbers, next(iter(node.users)))  # or it is cut further
+                own = [numbers[self._root(axis)] for axis in value.axes]
+                layout = LiftedLayout(_strides(value.axes, own, len(numbers)), 0)
+                layouts.update((count + i, layout) for i in read)
+            count += len(value.nodes)
+        return tuple(pieces), layouts
+
+
+def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Strides of a contiguous tensor with these axes, by axis of the step; 0 where it has none.
+
+    Args:
+        numbers: of the axes of the step that they are.
+    """
+    strides, stride = [0] * rank, 1
+    for axis, number in zip(reversed(axes), reversed(numbers), strict=True):
+        strides[number] = stride
+        stride *= axis.size
+    return tuple(strides)

@@ -1,0 +1,82 @@
+"""A step whose tensors have different shapes, and the pieces that they consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_graph._torch_private import undisturbed
+from flexsn_graph.cells import StepPieces, pieces_of
+from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.lowering._strides import broadcast_shapes
+from flexsn_graph.traces._step import CoreTrace, StepValue
+from flexsn_graph.tracing._core import unwrap_compiled
+from flexsn_graph.tracing._prologue import Hoists
+from flexsn_graph.tracing._tracer import CUT_IN_STEPS
+
+
+class CutTrace(CoreTrace):
+    """A step that reduces, multiplies, cuts or joins small dimensions of its values, made by `trace_core`.
+
+    Its kernels are those of `in_pieces`, which `trace_step(on_pieces=True)` traces.
+
+    Attributes:
+        pieces: of its arguments and results.
+    """
+
+    pieces: StepPieces
+
+    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+        return results[0].shape
+
+    def _trace(self) -> None:
+        shape = self.step_shape
+        results = (*self.outputs, *self.states)
+        arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
+        if arguments == shape and all(value.shape == shape for value in results):
+            # Whether its dimensions are small enough to be written out may differ from call to call.
+            raise NonPointwiseError("all values of the step have one shape, and are no pieces.", "", None)
+        tracer = self._retraced()
+        lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
+        self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)
+        self.lifted_values = self.captured_values
+
+    @property
+    def in_pieces(self) -> Callable[..., Any]:
+        """`core` on pieces: each is an argument or a result of its own, of the step's shape."""
+        return partial(self.pieces.core, self.core)
+
+    def fits(self, captured: Sequence[Tensor]) -> bool:
+        """True: the step on pieces lifts its tensors itself."""
+        return True
+
+    def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The captured tensors: the step on pieces lifts them itself."""
+        return tuple(captured)
+
+    def of_twin(self, core: Callable[..., Any]) -> None:
+        """None: each core is looked at for itself. The steps on pieces share their traces."""
+
+
+def cut_step(
+    core: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor],
+    *,
+    follow: bool = True,
+    hoist: bool = True,
+) -> CutTrace:
+    """The pieces of a step; the arguments are those of `trace_core`.
+
+    Raises:
+        The errors of `trace_step`.
+    """
+    core = unwrap_compiled(core)
+    with undisturbed():
+        hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+        return CutTrace(core, num_inputs, num_states, num_outputs, example_inputs, follow, hoists)

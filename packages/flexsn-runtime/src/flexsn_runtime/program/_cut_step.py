@@ -1,0 +1,99 @@
+"""A step that runs on pieces of its values: the kernels are those of a program whose step takes the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import Numerics
+from flexsn_graph import CutTrace, Pieces, StepValue
+from flexsn_runtime.backend import TargetName
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.step._specialization import CoreSpecialization
+
+if TYPE_CHECKING:
+    from flexsn_runtime.program._program import ScanProgram
+
+
+class CutSpecialization(CoreSpecialization):
+    """A traced step that combines small dimensions of its values.
+
+    Args:
+        program: of the step on pieces.
+    """
+
+    trace: CutTrace
+
+    def __init__(
+        self,
+        trace: CutTrace,
+        name: str,
+        device: torch.device,
+        numerics: Numerics,
+        target: TargetName,
+        program: ScanProgram,
+    ) -> None:
+        super().__init__(trace, name, device, numerics, target, None)
+        self.program = program
+        self._checked_in: TargetName | None = None
+
+    def written_in(self, target: TargetName) -> Self:
+        other = copy(self)
+        other._checked_in = target
+        return other
+
+    def check(self, *, training: bool) -> None:
+        pieces = self.trace.pieces
+        inputs = _values(pieces.inputs, self.trace.inputs)
+        states = _values(pieces.states, self.trace.states)
+        step, _ = self.program._specialize(self.device, inputs, states)
+        (step if self._checked_in is None else step.written_in(self._checked_in)).check(training=training)
+
+    def split(self, arguments: Arguments) -> tuple[list[Tensor], list[Tensor]]:
+        """The pieces of inputs and states, of these none where they begin at zero."""
+        pieces = self.trace.pieces
+        given = [state for state in arguments.states if state is not None]
+        inputs = [piece for one, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in one.split(x, 1)]
+        if not given:
+            return inputs, []
+        return inputs, [piece for one, v in zip(pieces.states, given, strict=True) for piece in one.split(v)]
+
+    def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
+        """The captured tensors of a call, by the ids of those that the core captures."""
+        own = self.captured()
+        assert own is not None, "they have just been read"
+        pairs = zip(own, arguments.lifted, strict=True)
+        return {id(one): given for one, given in pairs if one is not given} or None
+
+    def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
+        """`(*output_seqs, *states)` of these pieces."""
+        pieces, found, at = self.trace.pieces, list[Tensor](), 0
+        leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
+        for one, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
+            found.append(one.join(results[at : at + one.count], lead))
+            at += one.count
+        return tuple(found)
+
+    def forget_plans(self) -> None:
+        self.program.forget_plans()
+
+    def close(self) -> None:
+        self.program.close()
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """The kernels of the step on pieces."""
+        return tuple(name for step in self.program.specializations for name in step.kernel_names)
+
+
+def _values(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
+    """The pieces of arguments."""
+    return tuple(
+        StepValue(one.shape(value.shape), value.dtype)
+        for one, value in zip(pieces, values, strict=True)
+        for _ in range(one.count)
+    )

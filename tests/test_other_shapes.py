@@ -1,0 +1,356 @@
+"""States of other shapes than others have: kernels, in each language and each way to run them, against the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from shaped_cores import CORES, ON_PIECES, Core, Dendritic, Populations, Random, Statistics
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
+from flexsn_nn.random import normal_like
+from flexsn_runtime import CutSpecialization, ScanProgram
+
+T, B = 5, 3
+cores = pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
+languages = pytest.mark.parametrize("backend", ["cpp", "triton"])
+
+
+class Layer(FlexSN):
+    """A core with its states."""
+
+    core: Core
+
+    def __init__(self, core: Core, backend: str = "torch", **options: Any) -> None:
+        super().__init__(core, 1, len(core.shapes()[1]), core.num_outputs, backend=backend, **options)
+
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        batch = inputs[0].shape[1 if step_mode == "m" else 0]
+        return [inputs[0].new_zeros(batch, *shape) for shape in self.core.shapes()[1]]
+
+
+def made(make: type[Core], dtype: torch.dtype = torch.float64, *args: int) -> Core:
+    return make(*args).to(dtype)
+
+
+def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, batch: int = B) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(steps, batch, *core.shapes()[0], generator=generator).to(dtype).requires_grad_()
+
+
+def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Results, and gradients of tensors and parameters for uneven weights."""
+    results = list(call(*tensors))
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, result in enumerate(results):
+        weights = (torch.arange(result.numel()) % (5 + i) - 2).reshape(result.shape) / 4
+        loss = loss + (result.double() * weights).sum()
+    return [*results, *torch.autograd.grad(loss, [*tensors, *core.parameters()], allow_unused=True)]
+
+
+def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
+    """Outputs, final states and state sequences of a call from the states given, or the first ones."""
+
+    def call(x: Tensor, *states: Tensor) -> list[Tensor]:
+        layer.reset()
+        if states:
+            layer.states = list(states)
+        found = layer(x, **options)
+        return [*(found if isinstance(found, list) else [found]), *layer.states, *layer.state_seqs]
+
+    return call
+
+
+def close(got: Sequence[Tensor | None], wanted: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.long(all_but=["cpp-Dendritic", "triton-Statistics", "cpp-Populations"])
+@cores
+@languages
+def test_results_and_gradients_are_those_of_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
+    core = made(make)
+    tensors = [sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
+    tensors = [t.detach().requires_grad_() for t in tensors]
+    wanted = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
+    layer = Layer(core, backend, store_state_seqs=True)
+    for _ in range(2):
+        close(trained(called(layer), core, tensors), wanted)
+    assert layer.kernel_names()
+
+
+@pytest.mark.long(all_but=["Gates"])
+@pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
+def test_a_state_is_carried_and_batches_change(make: type[Core], interpreted: None) -> None:
+    core = made(make)
+    layer = Layer(core, "cpp")
+    whole = called(Layer(core))(sequence(core))
+    parts = []
+    layer.reset()
+    for part in sequence(core).split(2):
+        found = layer(part)
+        parts.append(found[0] if isinstance(found, list) else found)
+    close([torch.cat(parts), *layer.states], [whole[0], *whole[core.num_outputs :]])
+    x = sequence(core, batch=B + 2)
+    close(called(layer)(x), called(Layer(core))(x))
+    single = Layer(core, "cpp", step_mode="s")
+    outputs = [single(x) for x in sequence(core)]
+    close([torch.stack([o[0] if isinstance(o, list) else o for o in outputs])], [whole[0]])
+
+
+@pytest.mark.long
+def test_gradcheck() -> None:
+    core = made(Statistics, torch.float64, 2, 3)
+    layer = Layer(core, "cpp")
+    tensors = [
+        sequence(core, steps=3, batch=2).detach().requires_grad_(),
+        *(torch.rand(2, *shape, dtype=torch.float64, requires_grad=True) for shape in core.shapes()[1]),
+    ]
+    assert torch.autograd.gradcheck(lambda *t: tuple(called(layer)(*t)), tensors)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [Dendritic, Populations], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
+    core = made(make, dtype)
+    x = sequence(core, dtype, steps=2)
+    wanted, got = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
+    close(got, wanted, 4e-2)
+
+
+class Exact(Core):
+    """Whole numbers."""
+
+    def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
+        branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
+        soma = soma / 2 + branches.sum(-1) - branches.amax(-1)
+        return (soma > 1).to(x), soma, branches
+
+
+def test_bits_where_sums_are_exact() -> None:
+    core = made(Exact, torch.float32, 9, 3)
+    x = (8 * sequence(core, torch.float32, batch=61)).round().detach()
+    loop, kernels = (called(Layer(core, backend))(x) for backend in ("torch", "cpp"))
+    for a, b in zip(kernels, loop, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.long(all_but=["lengths-Apart", "resets-Apart"])
+@cores
+@pytest.mark.parametrize("change", ["lengths", "resets", "float32", "counts"])
+def test_calls_that_change_the_step(make: type[Core], change: str) -> None:
+    core = made(make)
+    x = sequence(core)
+    options: dict[str, Any] = {}
+    if change == "lengths":
+        options["lengths"] = torch.tensor([2, T, 0])
+    if change == "resets":
+        options["resets"] = torch.arange(T * B).reshape(T, B) % 4 == 1
+    found = []
+    for backend in ("torch", "cpp"):
+        layer = Layer(core, backend, precision="float32" if change == "float32" else "eager")
+        layer.count_spikes = change == "counts"
+        found.append(trained(called(layer, **options), core, [x]))
+        found[-1].append(layer.spike_counts)
+    close(found[1], found[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_cores(seed: int, interpreted: None) -> None:
+    core = made(Random, torch.float64, seed)
+    x = sequence(core)
+    wanted = trained(called(Layer(core)), core, [x])
+    close(trained(called(Layer(core, "triton")), core, [x]), wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3, 80))
+def test_more_random_cores(seed: int, interpreted: None) -> None:
+    core = made(Random, torch.float64, seed)
+    x = sequence(core)
+    wanted = trained(called(Layer(core)), core, [x])
+    for backend in ("cpp", "triton"):
+        close(trained(called(Layer(core, backend)), core, [x]), wanted)
+
+
+class Network(nn.Module):
+    """A layer that begins each call with its first state, and returns what it leaves."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found, states = self.layer.step(x)
+        return *(found if isinstance(found, list) else [found]), *states
+
+
+@pytest.mark.long(all_but=["Apart", "Populations"])
+@cores
+def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
+    """A graph that ran the loop would say so."""
+    core = made(make)
+    x = sequence(core)
+    wanted = trained(Network(Layer(core)), core, [x])
+    with caplog.at_level("WARNING", "flexsn_hop"):
+        compiled = torch.compile(Network(Layer(core, "auto")), fullgraph=True)
+        close(trained(compiled, core, [x]), wanted)
+    assert "runs as a loop" not in caplog.text
+
+
+@pytest.mark.long(all_but=["Apart", "Populations"])
+@cores
+def test_exported_programs(make: type[Core]) -> None:
+    core = made(make)
+    x = sequence(core).detach()
+    network = Network(Layer(core, "auto"))
+    with torch.no_grad():
+        program = torch.export.export(network, (x,))
+        close(program.module()(x), Network(Layer(core))(x))
+
+
+class Noisy(Core):
+    """Noise in each branch: a draw of its own."""
+
+    def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
+        noise = torch.stack([normal_like(soma) for _ in range(self.branches)], -1)
+        branches = branches / 2 + x.unsqueeze(-1) + noise
+        soma = soma / 2 + branches.sum(-1)
+        return soma, soma, branches
+
+
+def test_random_numbers_of_branches() -> None:
+    core = made(Noisy, torch.float32)
+    found = []
+    for backend in ("torch", "cpp"):
+        torch.manual_seed(0)
+        layer = Layer(core, backend)
+        found.append(called(layer)(torch.zeros(T, B, 5)))
+    close(found[1], found[0], 1e-5)
+    assert found[0][2].std() > 0.5
+    assert "state 1 as 4 pieces" in layer.explain(torch.zeros(T, B, 5))
+
+
+def test_parameters_that_are_assigned_are_read() -> None:
+    core = made(Dendritic)
+    layer, x = Layer(core, "cpp"), sequence(core)
+    called(layer)(x)
+    core.weight = nn.Parameter(2 * core.weight.detach())
+    with torch.no_grad():
+        core.bias.add_(0.25)
+    close(trained(called(layer), core, [x]), trained(called(Layer(core)), core, [x]))
+
+
+def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
+    """Their last dimension are neurons, of which there may be more in another call."""
+    for size in (4, 40):
+        with pytest.raises(NotImplementedError, match="roll"):
+            ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _wide(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return v, v + d.sum(-1), d + x.unsqueeze(-1)
+
+
+def _sorted(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return v, v + x, d.sort(-1).values
+
+
+def _over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return v, v + d.sum(-1), d - d.sum(1, keepdim=True)
+
+
+def _over_the_batch(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return v, v + d.sum(-1), d - d.mean(0, keepdim=True)
+
+
+def _product_over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return v, v + d.sum(-1), torch.einsum("bnk,nm->bmk", d, torch.eye(d.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("core", "branches", "words"),
+    [
+        (_wide, 17, "aten.sum.dim_IntList combines 17 elements of a dimension, and 16 are possible"),
+        (_sorted, 4, "aten.sort"),
+        (_over_neurons, 4, "aten.sum.dim_IntList combines 20 elements"),
+        (_over_the_batch, 4, "the samples of a batch"),
+        (_product_over_neurons, 4, "aten.bmm.default combines 20 elements"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_refusals_name_the_line(core: Callable[..., Any], branches: int, words: str) -> None:
+    examples = (torch.zeros(6, 20), torch.zeros(6, 20), torch.zeros(6, 20, branches))
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        ScanProgram(core, 1, 2, 1).specialize_examples(examples)
+    assert "test_other_shapes.py" in str(caught.value)
+
+
+def test_populations_that_nothing_joins_are_refused() -> None:
+    def core(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        return v + x, v + x, d / 2
+
+    with pytest.raises(NotImplementedError, match="one has a dimension of 20 elements that others lack"):
+        ScanProgram(core, 1, 2, 1).specialize_examples((torch.zeros(6, 20), torch.zeros(6, 20), torch.zeros(6, 30)))
+
+
+@pytest.mark.parametrize("make", ON_PIECES, ids=lambda make: make.__name__)
+def test_kernels_see_pieces(make: type[Core]) -> None:
+    core = made(make, torch.float32)
+    shapes = (core.shapes()[0], *core.shapes()[1])
+    step = ScanProgram(core, 1, len(shapes) - 1, 1).specialize_examples([torch.zeros(B, *shape) for shape in shapes])
+    assert isinstance(step, CutSpecialization)
+    assert step.program.num_states == sum(pieces.count for pieces in step.trace.pieces.states)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
+def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
+    core = made(make, torch.float64, 37, 4).cuda()
+    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
+    found = []
+    for backend in ("torch", "triton"):
+        results = called(Layer(core, backend))(x)
+        loss = torch.stack([(result * (i + 1)).sum() for i, result in enumerate(results)]).sum()
+        found.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
+    close(found[1], found[0], 1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("neurons", [34, 160, 320])
+def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
+    core = made(Populations, torch.float32, neurons).cuda()
+    x = torch.randn(9, 130, neurons, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
+    found = []
+    for backend in ("torch", "triton"):
+        layer = Layer(core, backend)
+        results = called(layer)(x)
+        found.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
+    spikes, expected = found[1][0], found[0][0]
+    assert (spikes != expected).double().mean() < 1e-3
+    told = [line for line in layer.explain().splitlines() if "the last " in line]
+    assert len(told) == 2
+    assert all("one launch for all steps" in line for line in told)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [Dendritic, Populations], ids=lambda make: make.__name__)
+def test_compiled_graphs_on_a_gpu(make: type[Core]) -> None:
+    core = made(make).cuda()
+    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
+    found = []
+    for network in (Network(Layer(core)), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
+        results = network(x)
+        found.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
+    close(found[1], found[0], 1e-8)
