@@ -150,6 +150,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
+    monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)
     forward, backward = sources_of_training(steps)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)

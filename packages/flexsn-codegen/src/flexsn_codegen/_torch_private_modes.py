@@ -28,20 +28,20 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """Whether nothing but autograd has to see what is done with the tensors: no transform, mode or subclass."""
+    """True if nothing but autograd has to see what is done with the tensors: no transform, mode or subclass."""
     if _are_transforms_active() or _number_of_modes():
         return False
     return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_forward_mode() -> bool:
-    """Whether derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
+    """True if derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
     # Where torch has no such name, it refuses forward mode itself, in other words.
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 def is_exporting() -> bool:
-    """Whether a program is recorded that other processes will run."""
+    """True if a program is recorded that other processes will run."""
     if _EXPORT not in sys.modules:  # then nobody does, and it is slow to import
         return False
     try:

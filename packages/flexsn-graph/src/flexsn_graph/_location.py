@@ -77,7 +77,7 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def told_by_torch(error: BaseException) -> bool:
-    """Whether torch raised `error`, and not a `raise` of the user's own."""
+    """True if torch raised `error`, and not a `raise` of the user's own."""
     if isinstance(error, AttributeError | NameError):
         return False  # of an object of the user's, which an nn.Module says for itself
     *_, last = _entries(error.__traceback__)

@@ -90,7 +90,7 @@ def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, ou
 
 
 def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
-    """Whether a tensor has all of the shape, and memory without holes in this order."""
+    """True if a tensor has all of the shape, and memory without holes in this order."""
     sizes, strides = operand
     unit = 1
     for d in order[::-1]:

@@ -32,7 +32,7 @@ KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def is_batch_norm(module: object) -> TypeGuard[BatchNorm]:
-    """Whether a module is one of PyTorch's batch norms, with PyTorch's own `forward`."""
+    """True if a module is one of PyTorch's batch norms, with PyTorch's own `forward`."""
     return isinstance(module, KINDS) and type(module).forward in (nn.BatchNorm2d.forward, nn.SyncBatchNorm.forward)
 
 

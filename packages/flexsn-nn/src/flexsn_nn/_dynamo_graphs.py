@@ -12,13 +12,13 @@ def example(node: object) -> Tensor | None:
 
 
 def is_written(node: object) -> bool:
-    """Whether something in the graph writes to the memory of a node's tensor, or nobody knows."""
+    """True if something in the graph writes to the memory of a node's tensor, or nobody knows."""
     tensor = example(node)
     return tensor is None or tensor._version != 0
 
 
 def is_scan(node: object) -> bool:
-    """Whether a node is a scan over time."""
+    """True if a node is a scan over time."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return False
     return getattr(node.target, "__name__", "") == "flex_sn_scan"

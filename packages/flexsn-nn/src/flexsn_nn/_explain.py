@@ -205,7 +205,7 @@ def _names(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor of this shape lies in memory by these strides."""
+    """True if a tensor of this shape lies in memory by these strides."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == wanted for size, stride, wanted in zip(shape, tensor.stride(), strides, strict=True)
     )

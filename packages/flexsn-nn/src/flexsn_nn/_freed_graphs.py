@@ -22,7 +22,7 @@ _NODES_NEARBY = 16
 
 
 class GraphOfCall:
-    """Whether a backward has gone through the graph of one call, and freed it.
+    """True if a backward has gone through the graph of one call, and freed it.
 
     Args:
         outputs: the call's.

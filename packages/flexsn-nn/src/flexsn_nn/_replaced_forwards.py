@@ -33,7 +33,7 @@ class ReplacedForward(ABC):
         """Outcome of the last call in words, and whether a kernel ran."""
 
 
-class _Account(NamedTuple):
+class _Replaced(NamedTuple):
     layer: str
     ran: bool
     words: str
@@ -42,7 +42,7 @@ class _Account(NamedTuple):
         return f"{self.layer}: {self.words}"
 
 
-class LayerReport:
+class ReplacementReport:
     """Accounts of layers, of which some have a `ReplacedForward`.
 
     Args:
@@ -66,15 +66,15 @@ class LayerReport:
             lines += [f"{self._others}:", *(f"  {one}" for one in others)]
         return "\n".join(lines)
 
-    def _accounts(self) -> Iterator[_Account]:
+    def _accounts(self) -> Iterator[_Replaced]:
         net = self._net()
         for name, module in () if net is None else net.named_modules():
             forward = vars(module).get("forward")
             if isinstance(forward, self._forward):
                 words, ran = forward.account()
-                yield _Account(name, ran, words)
+                yield _Replaced(name, ran, words)
             elif name in self._left:
-                yield _Account(name, False, self._left[name])
+                yield _Replaced(name, False, self._left[name])
 
     def _undo(self, restore: Callable[[nn.Module], None]) -> None:
         net = self._net()

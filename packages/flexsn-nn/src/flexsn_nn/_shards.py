@@ -71,7 +71,7 @@ class StepShards:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a process has a part of the step alone."""
+        """True if a process has a part of the step alone."""
         return any(dim is not None for dim in self.dims)
 
     def placements(self, shape: Sequence[int], lead: int = 0) -> tuple[Placement, ...]:

@@ -65,7 +65,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` traces the call."""
+    """True if `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
 
 
@@ -122,7 +122,7 @@ def current_node() -> Any:
 
 
 def is_jit_tracing() -> bool:
-    """Whether `torch.jit.trace` records what is called."""
+    """True if `torch.jit.trace` records what is called."""
     return _tracing_state() is not None
 
 

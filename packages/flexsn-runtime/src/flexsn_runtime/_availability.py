@@ -15,7 +15,7 @@ except ImportError:
 
 
 def triton_interpreted() -> bool:
-    """Whether Triton runs in its interpreter, on CPU tensors."""
+    """True if Triton runs in its interpreter, on CPU tensors."""
     return _INTERPRETED
 
 

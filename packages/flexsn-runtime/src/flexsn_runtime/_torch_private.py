@@ -130,7 +130,7 @@ def never(*tensors: object) -> bool:
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:
-    """Whether a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
+    """True if a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
     return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
 
 

@@ -22,7 +22,7 @@ for _module, _names in (
 
 
 def is_ahead_of_time() -> bool:
-    """Whether Inductor makes a program in C++ now, which is to run without Python."""
+    """True if Inductor makes a program in C++ now, which is to run without Python."""
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
     return bool(getattr(V.graph, "aot_mode", False))
 

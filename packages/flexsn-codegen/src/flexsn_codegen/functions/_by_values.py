@@ -21,7 +21,7 @@ from flexsn_codegen.targets import Target
 
 
 def has_symbols(numbers: Sequence[Any]) -> bool:
-    """Whether a number is one that a compiler knows by name alone."""
+    """True if a number is one that a compiler knows by name alone."""
     return any(type(number) in (torch.SymInt, torch.SymFloat) for number in numbers)
 
 

@@ -120,7 +120,7 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
 
 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd is to follow what is computed of the tensors."""
+    """True if autograd is to follow what is computed of the tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:  # a plain loop: compilers follow it, and it is the fastest
             if tensor.requires_grad:
@@ -129,7 +129,7 @@ def wants_gradients(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
-    """Whether derivatives are taken of what is computed of the tensors, in reverse or forward."""
+    """True if derivatives are taken of what is computed of the tensors, in reverse or forward."""
     return wants_gradients(tensors) or has_tangents(tensors)
 
 
@@ -148,7 +148,7 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
 
 
 def has_tangents(tensors: Sequence[Tensor]) -> bool:
-    """Whether derivatives are computed forward, of these tensors."""
+    """True if derivatives are computed forward, of these tensors."""
     return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 

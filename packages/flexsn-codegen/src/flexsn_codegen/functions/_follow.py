@@ -61,7 +61,7 @@ def follow(
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
-    """Whether a call with these numbers would be traced alike."""
+    """True if a call with these numbers would be traced alike."""
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:

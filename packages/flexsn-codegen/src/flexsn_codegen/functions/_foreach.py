@@ -105,7 +105,7 @@ class Step:
         return found
 
     def fits(self, numbers: Sequence[Any]) -> bool:
-        """Whether it serves a call with these numbers."""
+        """True if it serves a call with these numbers."""
         return all(variant.fits(numbers) for variant in self.variants)
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any], addresses: list[int]) -> list[Any] | None:
@@ -327,7 +327,7 @@ class OverLists:
 
 
 def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
-    """Whether no written memory has bytes in common with other memory.
+    """True if no written memory has bytes in common with other memory.
 
     Args:
         addresses, extents: `[tensors]`, int64: where each begins, and how many bytes it reaches.
@@ -348,7 +348,7 @@ def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
-    """Whether kinds of tensors are the first ones of others."""
+    """True if kinds of tensors are the first ones of others."""
     if len(every[0]) == count:
         return every == kinds
     return all(many[:count] == few for many, few in zip(every, kinds, strict=True))

@@ -69,7 +69,7 @@ def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two numbers cannot be told apart: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
+    """True if two numbers cannot be told apart: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float) and isinstance(b, float):

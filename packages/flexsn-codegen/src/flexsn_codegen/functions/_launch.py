@@ -24,7 +24,7 @@ CPP_BLOCK = 4096
 
 
 def interpreted() -> bool:
-    """Whether Triton runs on CPU tensors, in its interpreter."""
+    """True if Triton runs on CPU tensors, in its interpreter."""
     try:
         from flexsn_codegen.targets.triton import device
     except ImportError:

@@ -141,7 +141,7 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
 
 @constant
 def _is_single(key: str) -> bool:
-    """Whether a function that cuts returned a tensor when it was traced last, not a tuple of tensors."""
+    """True if a function that cuts returned a tensor when it was traced last, not a tuple of tensors."""
     return bool(kernel_of(key).single)
 
 

@@ -40,7 +40,7 @@ class Group:
     table: Tensor
 
     def fits(self, addresses: Tensor) -> bool:
-        """Whether the kernel may be used for tensors at these addresses, which are on the CPU."""
+        """True if the kernel may be used for tensors at these addresses, which are on the CPU."""
         return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
 
     def place(self, addresses: Tensor) -> None:
@@ -74,7 +74,7 @@ class Member:
 
     @property
     def can_join(self) -> bool:
-        """Whether it can be part of a group: in Triton, on dense tensors."""
+        """True if it can be part of a group: in Triton, on dense tensors."""
         source = self.launch.built.source
         return source.target is TRITON and len(self.launch.integers) == 1
 

@@ -66,7 +66,7 @@ def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors may have memory in common."""
+    """True if two tensors may have memory in common."""
     if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
     return _reach_the_same(a, a.data_ptr(), b, b.data_ptr())
@@ -82,7 +82,7 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """Whether equal layouts, one shifted against the other, fit into each other's gaps."""
+    """True if equal layouts, one shifted against the other, fit into each other's gaps."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))

@@ -219,7 +219,7 @@ def _private_folder(path: Path) -> Path:
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """Whether anybody else may write, a group of one and the administrator's left aside."""
+    """True if anybody else may write, a group of one and the administrator's left aside."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
@@ -248,7 +248,7 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Whether this is there."""
+    """True if this is there."""
     try:
         found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:

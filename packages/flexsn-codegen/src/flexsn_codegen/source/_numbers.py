@@ -68,7 +68,7 @@ def _signed(bits: int) -> int:
 
 
 def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dtype: torch.dtype) -> bool:
-    """Whether a number that an op takes may come as a kernel's argument.
+    """True if a number that an op takes may come as a kernel's argument.
 
     Args:
         position: among the op's tensors and numbers.

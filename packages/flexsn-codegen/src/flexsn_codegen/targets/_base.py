@@ -88,7 +88,7 @@ class OpCall:
         return self.target.literal(value, self.dtype)
 
     def is_number(self, position: int) -> bool:
-        """Whether an operand is one number for all elements."""
+        """True if an operand is one number for all elements."""
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
@@ -142,7 +142,7 @@ class Target(ABC):
 
     @abstractmethod
     def supports(self, dtype: torch.dtype) -> bool:
-        """Whether it has values of this dtype."""
+        """True if it has values of this dtype."""
 
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:

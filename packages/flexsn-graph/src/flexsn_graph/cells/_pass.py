@@ -35,7 +35,7 @@ from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, ROW_MAX, ROW_MI
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
-# Rows of so many elements are written out when they are reduced.
+# Rows of at most this length are written out when they are reduced.
 _SHORT_ROW = 8
 
 _prims = torch.ops.prims

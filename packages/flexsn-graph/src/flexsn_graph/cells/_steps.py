@@ -133,13 +133,13 @@ def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outp
     blamed: dict[Key, fx.Node] = {}
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return _Analysis(module, refined, blamed, gradients=False).pieces(num_inputs, num_states, num_outputs)
+            return _Cut(module, refined, blamed, gradients=False).pieces(num_inputs, num_states, num_outputs)
         except Refined as one:
             refined[one.key], blamed[one.key] = one.factors, one.node
     raise AssertionError("the factors of the dimensions are not found")
 
 
-class _Analysis(_StepPass):
+class _Cut(_StepPass):
     def pieces(self, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
         output, _ = self.translate()
         entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]

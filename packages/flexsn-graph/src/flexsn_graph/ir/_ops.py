@@ -164,7 +164,7 @@ def kept_ops() -> Iterator[Op]:
 
 
 def is_pointwise(op: object) -> bool:
-    """Whether `op` maps elements to elements, one by one.
+    """True if `op` maps elements to elements, one by one.
 
     Ops of other namespaces than torch's own are given the benefit of the doubt (their shapes are
     compared): whoever has a kernel rule for them knows what they are.
@@ -173,7 +173,7 @@ def is_pointwise(op: object) -> bool:
 
 
 def lacks_a_rule(op: object) -> bool:
-    """Whether `op` works element by element, and nobody has said how to compute it in a kernel."""
+    """True if `op` works element by element, and nobody has said how to compute it in a kernel."""
     return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
 
 

@@ -132,7 +132,7 @@ def call_of(node: fx.Node) -> Call:
 
 
 def is_linear_in_one(node: fx.Node) -> bool:
-    """Whether a node is linear in its first argument, the only one that is a node."""
+    """True if a node is linear in its first argument, the only one that is a node."""
     target: Any = node.target
     if len(node.all_input_nodes) != 1 or not node.args or not isinstance(node.args[0], fx.Node):
         return False

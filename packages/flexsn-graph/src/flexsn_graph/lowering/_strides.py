@@ -34,7 +34,7 @@ class StepAxes:
         return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
 
     def reaches(self, shape: tuple[int, ...]) -> bool:
-        """Whether an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
+        """True if an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
         extra = max(0, len(shape) - len(self.shape))
         return numel(shape[:extra]) == 1 and broadcast_shapes([shape[extra:], self.shape]) == self.shape
 
@@ -76,7 +76,7 @@ def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """Whether a value at `step` stands at `place`, or is the same all along where it does not."""
+    """True if a value at `step` stands at `place`, or is the same all along where it does not."""
     return all(
         size <= 1 or stride in (0, wanted)
         for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)

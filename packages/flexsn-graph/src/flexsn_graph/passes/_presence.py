@@ -23,7 +23,7 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Whether the gradient of a new state came: an argument of the VJP, `Port(Role.CAME_STATE, state)`.
+    """True if the gradient of a new state came: an argument of the VJP, `Port(Role.CAME_STATE, state)`.
 
     Attributes:
         given: whether it came at the last step.

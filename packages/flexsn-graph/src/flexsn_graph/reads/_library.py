@@ -22,7 +22,7 @@ _HOLDERS = (
 
 
 def is_library(module: object) -> bool:
-    """Whether a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
+    """True if a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
     if not isinstance(module, str):
         return False
     # What a named tuple is made by has a module of its own.
@@ -35,12 +35,12 @@ def is_library_function(function: FunctionType) -> bool:
 
 
 def is_library_class(cls: type) -> bool:
-    """Whether a library defines the class."""
+    """True if a library defines the class."""
     return is_library(cls.__module__)
 
 
 def keeps_to_itself(cls: type) -> bool:
-    """Whether objects of this class are a library's business: a logger, a lock, a context manager."""
+    """True if objects of this class are a library's business: a logger, a lock, a context manager."""
     module = cls.__module__
     if not is_library(module):
         return False

@@ -77,7 +77,7 @@ def asked_again(function: Any) -> Callable[[], Any] | None:
 
 
 def is_random(module: str | None, owner: object = None) -> bool:
-    """Whether a function of this module, or of this object, is a random generator's."""
+    """True if a function of this module, or of this object, is a random generator's."""
     if module is not None and (module in _RANDOM or module.startswith("numpy.random")):
         return True
     return any(
@@ -87,7 +87,7 @@ def is_random(module: str | None, owner: object = None) -> bool:
 
 
 def depends_on_more(module: str | None, name: str) -> bool:
-    """Whether a library's function may return something else for the same arguments."""
+    """True if a library's function may return something else for the same arguments."""
     if not module:
         return False
     top = module.partition(".")[0]

@@ -106,7 +106,7 @@ class Place:
         return before
 
     def same(self, now: Any, before: Any) -> bool:
-        """Whether a core that reads `now` does what it did when it read `before`."""
+        """True if a core that reads `now` does what it did when it read `before`."""
         return same(now, before)
 
 

@@ -231,16 +231,16 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """Whether anything has changed that numbers may come from: anything but flags, texts and tensors."""
+        """True if anything has changed that numbers may come from: anything but flags, texts and tensors."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """Whether what backward formulas read is there still; if not, `changed_for_backward` says what is not."""
+        """True if what backward formulas read is there still; if not, `changed_for_backward` says what is not."""
         return self._backward_guard.holds()
 
     @property
     def reads_for_backward(self) -> bool:
-        """Whether backward formulas read anything that may change."""
+        """True if backward formulas read anything that may change."""
         return self._backward_guard.watches
 
     def changed_for_backward(self) -> list[str]:

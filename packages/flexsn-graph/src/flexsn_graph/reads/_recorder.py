@@ -533,7 +533,7 @@ class Recorder:
                 self._ask(function, module, name, frame)
 
     def _of_a_seed(self, frame: FrameType) -> bool:
-        """Whether a function is one of a generator that the core makes of a seed, which draws alike at each call."""
+        """True if a function is one of a generator that the core makes of a seed, which draws alike at each call."""
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):
             return False
@@ -729,7 +729,7 @@ def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """Whether a function without a module is what torch.fx has written to call the one that it traces."""
+    """True if a function without a module is what torch.fx has written to call the one that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 

@@ -26,17 +26,17 @@ _HEAP = 1 << 9
 
 
 def is_python_class(cls: type) -> bool:
-    """Whether a class was made by Python code, so that its attributes can be set."""
+    """True if a class was made by Python code, so that its attributes can be set."""
     return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
 
 
 def is_atom(value: object) -> bool:
-    """Whether a value has no parts that could change. Of a class of the user's, even a number has attributes."""
+    """True if a value has no parts that could change. Of a class of the user's, even a number has attributes."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 
 def same(now: Any, before: Any) -> bool:
-    """Whether both are the same object, or equal to the last bit and of the same type.
+    """True if both are the same object, or equal to the last bit and of the same type.
 
     Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a trace does not.
     """
@@ -60,5 +60,5 @@ def same(now: Any, before: Any) -> bool:
 
 
 def is_numpy(value: object, kind: str) -> bool:
-    """Whether `value` is numpy's `ndarray` or `generic`, without importing numpy."""
+    """True if `value` is numpy's `ndarray` or `generic`, without importing numpy."""
     return any(c.__module__ == "numpy" and c.__name__ == kind for c in type(value).__mro__)

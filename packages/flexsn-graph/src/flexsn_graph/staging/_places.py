@@ -140,7 +140,7 @@ class Places:
             self.store_root(node)
 
     def is_product(self, node: fx.Node) -> bool:
-        """Whether it is a product that this step computes."""
+        """True if it is a product that this step computes."""
         return self.role(node) is Role.PRODUCT
 
     def moving_arguments(self, node: fx.Node) -> list[fx.Node]:

@@ -311,7 +311,7 @@ class _Staging:
             self._group(phase, last, shape).results.append((node, whole))
 
     def _goes_directly(self, node: fx.Node, port: Port) -> bool:
-        """Whether a result is a product, and nothing else reads that."""
+        """True if a result is a product, and nothing else reads that."""
         root, views = self._places.root(node)
         if not self._places.is_product(root) or root in self._direct:
             return False
@@ -371,7 +371,7 @@ class _Staging:
         return whole_view(port, argument)
 
     def _is_cut(self, node: fx.Node, shape: tuple[int, ...]) -> bool:
-        """Whether a stage of this shape reads a node from memory."""
+        """True if a stage of this shape reads a node from memory."""
         root, views = self._places.root(node)
         port = self._places.ports.get(root)
         if port is None:

@@ -54,7 +54,7 @@ class _Sum:
         return shape
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
-        """Whether it has its shape, with a 1 for what is summed, or none in front."""
+        """True if it has its shape, with a 1 for what is summed, or none in front."""
         padded = [1] * (len(self.shape) - len(shape)) + list(shape)
         return padded == [1 if d in self.dims else n for d, n in enumerate(self.shape)]
 
@@ -121,7 +121,7 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """Whether a result is a value that no sum is in, or the sum of one, through views: as stages write them."""
+        """True if a result is a value that no sum is in, or the sum of one, through views: as stages write them."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
         return node not in self._of_sums

@@ -117,7 +117,7 @@ class SumsOverTime:
         return turn, (target, (turned,), {}), turn
 
     def _is_behind_a_sum(self, node: fx.Node) -> bool:
-        """Whether linear ops lead to a sum over elements or a product of two values: they are for after the loop."""
+        """True if linear ops lead to a sum over elements or a product of two values: they are for after the loop."""
         while node not in self._ports and node.target is not SUM_OP:
             source = self._linear_in(node)
             if source is None:

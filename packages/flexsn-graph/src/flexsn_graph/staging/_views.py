@@ -24,7 +24,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def narrows(node: fx.Node) -> bool:
-    """Whether a view has some of the elements only; a part of a tuple of views has."""
+    """True if a view has some of the elements only; a part of a tuple of views has."""
     if not is_view(node):
         return False
     if node.target is operator.getitem:
@@ -52,7 +52,7 @@ def realigns(node: fx.Node) -> bool:
 
 
 def differs(argument: Any, node: fx.Node) -> bool:
-    """Whether an argument of an op broadcasts to the result, or is a number."""
+    """True if an argument of an op broadcasts to the result, or is a number."""
     return not isinstance(argument, fx.Node) or argument.meta["val"].shape != node.meta["val"].shape
 
 

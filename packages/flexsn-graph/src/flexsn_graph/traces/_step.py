@@ -228,7 +228,7 @@ class CoreTrace:
         return self.captured
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """Whether `lift` takes these tensors: some things are computed for the device and strides of those traced."""
+        """True if `lift` takes these tensors: some things are computed for the device and strides of those traced."""
         return self._prologue.fits(captured)
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -331,7 +331,7 @@ class StepTrace(CoreTrace):
         """The graph says nothing of sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
+        """True if what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
         if self._retraced().is_plain:
             return True
         try:

@@ -207,7 +207,7 @@ def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:
 
 
 def _vanishes(value: Any, linear: Collection[fx.Node]) -> bool:
-    """Whether it is linear in the gradient, or zero."""
+    """True if it is linear in the gradient, or zero."""
     if not isinstance(value, fx.Node):
         return bool(value == 0)
     return value in linear

@@ -47,11 +47,11 @@ class _Known:
         return cls(number, tensor, tensor._version, storage, memory, tensor.requires_grad, tensor.grad_fn, replaced)
 
     def holds(self) -> bool:
-        """Whether the tensor still has that value."""
+        """True if the tensor still has that value."""
         return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
 
     def is_same(self) -> bool:
-        """Whether it has that history, too."""
+        """True if it has that history, too."""
         tensor = self.tensor
         return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
 
@@ -320,7 +320,7 @@ class CoreCalls(TorchFunctionMode):
         return self._known[id(tensor)]
 
     def _is_fixed(self, node: Any) -> bool:
-        """Whether a gradient that goes on from here reaches captured tensors and variables alone."""
+        """True if a gradient that goes on from here reaches captured tensors and variables alone."""
         assert self._arguments is not None
         arguments = {id(t) for t in self._arguments}
         ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
@@ -338,7 +338,7 @@ class CoreCalls(TorchFunctionMode):
         return set[int]().union(*(self._mode.behind(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
-        """Whether the step has arguments for these values. Others are there for calls before the loop alone."""
+        """True if the step has arguments for these values. Others are there for calls before the loop alone."""
         return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     # -- captured tensors with a history -----------------------------------------------------------------

@@ -52,7 +52,7 @@ class Captures:
         self._by_storage: dict[int, int] = {}
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is the user's: neither an argument nor computed by the core."""
+        """True if `tensor` is the user's: neither an argument nor computed by the core."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
     def has(self, tensor: Tensor) -> bool:
@@ -106,7 +106,7 @@ class Captures:
         return next((call for call in self.decided.values() if number in call.results), None)
 
     def stays(self, number: int) -> bool:
-        """Whether a value can be computed in the step, or is captured."""
+        """True if a value can be computed in the step, or is captured."""
         call = self.call_of(number)
         return call is None or call.stays
 

@@ -353,7 +353,7 @@ def _first_use(node: fx.Node) -> fx.Node | None:
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
-    """Whether an op is linear in all of its operands together, and all are 0."""
+    """True if an op is linear in all of its operands together, and all are 0."""
     facts = facts_of(node.target)
     values = {i for i, argument in enumerate(node.args) if isinstance(argument, fx.Node | bool | int | float)}
     all_zero = len(values) == len(operands) and all(operand.zero for operand in operands)

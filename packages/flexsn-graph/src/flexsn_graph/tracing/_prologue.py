@@ -54,7 +54,7 @@ class CalledOp:
 
 
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
-    """Whether an op, called on captured tensors alone, can be a part of the step."""
+    """True if an op, called on captured tensors alone, can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
         return called.op is ELEMENT_WORD  # whole numbers, which a kernel makes in a fraction of the time
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
@@ -152,7 +152,7 @@ class Prologue:
         return found
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """Whether it can compute with these tensors, of the right shapes and dtypes."""
+        """True if it can compute with these tensors, of the right shapes and dtypes."""
         return all(
             t.stride() == stride and t.device == device
             for t, (stride, device) in zip(captured, self._layouts, strict=False)

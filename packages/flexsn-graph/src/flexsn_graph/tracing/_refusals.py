@@ -143,7 +143,7 @@ def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Te
 
 
 def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
-    """Whether the shape of the result depends on no mask. (If the step does it, it is refused later.)"""
+    """True if the shape of the result depends on no mask. (If the step does it, it is refused later.)"""
     masks = (torch.bool, torch.uint8)
     return op is _aten.index.Tensor and not any(i is not None and i.dtype in masks for i in args[1])
 

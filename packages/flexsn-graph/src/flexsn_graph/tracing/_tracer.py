@@ -123,7 +123,7 @@ class Tracer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it neither writes to what it computes of captured tensors, nor gives it a gradient of its own."""
+        """True if it neither writes to what it computes of captured tensors, nor gives it a gradient of its own."""
         return all(call.is_plain for call in self.captures.decided.values())
 
     def prologue(self) -> Prologue:

@@ -384,7 +384,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
 
 def _is_number_or_tensor(variable: Any) -> bool:
-    """Whether Dynamo's ``variable`` is computed in the graph; an array of NumPy, which it emulates, is not."""
+    """True if Dynamo's ``variable`` is computed in the graph; an array of NumPy, which it emulates, is not."""
     node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
     if node is None:
         return False

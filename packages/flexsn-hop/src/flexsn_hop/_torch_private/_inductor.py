@@ -49,7 +49,7 @@ class InductorCall:
 
     @property
     def is_ahead_of_time(self) -> bool:
-        """Whether it becomes part of a program in C++, which is to run without Python."""
+        """True if it becomes part of a program in C++, which is to run without Python."""
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
@@ -120,7 +120,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
 
 
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
-    """Whether all that Triton kernels are launched with has the strides that were traced, come what may.
+    """True if all that Triton kernels are launched with has the strides that were traced, come what may.
 
     Arguments have, and so do new memory and what is either of them with its dimensions permuted.
     """

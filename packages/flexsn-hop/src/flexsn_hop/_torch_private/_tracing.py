@@ -51,7 +51,7 @@ _peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack
 
 
 def is_tracing(values: Sequence[Any]) -> bool:
-    """Whether a graph is being made, or shapes are being propagated, instead of computing."""
+    """True if a graph is being made, or shapes are being propagated, instead of computing."""
     if any(
         isinstance(value, (FakeTensor, FunctionalTensor))
         or (isinstance(value, torch.Tensor) and _is_functional_tensor(value))
@@ -63,7 +63,7 @@ def is_tracing(values: Sequence[Any]) -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp, ...) is active."""
+    """True if a transform of torch.func (vmap, grad, jvp, ...) is active."""
     return _peek_interpreter_stack() is not None
 
 

@@ -22,12 +22,12 @@ __all__ = [
 
 
 def lowerable_scan_available() -> bool:
-    """Whether this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
+    """True if this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
     return builtin_scan is not None
 
 
 def lowerable_while_loop_available() -> bool:
-    """Whether this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
+    """True if this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
     return builtin_while_loop is not None
 
 

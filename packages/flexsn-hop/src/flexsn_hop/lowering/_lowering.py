@@ -316,7 +316,7 @@ class Candidates:
 
     @property
     def may_be_the_loop(self) -> bool:
-        """Whether the loop may take the place of what was asked for."""
+        """True if the loop may take the place of what was asked for."""
         return self.asked in ("auto", "compiled_loop", "loop")
 
 

@@ -81,7 +81,7 @@ def _is_zeros(node: fx.Node) -> bool:
 
 
 def _is_beginning(node: fx.Node) -> bool:
-    """Whether a node is the first elements along a dimension."""
+    """True if a node is the first elements along a dimension."""
     start, step = (*node.args, *(None,) * 5)[2], (*node.args, *(None,) * 5)[4]
     return node.target is _aten.slice.Tensor and start in (0, None) and step in (1, None)
 

@@ -25,7 +25,7 @@ __all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_t
 
 
 def dynamo_hop_available() -> bool:
-    """Whether ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
+    """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
 
     If not, :func:`why_dynamo_hop_unavailable` says why; :func:`eager_scan` works all the same.
 

@@ -68,7 +68,7 @@ def library(kind: type) -> str:
 
 
 def derived_from(module: nn.Module, package: str, name: str) -> bool:
-    """Whether a class of this name and package is among the module's bases."""
+    """True if a class of this name and package is among the module's bases."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._replaced_forwards import LayerReport
+from flexsn_nn._replaced_forwards import ReplacementReport
 from flexsn_nn.exact._edges import Edges
 from flexsn_nn.exact._exchange import ATTRIBUTE, SpikeExchange, can_exchange
 from flexsn_nn.exact._layer import CONVOLUTIONS, PRECISIONS, ExactForward, why_no_product
@@ -39,7 +39,7 @@ class LayerProduct:
         return f"{self.layer}: {self.account}"
 
 
-class ExactProducts(LayerReport):
+class ExactProducts(ReplacementReport):
     """Layers of a network whose products are exact; `print` it to see what ran. `exact_products` makes it.
 
     Args:

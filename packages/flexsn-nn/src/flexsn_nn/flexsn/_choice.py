@@ -73,7 +73,7 @@ class Chooses(KeepsStates):
         return choice.backend
 
     def _asks_kernels(self, backend: str) -> bool:
-        """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
+        """True if the loop runs what the kernels of a backend that "auto" has chosen refuse.
 
         On a GPU, sequences of such a core are refused; for single steps the loop is no worse than itself.
         """
@@ -161,7 +161,7 @@ class Chooses(KeepsStates):
         )
 
     def _is_ready_made(self) -> bool:
-        """Whether all of the core is this package's, which kernels take."""
+        """True if all of the core is this package's, which kernels take."""
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
@@ -240,7 +240,7 @@ class Chooses(KeepsStates):
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether nobody but the step asks for the first input."""
+        """True if nobody but the step asks for the first input."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:

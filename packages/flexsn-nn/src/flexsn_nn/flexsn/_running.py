@@ -318,7 +318,7 @@ class Runs(Chooses):
         self.__dict__["_repeats"] = None
 
     def _packs(self) -> bool:
-        """Whether kernels may write the bits of the first output."""
+        """True if kernels may write the bits of the first output."""
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
             return False
         return self._bits.why_refused(self.core) is None
@@ -397,6 +397,6 @@ def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:
-    """Whether there is a `DTensor` among the inputs; without importing what they are defined in."""
+    """True if there is a `DTensor` among the inputs; without importing what they are defined in."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

@@ -162,7 +162,7 @@ class KeepsStates(Settings):
         return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
+        """True if the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
         if not self._own_transforms:
             return self._starts_at_zero()
         return self._starts_at_zero() and self._state_dtype(inputs) == inputs[0].dtype

@@ -37,7 +37,7 @@ _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "siz
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether each element of the result is a function of one element of each operand, also on a kernel."""
+    """True if each element of the result is a function of one element of each operand, also on a kernel."""
     if node.op == "call_function":
         known = node.target in _FUNCTIONS
     else:
@@ -52,12 +52,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_of_form(node: fx.Node) -> bool:
-    """Whether a node reads no values of its first argument."""
+    """True if a node reads no values of its first argument."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
 
 
 def separates(node: fx.Node) -> bool:
-    """Whether what is computed before a node may be something else behind it.
+    """True if what is computed before a node may be something else behind it.
 
     Modes change there (autocast, `no_grad`, hooks), or memory is written to that `is_written` does not know of. What
     methods and PyTorch's own functions write shows in a tensor's version; what functions of lists, a user's own
@@ -70,7 +70,7 @@ def separates(node: fx.Node) -> bool:
 
 
 def forgets_versions(node: fx.Node) -> bool:
-    """Whether a node is `tensor.data`: what writes to it leaves the tensor's version as it is."""
+    """True if a node is `tensor.data`: what writes to it leaves the tensor's version as it is."""
     return getattr(node.target, "__name__", "") == "_get_data_attr"
 
 

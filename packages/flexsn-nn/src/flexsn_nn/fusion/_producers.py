@@ -169,7 +169,7 @@ class Producers:
         return ElementwiseCall(node, args, kwargs)
 
     def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether nobody reads the values of a node but `reader`, or scans."""
+        """True if nobody reads the values of a node but `reader`, or scans."""
         return all(user is reader or is_scan(user) or is_of_form(user) for user in node.users)
 
     def _leave(self, leaf: Sequence, why: str) -> Sequence:
@@ -182,14 +182,14 @@ def _sequences(expression: Expression) -> set[Sequence]:
 
 
 def _is(size: Any, other: Any) -> bool:
-    """Whether two sizes are equal, as far as that is known; nothing is guarded."""
+    """True if two sizes are equal, as far as that is known; nothing is guarded."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     return bool(str(size) == str(other))
 
 
 def _unfolds(node: fx.Node) -> bool:
-    """Whether a node is a view of `[T * B, ...]` as `[T, B, ...]`."""
+    """True if a node is a view of `[T * B, ...]` as `[T, B, ...]`."""
     if node.op != "call_method" or node.target not in _VIEWS:
         return False
     before, after = example(node.args[0]), example(node)

@@ -90,7 +90,7 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """Whether a value has the elements of an output of a scan that is zeros and ones."""
+    """True if a value has the elements of an output of a scan that is zeros and ones."""
     dtype = _unwritten(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
@@ -130,7 +130,7 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 
 
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
-    """Whether a value of a step is 0 or 1: what a comparison gives, converted, also within an `autograd.Function`."""
+    """True if a value of a step is 0 or 1: what a comparison gives, converted, also within an `autograd.Function`."""
     while isinstance(value, fx.Node):
         if example(value) is not None and is_written(value):
             return False

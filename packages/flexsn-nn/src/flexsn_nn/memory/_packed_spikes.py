@@ -233,7 +233,7 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
 
 @lru_cache(maxsize=1024)
 def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """Whether elements fill a part of memory, each once."""
+    """True if elements fill a part of memory, each once."""
     unit = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != unit:

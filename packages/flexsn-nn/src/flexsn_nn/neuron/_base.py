@@ -251,7 +251,7 @@ class Neuron(FlexSN):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """Whether the step and all that it was given is this package's; a function of the user's is not."""
+        """True if the step and all that it was given is this package's; a function of the user's is not."""
         held = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
@@ -285,7 +285,7 @@ def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of `shape` can be expanded to `to`."""
+    """True if a tensor of `shape` can be expanded to `to`."""
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 

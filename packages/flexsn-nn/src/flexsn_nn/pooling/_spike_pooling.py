@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from flexsn_nn._checks import check_module, check_name
-from flexsn_nn._replaced_forwards import LayerReport
+from flexsn_nn._replaced_forwards import ReplacementReport
 from flexsn_nn.pooling._layer import PoolForward, is_pooling, why_torch
 
 
@@ -30,7 +30,7 @@ class PooledLayer:
         return f"{self.layer}: {self.account}"
 
 
-class SpikePooling(LayerReport):
+class SpikePooling(ReplacementReport):
     """Layers of a network that pool; `print` it to see what ran. `spike_pooling` makes it.
 
     Args:

@@ -223,7 +223,7 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
-    """Whether a core, of whichever operators, multiplies matrices: by names, for it decides about memory alone."""
+    """True if a core, of whichever operators, multiplies matrices: by names, for it decides about memory alone."""
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
     return any(name.split(".")[0] in _PRODUCTS for name in names)

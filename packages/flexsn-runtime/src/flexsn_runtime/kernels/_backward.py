@@ -304,7 +304,7 @@ class BackwardScan:
 
 
 def _is_copied(gradient: Tensor) -> bool:
-    """Whether an incoming gradient is copied before a kernel reads it.
+    """True if an incoming gradient is copied before a kernel reads it.
 
     The memory of a lazily negated view is without the sign. An expanded one, as a sum over time has, would get a kernel
     of its own, whose compilation takes longer than many copies; and the last layer of a network is small. Zeros that

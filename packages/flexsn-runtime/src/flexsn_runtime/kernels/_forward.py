@@ -215,7 +215,7 @@ def checkpoint_rows(num_steps: int, segment: int) -> int:
 
 
 def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether strides lead to the same places."""
+    """True if strides lead to the same places."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=True))
 
 

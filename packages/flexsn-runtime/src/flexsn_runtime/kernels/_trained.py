@@ -124,7 +124,7 @@ class TrainedScan:
         return written
 
     def reads_hold(self) -> bool:
-        """Whether what backward formulas read is there still."""
+        """True if what backward formulas read is there still."""
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:

@@ -43,7 +43,7 @@ def allocator(
 
 
 def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether a result on the CPU lies in memory of ours."""
+    """True if a result on the CPU lies in memory of ours."""
     return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
 
 

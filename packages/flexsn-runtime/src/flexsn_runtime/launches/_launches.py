@@ -18,7 +18,7 @@ class Launch(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether there is nothing to compile any more."""
+        """True if there is nothing to compile any more."""
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device

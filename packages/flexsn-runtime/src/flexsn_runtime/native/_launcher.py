@@ -135,7 +135,7 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
 
 def may_launch(device: torch.device) -> bool:
-    """Whether `compiled_launcher` gives the module for a device, sooner or later.
+    """True if `compiled_launcher` gives the module for a device, sooner or later.
 
     Raises:
         LauncherError: see `launcher_choice`.

@@ -40,7 +40,7 @@ class NativeCall:
 
     def __init__(self, module: ModuleType, launch: ByAddress, there: Sequence[bool]) -> None:
         self.watched: Callable[[], bool] = launch.entry.watched
-        """Whether launches are to be told to somebody whom this would not tell."""
+        """True if launches are to be told to somebody whom this would not tell."""
         launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
         self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
             list(launch.written), _kernel(module, launch)
@@ -76,7 +76,7 @@ class NativeScan:
         self._module = module
         self._absent = [i for i, one in enumerate(there) if not one]
         self.watched: Callable[[], bool] = launch.entry.watched
-        """Whether launches are to be told to somebody whom this would not tell; asked before a forward, for both."""
+        """True if launches are to be told to somebody whom this would not tell; asked before a forward, for both."""
         launch = launch.without(self._absent, len(there))
         self._scan = module.Scan(
             partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),

@@ -51,7 +51,7 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
 
 def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
-    """Whether a dimension goes on where the ones after it end, so that one term serves both."""
+    """True if a dimension goes on where the ones after it end, so that one term serves both."""
     first, size, unit = group
     return first * size == inner and stride == unit * size
 

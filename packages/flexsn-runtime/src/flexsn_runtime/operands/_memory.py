@@ -1,4 +1,4 @@
-"""Whether kernels can read the memory of a tensor, in words."""
+"""True if kernels can read the memory of a tensor, in words."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def size_class(ncl: int) -> int:
 
 
 def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
-    """Whether kernels can be made of a plan, with the checkpoints where `usual` has them."""
+    """True if kernels can be made of a plan, with the checkpoints where `usual` has them."""
     configs = (plan.inference, plan.forward, plan.backward)
     numbers = [n for c in configs for n in (c.chunk, c.block, c.num_warps, c.stages)]
     return (

@@ -1,4 +1,4 @@
-"""Whether compiled kernels would take a step function, asked where none can run."""
+"""True if compiled kernels would take a step function, asked where none can run."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Rows(NamedTuple):
 
     @property
     def is_sequence(self) -> bool:
-        """Whether every step has a row of its own."""
+        """True if every step has a row of its own."""
         return self.memory.shape[0] >= self.first + self.num_steps
 
     def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:

@@ -158,7 +158,7 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._vjps[key]
 
     def _computes_the_same(self, other: CoreTrace) -> bool:
-        """Whether another trace's forward is this one's: the VJPs of the one read what the other one keeps."""
+        """True if another trace's forward is this one's: the VJPs of the one read what the other one keeps."""
         assert isinstance(other, RecurrentTrace)
         return self._described(other.forward) == self._described(self.trace.forward)
 

@@ -165,7 +165,7 @@ def _best(rows: int, width: int, weights: tuple[_Weight, ...], processors: int, 
 
 
 def _fits(tiles: Tiles, weights: tuple[_Weight, ...], shared: int) -> bool:
-    """Whether a program's matrices and operands have room."""
+    """True if a program's matrices and operands have room."""
     matrices = sum(weight.shared_bytes(tiles) for weight in weights)
     operand = max(weight.operand_bytes(tiles) for weight in weights)
     in_one_part = max((weight.operand_bytes(tiles) for weight in weights if weight.operand == 2), default=0)

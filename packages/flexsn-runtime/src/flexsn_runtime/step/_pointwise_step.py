@@ -142,7 +142,7 @@ class Specialization(CoreSpecialization):
         return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        """Whether kernels with chunks of so many steps have a part for what is left of T."""
+        """True if kernels with chunks of so many steps have a part for what is left of T."""
         return True  # one binary serves every T
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:

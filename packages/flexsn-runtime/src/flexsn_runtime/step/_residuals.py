@@ -1,4 +1,4 @@
-"""Whether the backward has what it needs kept by the forward, or computes it again."""
+"""True if the backward has what it needs kept by the forward, or computes it again."""
 
 from __future__ import annotations
 

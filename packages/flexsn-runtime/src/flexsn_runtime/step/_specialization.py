@@ -149,7 +149,7 @@ class CoreSpecialization:
         return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
-        """Whether the step can read these for the tensors that its core captured when it was traced."""
+        """True if the step can read these for the tensors that its core captured when it was traced."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
                 return False

@@ -158,7 +158,7 @@ class _ClusterWriter:
         return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
-        """Whether every value that is sent is 0 or 1."""
+        """True if every value that is sent is 0 or 1."""
         if exchange.carried and not self._spec.from_zero:
             return False
         found = False

@@ -77,7 +77,7 @@ def as_flags(mask: Any) -> Any:
 
 
 def launches_on_nvidia() -> bool:
-    """Whether the GPU that kernels are launched on is NVIDIA's."""
+    """True if the GPU that kernels are launched on is NVIDIA's."""
     driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
     return bool(driver.active.get_current_target().backend == "cuda")
 

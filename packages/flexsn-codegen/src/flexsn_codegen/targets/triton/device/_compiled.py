@@ -37,7 +37,7 @@ def store(pointers, value, mask):
 
 @triton.jit
 def store_bits(row, value, mask, number):
-    """Whether the elements of a block are not 0, 8 in a byte of a row of `number`.
+    """True if the elements of a block are not 0, 8 in a byte of a row of `number`.
 
     In bytes, and not in words: 8 elements are what one thread has, or two that are neighbours.
     """
