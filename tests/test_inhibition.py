@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Soft, Winner
@@ -9,6 +11,7 @@ from recurrent_cores import Cell, Dense
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 from torch import Tensor
 
+from flexsn_nn import FlexSN
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName, prepare, scan
 
 cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
@@ -115,3 +118,41 @@ def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
     }
     for got, expected in zip(results, run(core, tensors, None, state_seqs=False), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class _Inhibited(torch.nn.Module):
+    """A membrane that the mean of its row inhibits, and a softmax over the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = torch.nn.Parameter(torch.tensor(0.25))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x - self.strength * x.mean(-1, keepdim=True)
+        return torch.softmax(h, -1), h
+
+
+def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **changes: Tensor) -> list[Tensor]:
+    neuron.reset()
+    y = run(x, **changes)
+    return [y.detach(), *torch.autograd.grad((y * x.detach()).sum(), [x, *neuron.parameters()])]
+
+
+def test_in_compiled_graphs_exports_and_with_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are reduced, as everything that a neuron does with its step."""
+    core = _Inhibited().double()
+    loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")
+    x = torch.randn(6, 37, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    lengths = torch.arange(37) % 7
+    resets = torch.rand(6, 37, generator=torch.Generator().manual_seed(1)) < 0.3
+    for changes in ({}, {"lengths": lengths}, {"resets": resets}):
+        expected = _with_gradients(loop, loop, x, **changes)
+        torch.testing.assert_close(_with_gradients(kernels, kernels, x, **changes), expected, rtol=1e-10, atol=1e-10)
+    expected = _with_gradients(loop, loop, x)
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
+    graph = FlexSN(core, 1, 1, 1, backend="hop")
+    compiled = torch.compile(graph, fullgraph=True)
+    torch.testing.assert_close(_with_gradients(graph, compiled, x), expected, rtol=1e-10, atol=1e-10)
+    graph.reset()
+    program = torch.export.export(graph, (x.detach(),))
+    torch.testing.assert_close(program.module()(x.detach()), expected[0], rtol=1e-10, atol=1e-10)
