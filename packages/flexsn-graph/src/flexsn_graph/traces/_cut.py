@@ -12,10 +12,10 @@ from flexsn_graph._torch_private import undisturbed
 from flexsn_graph.cells import StepPieces, pieces_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.lowering._strides import broadcast_shapes
+from flexsn_graph.traces._elements import CUT_IN_STEPS
 from flexsn_graph.traces._step import CoreTrace, StepValue
 from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._prologue import Hoists
-from flexsn_graph.tracing._tracer import CUT_IN_STEPS
 
 
 class CutTrace(CoreTrace):

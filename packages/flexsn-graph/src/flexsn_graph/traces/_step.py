@@ -28,6 +28,7 @@ from flexsn_graph.ir._ports import Port, Role, ports
 from flexsn_graph.ir._step_graph import GRADIENTS, StepGraph
 from flexsn_graph.lowering._normalize import normalize
 from flexsn_graph.reads import Reads
+from flexsn_graph.traces._elements import elements_of
 from flexsn_graph.tracing._core import as_core_results, check_arity, unwrap_compiled
 from flexsn_graph.tracing._prologue import Hoists
 from flexsn_graph.tracing._tracer import Tracer
@@ -285,7 +286,7 @@ class StepTrace(CoreTrace):
         tracer = self._retraced()
         recorded = tracer.record_forward()
         if self.is_on_pieces:
-            self._elements = tracer.in_elements(recorded, self.step_shape)
+            self._elements = elements_of(tracer, recorded, self.step_shape)
             self._count_pieces(self._elements.lifted)
             lowered, layouts = self._elements.module, self._elements.layouts
         else:
@@ -379,7 +380,7 @@ class StepTrace(CoreTrace):
         each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
         tracer = self._retraced()
         recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in each])
-        found = tracer.in_elements(recorded, self.step_shape, gradients, elements)
+        found = elements_of(tracer, recorded, self.step_shape, gradients, elements)
         if found.lifted != elements.lifted:
             raise NonPointwiseError(
                 "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "

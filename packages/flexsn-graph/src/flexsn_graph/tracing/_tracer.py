@@ -23,7 +23,6 @@ from flexsn_graph._torch_private import (
     record,
     without_hooks,
 )
-from flexsn_graph.cells import CUTTING_OPS, Elements, in_elements
 from flexsn_graph.errors import (
     CaptureError,
     StatefulCoreError,
@@ -33,7 +32,6 @@ from flexsn_graph.errors import (
     UnsupportedOpError,
 )
 from flexsn_graph.ir._layout import LiftedLayout
-from flexsn_graph.ir._products import PRODUCTS
 from flexsn_graph.lowering._decompositions import AS_RECORDED, TO_PRIMS
 from flexsn_graph.lowering._lowering import lower
 from flexsn_graph.reads import Reads
@@ -46,9 +44,6 @@ from flexsn_graph.tracing._positions import check_positions
 from flexsn_graph.tracing._prologue import Hoists, Prologue
 from flexsn_graph.tracing._refusals import reads_value
 from flexsn_graph.versions import UnsupportedVersionError
-
-# What is not decomposed in a step that cuts. A mask chooses elements where they are.
-CUT_IN_STEPS = (CUTTING_OPS | PRODUCTS.keys()) - {torch.ops.aten.index_put.default}
 
 
 class Tracer:
@@ -232,27 +227,11 @@ class Tracer:
             sums_allowed: as for `check_positions`.
         """
         lowered = self.lowered(recorded)
-        roles, gradient_of = self._roles(lowered, positions)
+        roles, gradient_of = self.roles(lowered, positions)
         layouts = check_positions(lowered.graph, step_shape, roles, gradient_of, known or {}, sums_allowed=sums_allowed)
         return lowered, layouts
 
-    def in_elements(
-        self,
-        recorded: fx.GraphModule,
-        step_shape: Sequence[int],
-        positions: Sequence[int | None] = (),
-        known: Elements | None = None,
-    ) -> Elements:
-        """Lowers the recorded graph of a step on pieces; the arguments are those of `lower`.
-
-        Args:
-            known: of the forward.
-        """
-        lowered = self.lowered(recorded, CUT_IN_STEPS)
-        roles, gradient_of = self._roles(lowered, positions)
-        return in_elements(lowered, step_shape, roles, gradient_of, None if known is None else known.refined)
-
-    def _roles(
+    def roles(
         self, lowered: fx.GraphModule, positions: Sequence[int | None]
     ) -> tuple[list[int | None], list[int | None]]:
         """For each placeholder the lifted tensor that it is; for each result the placeholder whose gradient it is."""

@@ -1,0 +1,32 @@
+"""Lowers the recorded graph of a step on pieces of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from flexsn_graph.cells import CUTTING_OPS, Elements, in_elements
+from flexsn_graph.ir._products import PRODUCTS
+from flexsn_graph.tracing._tracer import Tracer
+
+# Not decomposed in a step that cuts. A mask chooses elements where they are.
+CUT_IN_STEPS = (CUTTING_OPS | PRODUCTS.keys()) - {torch.ops.aten.index_put.default}
+
+
+def elements_of(
+    tracer: Tracer,
+    recorded: fx.GraphModule,
+    step_shape: Sequence[int],
+    positions: Sequence[int | None] = (),
+    known: Elements | None = None,
+) -> Elements:
+    """The step on elements; the arguments are those of `Tracer.lower`.
+
+    Args:
+        known: of the forward.
+    """
+    lowered = tracer.lowered(recorded, CUT_IN_STEPS)
+    roles, gradient_of = tracer.roles(lowered, positions)
+    return in_elements(lowered, step_shape, roles, gradient_of, None if known is None else known.refined)
