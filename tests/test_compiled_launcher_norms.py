@@ -147,6 +147,7 @@ def test_nothing_to_learn(norm: Callable[..., nn.Module], native_runs: list[Nati
     assert len(native_runs) == 3
 
 
+@pytest.mark.long(all_but=["compiled"])
 @pytest.mark.parametrize("choice", ["python", "compiled"])
 def test_checkpoints_find_the_same_saved_tensors_in_each_call(
     choice: str, native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
