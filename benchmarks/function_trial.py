@@ -311,7 +311,7 @@ def on_gpu(call: Callable[[], Any]) -> float:
         call()
     done.record()
     done.synchronize()
-    return begun.elapsed_time(done) / _QUEUED
+    return float(begun.elapsed_time(done)) / _QUEUED
 
 
 _QUEUED = 20

@@ -172,7 +172,10 @@ def oscillator(state: Any, x: Tensor) -> tuple[Any, Tensor]:
 def made(steps: int = 6) -> dict[str, Tried]:
     torch.manual_seed(0)
     b, n = 4, 8
-    seq = lambda *shape, scale=1.0: leaf(steps, *shape, scale=scale)  # noqa: E731 - for the table below
+
+    def seq(*shape: int, scale: float = 1.0) -> Tensor:
+        return leaf(steps, *shape, scale=scale)
+
     return {
         "moving average": Tried(ema, leaf(b, n), seq(b, n)),
         "minimal GRU": Tried(min_gru, leaf(b, n), {"new": seq(b, n), "gate": seq(b, n)}),
@@ -214,7 +217,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
     loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
     leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
     return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in found)]
 
 

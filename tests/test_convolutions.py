@@ -95,11 +95,15 @@ class Masked(Core):
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
-        self.mask: Tensor
-        self.register_buffer("mask", (torch.arange(self.conv.weight.numel()) % 3 > 0).view_as(self.conv.weight))
+        weight = self.conv.weight
+        assert isinstance(weight, Tensor)
+        self.register_buffer("mask", (torch.arange(weight.numel()) % 3 > 0).view_as(weight))
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        v = 0.5 * v + x + F.conv2d(s, self.conv.weight * self.mask, padding=1)
+        weight, mask = self.conv.weight, self.mask
+        assert isinstance(weight, Tensor)
+        assert isinstance(mask, Tensor)
+        v = 0.5 * v + x + F.conv2d(s, weight * mask, padding=1)
         s = self.spike(v - 1)
         return s, s, v - s
 
@@ -153,11 +157,11 @@ def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_se
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, **near)
-    for a, b in zip(gradients, wanted, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None and b is not None:
-            scale = b.abs().max().clamp(min=1)
-            torch.testing.assert_close(a / scale, b / scale, **near)
+    for found, exact in zip(gradients, wanted, strict=True):
+        assert (found is None) == (exact is None)
+        if found is not None and exact is not None:
+            scale = exact.abs().max().clamp(min=1)
+            torch.testing.assert_close(found / scale, exact / scale, **near)
 
 
 @pytest.mark.long(all_but=["Spiking-triton", "OfInputToo-cpp", "Outside-cpp"])
@@ -290,7 +294,7 @@ def test_gradients(core: type[Core]) -> None:
 
 
 def layer(core: Core, backend: str = "auto") -> FlexSN:
-    return FlexSN(core, num_inputs=1, num_states=core.num_states, num_outputs=1, backend=backend)  # type: ignore[arg-type]
+    return FlexSN(core, num_inputs=1, num_states=core.num_states, num_outputs=1, backend=backend)
 
 
 def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:

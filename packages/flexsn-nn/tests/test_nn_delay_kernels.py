@@ -55,7 +55,11 @@ def check(
     calls: list[str] = []
     for name in ("delay_between", "delay_by_taps"):
         function = getattr(flexsn_nn._delay, name)
-        counted = lambda *a, name=name, function=function: (calls.append(name), function(*a))[1]  # noqa: E731
+
+        def counted(*a: Any, name: str = name, function: Any = function) -> Any:
+            calls.append(name)
+            return function(*a)
+
         monkeypatch.setattr(flexsn_nn._delay, name, counted)
     found = ran(layer, x)
     assert calls == ["delay_by_taps" if training and kind != "linear" else "delay_between"] * 2

@@ -341,7 +341,12 @@ def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.M
     specs: list[ForwardSpec | BackwardSpec] = []
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
-        monkeypatch.setattr(_pointwise_step, name, lambda *a, write=write: (specs.append(a[-1]), write(*a))[1])
+
+        def noted(*a: Any, write: Any = write) -> Any:
+            specs.append(a[-1])
+            return write(*a)
+
+        monkeypatch.setattr(_pointwise_step, name, noted)
     neuron = LIF(backend="triton", tau=1.75)  # of which no other test has kernels
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,12 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     specs: list[ForwardSpec | BackwardSpec] = []
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
-        monkeypatch.setattr(_pointwise_step, name, lambda *a, write=write: (specs.append(a[-1]), write(*a))[1])
+
+        def noted(*a: Any, write: Any = write) -> Any:
+            specs.append(a[-1])
+            return write(*a)
+
+        monkeypatch.setattr(_pointwise_step, name, noted)
     options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
     x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
     try:
