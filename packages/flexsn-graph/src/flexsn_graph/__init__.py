@@ -36,7 +36,7 @@ from flexsn_graph.ir._random import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER,
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
 from flexsn_graph.passes._ends import ends_early
-from flexsn_graph.passes._linearity import is_linear, linear_part
+from flexsn_graph.passes._linearity import ancestors, is_linear, linear_part
 from flexsn_graph.passes._presence import Flag, Presence
 from flexsn_graph.passes._zero_one import not_zero_one
 from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
@@ -123,6 +123,7 @@ __all__ = [
     "View",
     "__version__",
     "absent_at_first",
+    "ancestors",
     "cells_effects",
     "cells_gradient_of",
     "continuous_nodes",

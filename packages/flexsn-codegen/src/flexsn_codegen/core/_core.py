@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_codegen.core._once import ancestors, computed_once, needed_for
+from flexsn_codegen.core._once import computed_once, needed_for
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
@@ -21,7 +21,7 @@ from flexsn_codegen.source._source import CoreSource, Once, identifier
 from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
 from flexsn_codegen.targets._base import Op
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
+from flexsn_graph import Port, Role, StepGraph, ancestors, continuous_nodes, location_of, ports
 
 _Number = bool | int | float
 

@@ -44,18 +44,6 @@ def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def ancestors(nodes: tuple[fx.Node, ...]) -> set[fx.Node]:
-    """The nodes, and what they are computed from."""
-    found: set[fx.Node] = set()
-    sought = list(nodes)
-    while sought:
-        node = sought.pop()
-        if node not in found:
-            found.add(node)
-            sought += node.all_input_nodes
-    return found
-
-
 def _is_slow(node: fx.Node) -> bool:
     if node.target is ELEMENT_WORD:
         return True

@@ -86,7 +86,7 @@ def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def _cut_out(step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node]) -> StepGraph:
-    """What computes the nodes, from the inputs and what was reduced."""
+    """The part of a step that computes the nodes, from its inputs and reduced values."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     lifted = ports(Role.LIFTED, len(reduced))

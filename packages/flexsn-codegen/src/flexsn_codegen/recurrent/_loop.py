@@ -24,7 +24,7 @@ _MOST_CARRIED = 16
 _MOST_BESIDE_RING = 4
 # Each is loaded, and written out in the source: more take minutes to compile.
 _MOST_IN_RING = 128
-# What is reduced in a program; by those that give one of the values, half dtypes, too.
+# Reductions that one program can do. Those that return one of the values take half dtypes, too.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
@@ -239,7 +239,7 @@ class _Analysis:
         )
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
-        """What goes from step to step in memory: of what stages alone read, all but the first few that a step reads."""
+        """Values that pass from step to step in memory: those that only stages read, except the first few."""
         combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
         first = {port: len(parts) for port in self._carried - combined}
         for i, part in reversed(list(enumerate(parts))):

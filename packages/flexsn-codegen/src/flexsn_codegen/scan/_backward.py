@@ -181,7 +181,7 @@ class BackwardTemplate:
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _declare_read(self) -> None:
-        """What the steps read besides their inputs and captured tensors."""
+        """Operands of the steps other than inputs and captured tensors."""
         w, spec = self._writer, self._spec
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
@@ -196,7 +196,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """What passes from step to step, as it comes to the last one."""
+        """Values that pass from step to step, as the last step receives them."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):

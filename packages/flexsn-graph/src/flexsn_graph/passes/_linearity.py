@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def linear_part(step: StepGraph) -> StepGraph | None:
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}
     kept = {port: entry for port, entry in zip(step.results, step.entries, strict=True) if port.role is Role.STATE}
-    needed = _ancestors(entry for entry in kept.values() if isinstance(entry, fx.Node))
+    needed = ancestors(entry for entry in kept.values() if isinstance(entry, fx.Node))
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in step.graph.nodes:
         if node.op == "placeholder":
@@ -64,7 +64,8 @@ def linear_part(step: StepGraph) -> StepGraph | None:
     return StepGraph(graph, step.arguments, tuple(found), step.layouts)
 
 
-def _ancestors(nodes: Any) -> set[fx.Node]:
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and those that they are computed from."""
     found: set[fx.Node] = set()
     sought = list(nodes)
     while sought:

@@ -39,7 +39,7 @@ def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSourc
 
 
 class SegmentsTemplate(ForwardTemplate):
-    """What kernels that walk a segment have in common."""
+    """Common part of kernels that walk a segment."""
 
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)

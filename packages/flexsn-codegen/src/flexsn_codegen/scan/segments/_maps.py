@@ -13,8 +13,8 @@ from flexsn_graph import Port, Role
 class SegmentMaps:
     """Maps of the values `<prefix>_<i>` of some states `i` before a segment to those after it.
 
-    Of these states in order, `SEGMENT_MAP` `a * S + b` is the derivative of the value of `a` after the segment by that
-    of `b` before it, and `S * S + a` the value of `a` after it where those before are zero.
+    The states are numbered in order. `SEGMENT_MAP` `a * S + b` is the derivative of state `a` after the segment by
+    state `b` before it. `S * S + a` is state `a` after the segment if all states before it are zero.
 
     Args:
         writer: of the kernel, which gets the maps as parameters.

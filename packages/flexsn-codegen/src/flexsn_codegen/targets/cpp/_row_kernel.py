@@ -14,8 +14,8 @@ from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
 Layout = str
-"""Of an operand: ``"following"``, ``"one"`` or ``"apart"``, of its elements in a row; the first layout is the number of
-dimensions."""
+"""Places of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``. The first layout is the number
+of dimensions."""
 
 
 def walk_rows(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
