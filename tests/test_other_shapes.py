@@ -341,7 +341,7 @@ def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
     assert (spikes != expected).double().mean() < 1e-3
     told = [line for line in layer.explain().splitlines() if "the last " in line]
     assert len(told) == 2
-    assert neurons == 320 or all("one launch for all steps" in line for line in told)  # 320: as matrices have room
+    assert all("one launch for all steps" in line for line in told)
 
 
 @pytest.mark.gpu
