@@ -88,6 +88,8 @@ class BackwardTemplate:
         w = self._writer
         if self._counting:
             self._walk_lengths()
+        elif self._spec.single:
+            self._walk_once()
         else:
             w.integer("chunks", f"T // {self._spec.chunk}")
             self._walk()
@@ -114,6 +116,12 @@ class BackwardTemplate:
                 w.move(param, -chunk)
             w.integer("c", f"{self._behind} - 1 - i")
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
+
+    def _walk_once(self) -> None:
+        """All steps, where they are one chunk: what the last one receives is a constant, and so are zero states."""
+        for param in self._moving():
+            self._writer.point(param)
+        self._chunk(None, self._spec.chunk)
 
     def _walk_lengths(self) -> None:
         """All steps, where inputs count down."""
@@ -190,7 +198,8 @@ class BackwardTemplate:
         }
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
-        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
+        checkpoints = [] if spec.single else self._needed_states
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in checkpoints}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
@@ -224,10 +233,11 @@ class BackwardTemplate:
                 if layouts[i].early:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
-    def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         """Walks back through so many steps from where the pointers are.
 
         Args:
+            number: of the chunk; `None`: it is the only one.
             partial: through the first `left` of them.
             early: the condition under which there is a chunk before, of which some inputs are loaded here, as those of
                 this one have been; `None`: all are loaded now.
@@ -249,11 +259,14 @@ class BackwardTemplate:
     def _exists(self, k: int, partial: bool) -> str | None:
         return f"{k} < left" if partial else None
 
-    def _load_states(self, number: str) -> None:
+    def _load_states(self, number: str | None) -> None:
         """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
         the loads behind it from being issued."""
         w = self._writer
         for i in self._needed_states:
+            if number is None:
+                w.assign(f"state_{i}_0", f"initial_{i}" if i in self._states else w.zeros(self._spec.state_dtypes[i]))
+                continue
             param = self._checkpoints[i]
             w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # else 0
             if i in self._states:

@@ -76,6 +76,8 @@ class ForwardTemplate:
             w.point(param)
         if self._counting:
             self._walk_lengths(chunk)
+        elif spec.single:
+            self._walk_once(chunk)
         else:
             w.integer("chunks", f"T // {chunk}")
             self._whole_chunks(chunk)
@@ -97,6 +99,15 @@ class ForwardTemplate:
                     self._write_checkpoints(row, None if k else "c > 0")
                 self._step(k)
             self._move(chunk)
+
+    def _walk_once(self, chunk: int) -> None:
+        """All steps, where they are one chunk."""
+        segment = self._spec.segment
+        self._load_inputs(chunk)
+        for k in range(chunk):
+            if self._checkpoints and k and k % segment == 0:
+                self._write_checkpoints(str(k // segment - 1), None)
+            self._step(k)
 
     def _walk_lengths(self, chunk: int) -> None:
         """All steps, where inputs count down."""
@@ -172,8 +183,9 @@ class ForwardTemplate:
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._bits = w.add_bits(spec.bits)
+        kept = spec.segment and not (spec.single and spec.chunk <= spec.segment)
         self._checkpoints: Sequence[Port] = (
-            [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
+            [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if kept else []
         )
 
     def _moving(self) -> list[Port]:

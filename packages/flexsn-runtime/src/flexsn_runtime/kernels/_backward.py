@@ -120,7 +120,7 @@ class BackwardScan:
         operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
-        config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
@@ -206,6 +206,7 @@ class BackwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=strided,
             flags=self._presence.flags,
         )

@@ -111,7 +111,7 @@ class ForwardScan:
             self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
-        config, rest = step.chunks(config, num_steps, step.cost.num_ops)
+        config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
         operands = Operands(arguments, layouts, shape, form.order, step.counts)
         spec = ForwardSpec(
@@ -129,6 +129,7 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=operands.strided(
                 (param, size, strides) for param, size, strides, _ in self._written if param.role is not Role.BITS
             ),
