@@ -91,13 +91,22 @@ class Launcher:
         like: tensors as in each call, in the order of the kernel's parameters.
         numel: the number of elements.
         block: elements of a program in Triton; warps: of it on a GPU.
+        fixed: True if memory depends on the number of programs, so that Triton's interpreter has no larger ones.
     """
 
     def __init__(
-        self, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool, block: int = BLOCK, warps: int = 4
+        self,
+        kernel: Any,
+        like: Sequence[Tensor],
+        numel: int,
+        *,
+        fast_math: bool,
+        block: int = BLOCK,
+        warps: int = 4,
+        fixed: bool = False,
     ) -> None:
         self._kernel, self._numel, self._fast_math = kernel, numel, fast_math
-        self._block, self._warps = block, warps
+        self._block, self._warps, self._fixed = block, warps, fixed
         self._device = like[0].device
         self._in_cpp: Callable[[Sequence[int]], None] | None = None
         if isinstance(kernel, CppKernel):
@@ -125,6 +134,8 @@ class Launcher:
             block = min(1 << (self._numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
             if self._block > BLOCK:
                 block = max(block, self._block)
+            if self._fixed:
+                block = self._block
             with interpreting():
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
