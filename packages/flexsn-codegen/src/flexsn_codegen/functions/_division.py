@@ -10,8 +10,6 @@ from flexsn_codegen.targets import Summed, Target
 
 # Fewer columns leave most of a program without work.
 _LEAST_COLUMNS = 16
-# More are summed after the kernel.
-_MOST_COLUMNS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def divided(
         width = math.prod(sizes[split:])
         if width < _LEAST_COLUMNS or (target.columns_in_runs and not _is_run(sizes[split:], strides, split)):
             continue
-        sums = tuple(_kind(own, split, len(sizes), width) for own in summed)
+        sums = tuple(_kind(own, split, len(sizes), width, target.most_columns) for own in summed)
         handled = sum(kind is not Summed.NOT for kind in sums)
         if handled > most:
             best, most = Division(split, sums), handled
@@ -54,10 +52,10 @@ def divided(
     return best
 
 
-def _kind(summed: frozenset[int], split: int, dimensions: int, width: int) -> Summed:
+def _kind(summed: frozenset[int], split: int, dimensions: int, width: int, most: int) -> Summed:
     if summed == frozenset(range(split)):
         return Summed.OVER_ROWS
-    if summed >= frozenset(range(split, dimensions)) and width <= _MOST_COLUMNS:
+    if summed >= frozenset(range(split, dimensions)) and width <= most:
         return Summed.OVER_COLUMNS
     return Summed.NOT
 

@@ -7,6 +7,7 @@ of their operands is negative, so that `//` and `%` are what they are in any lan
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -155,6 +156,7 @@ class Target(ABC):
         segments: True if programs can walk segments of time side by side.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
         columns_in_runs: True if these need columns that are evenly spaced in each operand.
+        most_columns: of a row that they sum best.
         rules: how each op is written.
     """
 
@@ -166,6 +168,7 @@ class Target(ABC):
     segments: bool = False
     reduces_rows: bool = False
     columns_in_runs: bool = False
+    most_columns: int = sys.maxsize
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}

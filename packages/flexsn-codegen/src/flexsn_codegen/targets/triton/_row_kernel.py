@@ -109,7 +109,8 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     ]
     for port in core.arguments:
         place, mask = places[port]
-        body.append(f"{port.name} = dev.load({place}, {mask})")
+        # What each row reads is loaded once.
+        (lines if mask == "inside" else body).append(f"{port.name} = dev.load({place}, {mask})")
     body += _stages(core, places, layout_of, columns)
     if summed:
         for port in summed:
@@ -122,7 +123,9 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     else:
         lines += body
     numbers = [argument for number in core.numbers for argument in number.arguments]
-    unspecialised = ["N", *(["STEPS"] if summed else []), *numbers]
+    # Where operands lie in two directions, vectors of loads need to know by what `N` is divisible.
+    counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
+    unspecialised = [*counts, *numbers]
     text_of_body = "\n".join("    " + line for line in lines)
     arguments = [*(f"{port.name}_ptr" for port in ports), *sizes]
     text = f"{(*arguments, *unspecialised)}\n{text_of_body}\n{core.name}"
@@ -154,12 +157,13 @@ def _places(
                 summands.append(f"(({index} // {inner}) % {size}) * {stride}")
             offsets.append(" + ".join(summands))
         by_row, by_column = offsets
-        of_rows.append(f"{port.name}_off = {by_row or 'row * 0'}")
-        place = f"{port.name}_ptr + {port.name}_off"
         if by_column:
             of_columns.append(f"{port.name}_column_off = {by_column}")
-            place += f" + {port.name}_column_off"
-        places[port] = place, "mask" if by_column else "exists"
+        if by_row or not by_column:
+            of_rows.append(f"{port.name}_off = {by_row or 'row * 0'}")
+        summands = [f"{port.name}_off"] * bool(by_row or not by_column) + [f"{port.name}_column_off"] * bool(by_column)
+        mask = "exists" if not by_column else "mask" if by_row else "inside"
+        places[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
     return places, of_rows, of_columns
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._numbers import WRITTEN_OUT, reciprocal
+from flexsn_codegen.source._numbers import WRITTEN_OUT, is_product, reciprocal
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
@@ -213,7 +213,12 @@ def _pow(call: OpCall) -> str:
     }
     assert written_out.keys() == WRITTEN_OUT
     exponent = call.constants[1]
-    return written_out.get(exponent, f"dev.pow({x}, {y})") if exponent is not None else f"dev.pow({x}, {y})"
+    if exponent is None:
+        return f"dev.pow({x}, {y})"
+    if exponent not in written_out and is_product(exponent, call.dtype):
+        n, name = int(abs(exponent)), "power" if exponent > 0 else "inverse_power"
+        return f"dev.{name}({x}, {n}, {n.bit_length()})"
+    return written_out.get(exponent, f"dev.pow({x}, {y})")
 
 
 @_rule(_prims.nextafter.default)

@@ -28,6 +28,7 @@ class Triton(Target):
     rows = True
     segments = True
     reduces_rows = True
+    most_columns = 4096
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
 import triton.language as tl

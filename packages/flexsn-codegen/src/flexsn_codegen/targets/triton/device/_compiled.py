@@ -122,6 +122,30 @@ def pow(x, y):
 
 
 @triton.jit
+def power(x, n: tl.constexpr, BITS: tl.constexpr):
+    """A whole power of float32, of so many bits."""
+    wide = x.to(tl.float64)
+    result = wide
+    for i in tl.static_range(1, BITS):
+        result = result * result
+        if (n >> (BITS - 1 - i)) & 1:
+            result = result * wide
+    return result.to(x.dtype)
+
+
+@triton.jit
+def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
+    """One over a whole power of float32."""
+    wide = x.to(tl.float64)
+    result = wide
+    for i in tl.static_range(1, BITS):
+        result = result * result
+        if (n >> (BITS - 1 - i)) & 1:
+            result = result * wide
+    return (1.0 / result).to(x.dtype)
+
+
+@triton.jit
 def fmod(x, y):
     # `%` compiles to one division and an fma, which is not exact.
     return libdevice.fmod(x, y)
@@ -375,12 +399,14 @@ __all__ = [
     "fmin",
     "fmod",
     "hypot",
+    "inverse_power",
     "largest",
     "load",
     "maximum",
     "minimum",
     "nextafter",
     "pow",
+    "power",
     "round_bfloat16",
     "round_float16",
     "signbit",

@@ -82,6 +82,16 @@ atan2 = _on_torch(torch.atan2)
 hypot = _on_torch(torch.hypot)
 nextafter = _on_torch(torch.nextafter)
 pow = _on_torch(torch.pow)
+
+
+def power(x: Any, n: int, BITS: int) -> Any:
+    return _of_type(x, (_to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
+
+
+def inverse_power(x: Any, n: int, BITS: int) -> Any:
+    return _of_type(x, (1.0 / _to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
+
+
 # In float64: vectorised, torch's float32 one gives NaN where the quotient is too large for it.
 fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
 
@@ -124,12 +134,14 @@ __all__ = [
     "fmin",
     "fmod",
     "hypot",
+    "inverse_power",
     "largest",
     "load",
     "maximum",
     "minimum",
     "nextafter",
     "pow",
+    "power",
     "round_bfloat16",
     "round_float16",
     "signbit",
