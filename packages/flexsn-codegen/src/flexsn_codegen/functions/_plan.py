@@ -116,23 +116,26 @@ class Trace:
         """The integers that each step's kernel takes for the numbers."""
         return [integers(step.source, step.slots, numbers) for step in self.steps]
 
-    def plan(self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = (), like: Sequence[int] = ()) -> Plan:
+    def plan(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = (), like: Sequence[int] = (), *, plain: bool = False
+    ) -> Plan:
         """All of a call but where its tensors are, and its numbers.
 
         Args:
             tensors: shapes, strides, dtypes and the device are looked at.
             outs: what the results are written to; none: new memory.
             like: of a trace with `sources`, for each result the tensor to whose shape it is summed.
+            plain: each kernel has an operand for each argument and result of its step, and walks elements.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return _built(self, tensors, outs, like)  # symbols
-        key = (len(outs), tuple(like), *[(t.shape, t.stride()) for t in every])
+            return _built(self, tensors, outs, like, plain)  # symbols
+        key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in every])
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
-            plan = self.plans[key] = _built(self, tensors, outs, like)
+            plan = self.plans[key] = _built(self, tensors, outs, like, plain)
         return plan
 
 
@@ -358,13 +361,13 @@ class _View:
     strides: tuple[int, ...]
 
 
-def _built(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], like: Sequence[int]) -> Plan:
+def _built(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], like: Sequence[int], plain: bool) -> Plan:
     if isinstance(trace.graph, CellGraph):
-        return _of_parts(trace, tensors)
-    return _of_sums(trace, tensors, like) if trace.sources is not None else _of_whole(trace, tensors, outs)
+        return _of_parts(trace, tensors, plain)
+    return _of_sums(trace, tensors, like) if trace.sources is not None else _of_whole(trace, tensors, outs, plain)
 
 
-def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -> Plan:
+def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], plain: bool) -> Plan:
     shape, strides = plan_layout([*tensors, *outs])
     for i in trace.written:
         if tuple(tensors[i].shape) != shape:
@@ -380,7 +383,7 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -
     else:
         results = [_View(Operand(count + i), strides) for i in range(len(new))]
     outputs = [*results, *(inputs[i] for i in trace.written)]
-    walk = _Walk(trace, 0, shape, strides, inputs, [frozenset()] * len(outputs))
+    walk = _Walk(trace, 0, shape, strides, inputs, [frozenset()] * len(outputs), plain=plain)
     return Plan(new, trace.dtypes, (walk.launch(outputs, may_overlap=bool(trace.written or outs)),))
 
 
@@ -413,7 +416,7 @@ def _broadcast(own: Sequence[int], shape: Sequence[int]) -> frozenset[int]:
     return frozenset(d for d, n in enumerate(shape) if n != 1 and (d < missing or own[d - missing] == 1))
 
 
-def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
+def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
     graph = trace.graph
     assert isinstance(graph, CellGraph)
     shapes = [step.shape(tensors) for step in graph.steps]
@@ -434,7 +437,8 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
         places = [_part(len(tensors) + part.tensor, part, _like(new[part.tensor]), shape) for part in step.outputs]
         strides = _dense(shape, torch.float32).strides if summed[0] else places[0].strides
         order = torch.empty_like(torch.empty((), device="meta").as_strided(shape, strides), device="meta").stride()
-        walk = _Walk(trace, number, shape, order, inputs, summed, [step.is_whole(part) for part in step.outputs])
+        whole = [step.is_whole(part) for part in step.outputs]
+        walk = _Walk(trace, number, shape, order, inputs, summed, whole, plain=plain)
         outputs = []
         for i, (part, dtype, axes) in enumerate(zip(step.outputs, step.dtypes, summed, strict=True)):
             if not axes:
@@ -474,6 +478,7 @@ class _Walk:
         inputs: of the step, used or not.
         summed: for each output, the dimensions that it is summed over.
         whole: for each output of a step that reduces rows, True if it has an element for each of a row.
+        plain: as for `Trace.plan`.
     """
 
     def __init__(
@@ -485,12 +490,15 @@ class _Walk:
         inputs: Sequence[_View],
         summed: Sequence[frozenset[int]],
         whole: Sequence[bool] = (),
+        *,
+        plain: bool = False,
     ) -> None:
         self._trace, self._number, self._shape, self._order, self._inputs = trace, number, shape, order, inputs
         self._whole = whole or [True] * len(summed)
         self._core = core = trace.steps[number].source if trace.steps else None
         self._walked: list[int] = []
         self._division: Division | None = None
+        self._plain = plain
         if core is None:
             return
         # Outermost first. Dimensions of one element are nowhere, but for rows.
@@ -503,7 +511,7 @@ class _Walk:
             kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
             sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
             self._division = Division(len(self._walked) - 1, sums)
-        else:
+        elif not plain:
             strides = [inputs[port.index].strides for port in core.arguments]
             places = {d: i for i, d in enumerate(self._walked)}
             walked = [[own[d] for d in self._walked] for own in strides]
@@ -574,6 +582,9 @@ class _Walk:
         strides = [[v.strides[d] for d in self._walked] for v in views]
         target, name = core.target, f"{trace.name}_kernel"
         if division is None or rows is None:
+            woven = self._woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
+            if woven > 1:
+                return self._launch_woven(views, woven)
             layouts, numbers = target.walk(sizes, strides)
             key = (layouts, may_overlap)
             built = step.built.get(key)
@@ -598,6 +609,40 @@ class _Walk:
         return PlannedLaunch(
             self._number, built, operands, [count, *numbers], numel, trace.fast_math, rows.block, rows.warps, fixed
         )
+
+    def _woven(self, outputs: Sequence[_View]) -> int:
+        """The number of outputs that follow each other in memory, element by element; 1: they do not."""
+        first = outputs[0]
+        count = sum(view.operand.tensor == first.operand.tensor for view in outputs)
+        if not 2 <= count <= _MOST_WOVEN or len(outputs) % count or not self._walked:
+            return 1
+        for i, view in enumerate(outputs):
+            begin = outputs[i - i % count]
+            place = Operand(begin.operand.tensor, begin.operand.offset + i % count)
+            if view.operand != place or view.strides != begin.strides or view.strides[self._walked[-1]] != count:
+                return 1
+        return count
+
+    def _launch_woven(self, views: Sequence[_View], count: int) -> PlannedLaunch:
+        trace, core = self._trace, self._core
+        assert core is not None
+        inputs = len(core.arguments)
+        kept = [*views[:inputs], *views[inputs::count]]
+        sizes = [self._shape[d] for d in self._walked]
+        layouts, numbers = core.target.walk(sizes, [[v.strides[d] for d in self._walked] for v in kept])
+        step = trace.steps[self._number]
+        key = ("woven", count, layouts)
+        built = step.built.get(key)
+        if built is None:
+            source = core.target.woven_kernel(f"{trace.name}_kernel", core, layouts, count)
+            built = step.built[key] = Built(source)
+        numel = math.prod(self._shape) * count
+        operands = tuple(view.operand for view in kept)
+        return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
+
+
+# Each element of woven results is computed once for each of them.
+_MOST_WOVEN = 4
 
 
 def _as_one_stage(core: CoreSource, step: StepGraph) -> CoreSource:

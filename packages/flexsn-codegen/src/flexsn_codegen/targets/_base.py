@@ -155,6 +155,7 @@ class Target(ABC):
         rows: whether programs can walk rows of a step.
         segments: True if programs can walk segments of time side by side.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
+        weaves: True if it has kernels that write interleaved results (`woven_kernel`).
         columns_in_runs: True if these need columns that are evenly spaced in each operand.
         most_columns: of a row that they sum best.
         rules: how each op is written.
@@ -167,6 +168,7 @@ class Target(ABC):
     rows: bool = False
     segments: bool = False
     reduces_rows: bool = False
+    weaves: bool = False
     columns_in_runs: bool = False
     most_columns: int = sys.maxsize
 
@@ -234,6 +236,15 @@ class Target(ABC):
         for port in results:
             w.store(port, port.name)
         return w.finish(name, [core], "One program: BLOCK elements.")
+
+    def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
+        """As `pointwise`, of a function whose results are interleaved: `N` is the number of elements of all `count`.
+
+        Args:
+            layouts: from `walk`, for the inputs, and the first of each `count` results.
+            count: number of results that follow each other in memory.
+        """
+        raise NotImplementedError
 
     def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
         """Programs of a kernel on rows and columns.

@@ -16,6 +16,7 @@ from flexsn_codegen.targets.triton._functions import FAST
 from flexsn_codegen.targets.triton._literals import is_supported, literal
 from flexsn_codegen.targets.triton._row_kernel import row_kernel, row_launch, walk_rows
 from flexsn_codegen.targets.triton._rules import RULES
+from flexsn_codegen.targets.triton._woven import woven_kernel
 from flexsn_codegen.targets.triton._writer import TritonWriter
 
 _APPROXIMATE = {Approximate.DIVISION: ("div",), Approximate.EVERYTHING: FAST}
@@ -28,6 +29,7 @@ class Triton(Target):
     rows = True
     segments = True
     reduces_rows = True
+    weaves = True
     most_columns = 4096
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
@@ -65,6 +67,9 @@ from flexsn_codegen.targets.triton import device as dev
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return TritonWriter(self, strided, sizes)
+
+    def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
+        return woven_kernel(self, name, core, layouts, count)
 
     def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
         return row_launch(count, width, reduces=reduces, sums=sums)
