@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 
 import torch
-from function_trial import TRIALS, arguments_of, larger, on_gpu, training, inference, outer
+from function_trial import TRIALS, arguments_of, inference, larger, on_gpu, outer, training
 
 from flexsn_codegen import pointwise
 from flexsn_codegen.targets.triton import _row_kernel as rk
@@ -51,16 +50,38 @@ def outer_alone():
             g = torch.autograd.grad(r, (x, y), torch.rand_like(r))
             print("torch.compile(outer) alone, mix_order_reduction", mixed, [t.shape for t in g], flush=True)
         except Exception as error:
-            print("torch.compile(outer) alone, mix_order_reduction", mixed, type(error).__name__, str(error)[:200], flush=True)
+            print(
+                "torch.compile(outer) alone, mix_order_reduction",
+                mixed,
+                type(error).__name__,
+                str(error)[:200],
+                flush=True,
+            )
 
 
 NAMES = ["x * bias", "NHWC channel", "RMSNorm", "LayerNorm", "rotary, halves", "outer, exp"]
 outer_alone()
-for name in [*NAMES, "per row", "NCHW channel", "DDIM step", "wrapped angle", "Lennard-Jones", "rotary, pairs", "RGB to gray"]:
+for name in [
+    *NAMES,
+    "per row",
+    "NCHW channel",
+    "DDIM step",
+    "wrapped angle",
+    "Lennard-Jones",
+    "rotary, pairs",
+    "RGB to gray",
+]:
     measure(name, "training", "as is")
 for name in ("x + y.T", "Lennard-Jones", "rotary, pairs"):
     measure(name, "inference", "as is")
-for block, programs, columns in ((1024, 1024, 512), (2048, 512, 512), (2048, 2048, 512), (4096, 512, 512), (2048, 1024, 128), (1024, 2048, 256)):
+for block, programs, columns in (
+    (1024, 1024, 512),
+    (2048, 512, 512),
+    (2048, 2048, 512),
+    (4096, 512, 512),
+    (2048, 1024, 128),
+    (1024, 2048, 256),
+):
     if time.time() - begun > 62:
         break
     rk._SUMMING_BLOCK, rk._SUMMING_PROGRAMS, rk._SUMMED_COLUMNS = block, programs, columns

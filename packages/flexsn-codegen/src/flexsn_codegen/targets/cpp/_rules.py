@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._dtypes import FLOAT8_DTYPES, HALF_DTYPES, register_dtype
 from flexsn_codegen.source._numbers import is_product
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
@@ -205,6 +205,8 @@ def _view_as(call: OpCall) -> str:
     x, half = call.operands[0], {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     if call.result == call.dtype:
         return x
+    if FLOAT8_DTYPES & {call.dtype, call.result}:
+        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
     if call.dtype in half:
         x = f"uint16_t(dev::{'exact_float16' if call.dtype == torch.float16 else 'bfloat16'}_bits({x}))"
     if call.result in half:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._dtypes import NARROW_DTYPES, rounding
 from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, RowLaunch, Statement, Summed, Target
 from flexsn_codegen.targets.cpp._kernel import CppKernel
@@ -52,7 +52,7 @@ class Cpp(Target):
         return literal(value, dtype)
 
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+        return f"dev::round_{rounding(dtype)}({text})" if dtype in NARROW_DTYPES else text
 
     def filled(self, number: str, like: str) -> str:
         return number

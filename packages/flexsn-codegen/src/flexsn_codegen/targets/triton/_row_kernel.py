@@ -144,7 +144,7 @@ def _places(
     of_rows, of_columns = [], []
     for port in ports:
         offsets = []
-        for direction, terms in zip(("row", "column"), layout_of[port], strict=False):
+        for direction, terms in zip(("row", "column"), layout_of[port][:2], strict=True):
             index = direction if direction == "row" else "column.to(tl.int64)"
             if terms == RUN:
                 sizes.append(f"{port.name}_{direction}")
