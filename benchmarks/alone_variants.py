@@ -1,3 +1,5 @@
+# ruff: noqa
+# mypy: ignore-errors
 """Constants of kernels on rows and columns, on a GPU: an experiment."""
 
 from __future__ import annotations
