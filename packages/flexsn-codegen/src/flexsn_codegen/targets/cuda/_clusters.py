@@ -1,10 +1,10 @@
 """One launch for all steps of a recurrent loop, by thread-block clusters.
 
 A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
-keeps its columns of the matrices in registers, as fragments of `mma.m16n8k16`. What a product reads is sent to the
-shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
-values as one to three numbers of 16 bits. There are two slots, and a barrier for each: a warp that writes a slot again
-has what others sent after they had read it.
+keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
+shared memory. What a product reads is sent to the shared memory of each block of the cluster, by stores that the
+receiver's barrier counts: zeros and ones as bits, other values as one to three numbers of 16 bits. There are two slots,
+and a barrier for each: a warp that writes a slot again has what others sent after they had read it.
 
 `splits` warps share the sums over an operand's terms; the first of them computes all that is no product.
 """
@@ -26,7 +26,8 @@ from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
-_LARGE = 2  # sums of products of first parts that do not wait for each other
+_FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
+_STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 
@@ -39,11 +40,14 @@ class Cluster:
         blocks: of a cluster, a power of two, at most 16.
         splits: warps that share the sums of a product.
         row_tiles: of 8 rows each, of a cluster.
+        held: tiles of 16 terms of a product that a warp has in registers; the others are in shared memory. `None`: all
+            are in registers.
     """
 
     blocks: int
     splits: int
     row_tiles: int
+    held: int | None = None
 
     @property
     def rows(self) -> int:
@@ -57,6 +61,10 @@ class Cluster:
     def threads(self, width: int) -> int:
         """Of one block."""
         return _WARP * self.tiles(width) * self.splits
+
+    def held_of(self, terms: int) -> int:
+        """How many of a product's tiles of terms a warp has in registers."""
+        return terms if self.held is None else min(self.held, terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +227,8 @@ class _ClusterWriter:
         self._states()
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
-            pointer = self._param(Role.INPUT, i)
-            self._line(f"decltype(dev::load({pointer}[0])) load_{i}[row_tiles][4];")
+            self._param(Role.INPUT, i)
+            self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[row_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
             self._param(Role.OUTPUT, i, written=True)
@@ -273,9 +281,19 @@ class _ClusterWriter:
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return (self._cluster.splits - 1) * len(part.pieces) * of_one
 
+    def _stored_fragments(self, part: Multiply) -> int:
+        """Fragments of a matrix that a warp has in shared memory."""
+        terms = self._terms(part)
+        away = terms - self._cluster.held_of(terms)
+        return len(part.pieces) * away * self._matrix_parts(self._sent[part.operand.port])
+
+    def _stored_bytes(self, part: Multiply) -> int:
+        """Of a matrix in shared memory."""
+        return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
+
     def _shared_bytes(self) -> int:
         slots = sum(2 * self._slot_bytes(sent) for sent in self._sent.values())
-        return slots + 4 * sum(self._sum_floats(part) for _, part in self._multiplies())
+        return slots + sum(4 * self._sum_floats(part) + self._stored_bytes(part) for _, part in self._multiplies())
 
     def _begin(self) -> None:
         cluster = self._cluster
@@ -289,11 +307,16 @@ class _ClusterWriter:
         for sent in self._sent.values():
             self._line(f"unsigned char* const {sent.name} = shared + {offset};")
             offset += 2 * self._slot_bytes(sent)
+        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
+        for i, part in self._multiplies():
+            if self._stored_fragments(part):
+                first = f"32 * {self._stored_fragments(part)} * warp + lane"
+                self._line(f"uint4* const stored_{i} = reinterpret_cast<uint4*>(shared + {offset}) + {first};")
+                offset += self._stored_bytes(part)
         for i, part in self._multiplies():
             if self._sum_floats(part):
                 self._line(f"float* const sums_{i} = reinterpret_cast<float*>(shared + {offset});")
                 offset += 4 * self._sum_floats(part)
-        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
         self._line(
             "const int split = warp / tiles, own_tile = warp % tiles, tile = dev::cluster_rank() * tiles + own_tile;"
         )
@@ -342,25 +365,48 @@ class _ClusterWriter:
             raise NotOneLaunchError(f"{count} tiles of terms are not shared by {self._cluster.splits} warps")
         return count // self._cluster.splits
 
+    def _ranges(self, terms: int) -> list[tuple[int, int]]:
+        """Terms in registers, and those in shared memory."""
+        held = self._cluster.held_of(terms)
+        return [(begin, end) for begin, end in ((0, held), (held, terms)) if begin < end]
+
+    def _stored_place(self, i: int, part: Multiply, number: int, p: int) -> str:
+        """Where in shared memory a part of the fragment of term `k` is."""
+        terms, parts = self._terms(part), self._matrix_parts(self._sent[part.operand.port])
+        held = self._cluster.held_of(terms)
+        return f"stored_{i}[32 * (({number} * {terms - held} + k - {held}) * {parts} + {p})]"
+
     def _take_matrices(self) -> int:
-        """Declares and loads the matrices; returns how many registers of a thread they take."""
+        """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
+        registers of a thread they take.
+        """
         registers = 0
         for i, part in self._multiplies():
             sent = self._sent[part.operand.port]
             pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
             parts, terms = self._matrix_parts(sent), self._terms(part)
-            registers += len(part.pieces) * terms * parts * 4
-            self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{terms}][{parts}][4];")
-            self._line("#pragma unroll")
-            with self._block(f"for (int k = 0; k < {terms}; k++)"):
-                self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
-                for number, (first, _) in enumerate(part.pieces):
-                    start = f"{pointer} + piece * width * int64_t({down}) + {first * across}ll"
-                    scattered = "true" if sent.bits else "false"
-                    self._line(
-                        f"dev::take<{sent.format}, {scattered}, {parts}>(matrix_{i}[{number}][k], {start}, "
-                        f"{down}, {across}, 16 * (term % all_tiles), width, 16 * tile, width);"
-                    )
+            held = self._cluster.held_of(terms)
+            registers += len(part.pieces) * held * parts * 4
+            if held:
+                self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
+            for begin, end in self._ranges(terms):
+                self._line("#pragma unroll")
+                with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                    self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
+                    for number, (first, _) in enumerate(part.pieces):
+                        start = f"{pointer} + piece * width * int64_t({down}) + {first * across}ll"
+                        scattered = "true" if sent.bits else "false"
+                        target = f"matrix_{i}[{number}][k]" if begin < held else f"fragment_{number}"
+                        if begin >= held:
+                            self._line(f"uint32_t {target}[{parts}][4];")
+                        self._line(
+                            f"dev::take<{sent.format}, {scattered}, {parts}>({target}, {start}, "
+                            f"{down}, {across}, 16 * (term % all_tiles), width, 16 * tile, width);"
+                        )
+                        if begin >= held:
+                            for p in range(parts):
+                                words = ", ".join(f"{target}[{p}][{r}]" for r in range(4))
+                                self._line(f"{self._stored_place(i, part, number, p)} = {{{words}}};")
             if part.added is not None:
                 row = self._param(Role.MATRIX, part.added)
                 (distance,) = self._spec.matrix_strides[part.added]
@@ -433,6 +479,8 @@ class _ClusterWriter:
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
+                if i + 1 < len(self._parts):
+                    continue  # others wait for what a stage makes of the product
             else:
                 self._call(i, part)
             self._memory(loads.get(i, ()), following)
@@ -498,7 +546,7 @@ class _ClusterWriter:
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
             loads = [load for load, _ in self._spec.loads]
-            return f"load_{loads.index(Load(read, part.stage.shape))}[n][j]"
+            return f"dev::load(load_{loads.index(Load(read, part.stage.shape))}[n][j])"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
 
     def _multiply(self, i: int, part: Multiply) -> None:
@@ -532,34 +580,47 @@ class _ClusterWriter:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
-        chains = {"small": self._small_chains(part), "large": _LARGE} if small else {"large": _LARGE}
+        large = self._large_chains(part)
+        chains = {"small": self._small_chains(part), "large": large} if small else {"large": large}
         for name, count in chains.items():
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
         pairs.sort(key=lambda pair: -sum(pair))
         num_small = sum(a + b > 0 for a, b in pairs) if small else 0
-        self._line("#pragma unroll")
-        with self._block(f"for (int k = 0; k < {terms}; k++)"):
-            self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
-            self._line("#pragma unroll")
-            with self._block("for (int n = 0; n < row_tiles; n++)"):
-                for a in range(sent.parts):
-                    if sent.bits:
-                        slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
-                        value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
-                    else:
-                        of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
-                        slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
-                        value = f"*reinterpret_cast<const uint2*>({slot})"
-                    self._line(f"const uint2 operand_{a} = {value};")
-                for number in range(pieces):
-                    for place, (a, b) in enumerate(pairs):
-                        is_small = small and a + b > 0
-                        chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {_LARGE}"
-                        self._line(
-                            f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
-                            f"matrix_{i}[{number}][k][{b}], operand_{a}.x, operand_{a}.y);"
-                        )
+        held = self._cluster.held_of(terms)
+        for begin, end in self._ranges(terms):
+            # Loads of all fragments at a time would take the registers of those that stay.
+            few = begin >= held and max(chains.values()) == 1
+            self._line(f"#pragma unroll {_STORED_AT_A_TIME}" if few else "#pragma unroll")
+            with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
+                if begin >= held:
+                    for number in range(pieces):
+                        for p in range(self._matrix_parts(sent)):
+                            name = f"{number}_{p}"
+                            self._line(f"const uint4 stored_{name} = {self._stored_place(i, part, number, p)};")
+                            words = ", ".join(f"stored_{name}.{axis}" for axis in "xyzw")
+                            self._line(f"const uint32_t fragment_{name}[4] = {{{words}}};")
+                self._line("#pragma unroll")
+                with self._block("for (int n = 0; n < row_tiles; n++)"):
+                    for a in range(sent.parts):
+                        if sent.bits:
+                            slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
+                            value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
+                        else:
+                            of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
+                            slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
+                            value = f"*reinterpret_cast<const uint2*>({slot})"
+                        self._line(f"const uint2 operand_{a} = {value};")
+                    for number in range(pieces):
+                        for place, (a, b) in enumerate(pairs):
+                            is_small = small and a + b > 0
+                            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {large}"
+                            matrix = f"matrix_{i}[{number}][k][{b}]" if begin < held else f"fragment_{number}_{b}"
+                            self._line(
+                                f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
+                                f"{matrix}, operand_{a}.x, operand_{a}.y);"
+                            )
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
@@ -568,8 +629,17 @@ class _ClusterWriter:
 
     def _small_chains(self, part: Multiply) -> int:
         """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
-        registers = len(part.pieces) * self._terms(part) * self._matrix_parts(self._sent[part.operand.port]) * 4
-        return 4 if registers <= _FEW_REGISTERS else 2
+        held = self._cluster.held_of(self._terms(part))
+        registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
+        return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
+
+    def _large_chains(self, part: Multiply) -> int:
+        """The same of products of first parts."""
+        return max(1, 2 // self._apart(part))
+
+    def _apart(self, part: Multiply) -> int:
+        """Sums that have nothing in common."""
+        return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
         """Has the first warp of a tile the sums of all of them."""
@@ -666,12 +736,11 @@ class _ClusterWriter:
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
+        """Loads numbers as they are in memory: a conversion here would wait for each of them in turn."""
         for i in numbers:
             with self._each():
-                kind = f"decltype(dev::load({Port(Role.INPUT, i).name}_ptr[0]))"
-                self._line(
-                    f"load_{i}[n][j] = exists[n][j] ? dev::load({self._address(Role.INPUT, i, step)}) : {kind}(0);"
-                )
+                nothing = f"{Port(Role.INPUT, i).name}_t{{}}"
+                self._line(f"load_{i}[n][j] = exists[n][j] ? {self._address(Role.INPUT, i, step)} : {nothing};")
 
 
 def _written_by(part: StageCall | Multiply) -> Iterable[Port]:
