@@ -6,7 +6,8 @@ shared memory. What a product reads is sent to the shared memory of each block o
 receiver's barrier counts: zeros and ones as bits, other values as one to three numbers of 16 bits. There are two slots,
 and a barrier for each: a warp that writes a slot again has what others sent after they had read it.
 
-`splits` warps share the sums over an operand's terms; the first of them computes all that is no product.
+`splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
+`splits`-th tile of 8 rows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, Reduce, StageCall
-from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, memory_of, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.cpp._literals import cpp_name
@@ -28,8 +29,12 @@ from flexsn_graph import Port, Role, View, not_zero_one
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
 _FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
+# Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
+# gives them for an H100.
+_USUAL_REGISTERS, _RESULTS = 44, 2
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
-_EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
+_EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
+_EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,34 @@ class ClusterKernel:
     threads: int
     shared: int
     registers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNeeds:
+    """What a block of a cluster needs.
+
+    Attributes:
+        matrices: 32-bit numbers of the matrices in registers of a thread.
+        others: an estimate of the other registers of a thread.
+        of_a_term: registers of a thread for one more tile of 16 terms.
+        terms: tiles of terms of the longest product, of one warp.
+        shared: bytes of shared memory.
+    """
+
+    matrices: int
+    others: int
+    of_a_term: int
+    terms: int
+    shared: int
+
+
+def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
+    """What the kernel of a loop needs in such clusters, before it is written.
+
+    Raises:
+        NotOneLaunchError: a loop that clusters do not compute.
+    """
+    return _ClusterWriter(LoopSpec(loop, (), (), (), {}, False, from_zero), cluster).needs()
 
 
 def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel:
@@ -207,16 +240,33 @@ class _ClusterWriter:
         self._line("}")
 
     @contextmanager
-    def _each(self) -> Iterator[None]:
-        """For each element of a thread: tile `n` of rows, element `j` of it."""
+    def _each(self, head: str = _EACH) -> Iterator[None]:
+        """For each element of a thread: tile `n` of the rows that its warp computes, element `j` of it."""
         self._line("#pragma unroll")
-        with self._block(_EACH):
+        with self._block(head):
             yield
 
     def _param(self, role: Role, index: int, *, written: bool = False) -> str:
         port = Port(role, index)
         self._params[port] = written
         return f"{port.name}_ptr"
+
+    def needs(self) -> ClusterNeeds:
+        """See `cluster_needs`."""
+        loop, cluster = self._loop, self._cluster
+        own = -(-cluster.row_tiles // cluster.splits)
+        loads, _ = memory_of(loop)
+        values = len(loads) + len(loop.carried) + _RESULTS
+        sums = matrices = of_a_term = longest = 0
+        for _, part in self._multiplies():
+            chains = self._large_chains(part) + self._small_chains(part)
+            sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
+            terms, each = self._terms(part), 4 * len(part.pieces) * self._matrix_parts(self._sent[part.operand.port])
+            matrices += cluster.held_of(terms) * each
+            of_a_term += each
+            longest = max(longest, terms)
+        others = _USUAL_REGISTERS + 4 * own * values + sums
+        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes())
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 
@@ -228,18 +278,18 @@ class _ClusterWriter:
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
-            self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[row_tiles][4];")
+            self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
             self._param(Role.OUTPUT, i, written=True)
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             self._loads(first, range(len(self._spec.loads)))
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
             self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
             self._step(step)
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             self._final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
         return self._finish(name, registers)
@@ -299,7 +349,8 @@ class _ClusterWriter:
         cluster = self._cluster
         self._line(
             f"constexpr int width = {self._width}, blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
-            f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles};"
+            f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles}, splits = {cluster.splits}, "
+            f"own_tiles = {-(-cluster.row_tiles // cluster.splits)};"
         )
         self._line("extern __shared__ __align__(16) unsigned char shared[];")
         self._line(f"__shared__ __align__(8) uint64_t barriers[{2 * len(self._sent)}];")
@@ -320,14 +371,17 @@ class _ClusterWriter:
         self._line(
             "const int split = warp / tiles, own_tile = warp % tiles, tile = dev::cluster_rank() * tiles + own_tile;"
         )
-        self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 2 * q;")
+        self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 8 * split + 2 * q;")
         self._line("const int first_column = 16 * tile + g;")
-        self._line("bool exists[row_tiles][4], column_exists[4];")
+        self._line("bool exists[own_tiles][4], column_exists[4];")
         self._line(
             "#pragma unroll\nfor (int j = 0; j < 4; j++) column_exists[j] = first_column + 8 * (j >> 1) < width;"
         )
         with self._each():
-            self._line("exists[n][j] = first_row + 8 * n + (j & 1) < B && column_exists[j];")
+            self._line(
+                "exists[n][j] = splits * n + split < row_tiles && first_row + 8 * splits * n + (j & 1) < B && "
+                "column_exists[j];"
+            )
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(2):
@@ -434,19 +488,19 @@ class _ClusterWriter:
                         value = f"column_exists[j] ? dev::load({place}) : {kind}(0)"
                         self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
                     else:
-                        self._line(f"{kind} {name}[row_tiles][4];")
+                        self._line(f"{kind} {name}[own_tiles][4];")
                         place = (
-                            f"{pointer}[(first_row + 8 * n + (j & 1)) * int64_t({down}) + "
+                            f"{pointer}[(first_row + 8 * splits * n + (j & 1)) * int64_t({down}) + "
                             f"(first_column + 8 * (j >> 1)) * int64_t({across})]"
                         )
                         with self._each():
                             self._line(f"{name}[n][j] = exists[n][j] ? dev::load({place}) : {kind}(0);")
 
     def _states(self) -> None:
-        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
+        place = "[(first_row + 8 * splits * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
         for i, (port, (_, dtype)) in enumerate(self._loop.carried.items()):
             kind = cpp_name(register_dtype(dtype))
-            self._line(f"{kind} state_{i}[row_tiles][4];")
+            self._line(f"{kind} state_{i}[own_tiles][4];")
             with self._each():
                 if port in self._loop.absent:
                     self._line(f"state_{i}[n][j] = {kind}(0);")
@@ -454,13 +508,13 @@ class _ClusterWriter:
                     pointer = self._param(Role.STATE, i)
                     self._line(f"state_{i}[n][j] = exists[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
         self._line("dev::cluster_synchronize();  // barriers are there before anything is sent")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for port, sent in self._sent.items():
                 if port in self._carried:
                     self._send(sent, 0, self._carried[port], "0")
 
     def _final_states(self) -> None:
-        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
+        place = "[(first_row + 8 * splits * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
         for i, port in enumerate(self._loop.carried):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i, written=True)
@@ -484,7 +538,7 @@ class _ClusterWriter:
             else:
                 self._call(i, part)
             self._memory(loads.get(i, ()), following)
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for port, value in self._new.items():
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
@@ -507,7 +561,7 @@ class _ClusterWriter:
         """Stores, and loads for the next step, as soon as a part allows: they take longer than a product does."""
         if not self._later and not loads:
             return
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for number, value, first in self._later:
                 with self._each():
                     address = self._address(Role.OUTPUT, number, "step", first)
@@ -523,8 +577,8 @@ class _ClusterWriter:
         arguments = [self._argument(i, part, port) for port in core.arguments]
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
-            self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[row_tiles][4];")
-        with self._block("if (split == 0)"):
+            self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
+        with self._block("if (split < row_tiles)"):
             with self._each():
                 self._line(f"const auto results = {core.name}({', '.join(arguments)});")
                 for number, result in enumerate(results):
@@ -558,16 +612,16 @@ class _ClusterWriter:
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
-            self._line(f"float product_{i}_{number}[row_tiles][4];")
+            self._line(f"float product_{i}_{number}[own_tiles][4];")
         with self._block(""):
             self._totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
                 self._share(i, pieces)
-            with self._block("if (split == 0)"):
+            with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
         for number, (first, _) in enumerate(part.pieces):
@@ -623,7 +677,7 @@ class _ClusterWriter:
                             )
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
-        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
+        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
             sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
             self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
 
@@ -642,21 +696,31 @@ class _ClusterWriter:
         return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Has the first warp of a tile the sums of all of them."""
-        place = f"sums_{i}[((((OTHER) * {pieces} + p) * row_tiles + n) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
-        with self._block("if (split != 0)"):
-            self._line("#pragma unroll")
-            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-                self._line(f"{place.replace('OTHER', 'split - 1')} = total[p][n][j];")
+        """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
+        others = self._cluster.splits - 1
+        place = f"sums_{i}[(((TILE * {others} + OTHER) * {pieces} + p) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        self._line(f"float own[{pieces}][own_tiles][4];")
+        self._line("#pragma unroll")
+        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
+            theirs = place.replace("TILE", "n").replace("OTHER", "(split - (split > n % splits))")
+            self._line("if (split == n % splits) {")
+            self._line("    own[p][n / splits][j] = total[p][n][j];")
+            self._line("} else {")
+            self._line(f"    {theirs} = total[p][n][j];")
+            self._line("}")
         self._line("__syncthreads();")
-        with self._block("if (split == 0)"):
-            self._line("#pragma unroll")
-            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-                for other in range(self._cluster.splits - 1):
-                    self._line(f"total[p][n][j] += {place.replace('OTHER', str(other))};")
+        self._line("#pragma unroll")
+        with (
+            self._block(f"for (int p = 0; p < {pieces}; p++)"),
+            self._each(),
+            self._block("if (splits * n + split < row_tiles)"),
+        ):
+            for other in range(others):
+                mine = place.replace("TILE", "(splits * n + split)").replace("OTHER", str(other))
+                self._line(f"own[p][n][j] += {mine};")
 
     def _product(self, i: int, number: int, part: Multiply) -> str:
-        text = f"total[{number}][n][j]"
+        text = f"{'own' if self._cluster.splits > 1 else 'total'}[{number}][n][j]"
         if part.alpha != 1:
             text = f"{text} * {part.alpha!r}f"
         if part.added is not None:
@@ -684,14 +748,17 @@ class _ClusterWriter:
         barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
         tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
         self._line("#pragma unroll")
-        with self._block("for (int n = 0; n < row_tiles; n++)"):
+        with (
+            self._block("for (int n = 0; n < own_tiles; n++)"),
+            self._block("if (splits * n + split < row_tiles)"),
+        ):
             if sent.bits:
                 words = [f"word_{j}" for j in range(4)]
                 for j, word in enumerate(words):
                     self._line(
                         f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && column_exists[{j}]);"
                     )
-                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + n) * 16"
+                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
                         f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
@@ -704,7 +771,7 @@ class _ClusterWriter:
                 last = "true" if a + 1 == sent.parts else "false"
                 bits = [f"dev::part<{sent.format}>(rest_{j}, {last})" for j in range(4)]
                 index = f"(({slot}) * {sent.parts} + {a}) * {count} + {tile}"
-                place = f"{sent.name} + (({index}) * row_tiles + n) * 256 + lane * 8"
+                place = f"{sent.name} + (({index}) * row_tiles + splits * n + split) * 256 + lane * 8"
                 with self._block(""):
                     self._line(f"const uint32_t low = dev::transposed({bits[0]} | {bits[1]} << 16);")
                     self._line(f"const uint32_t high = dev::transposed({bits[2]} | {bits[3]} << 16);")
@@ -732,7 +799,7 @@ class _ClusterWriter:
     def _address(self, role: Role, i: int, step: str, first: int = 0) -> str:
         name = Port(role, i).name
         ahead = f" + {first} * {name}_across" if first else ""
-        offset = f"{name}_at + (8 * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
+        offset = f"{name}_at + (8 * splits * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
