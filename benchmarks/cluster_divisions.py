@@ -81,13 +81,14 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Divisions among programs that exchange through global memory."""
-        for rows in (16, 32, 64):
-            for columns in (16, 32, 64):
-                for chunk, num_warps, ahead in ((128, 4, 1), (128, 8, 1), (256, 4, 1), (64, 8, 1), (128, 8, 4)):
-                    count = -(-self.loop.width // columns)
-                    if count * -(-self.loop.num_rows // rows) in range(60, 133):
-                        yield Tiles(rows, count, chunk, num_warps, ahead)
+        """Divisions among programs that exchange through global memory, for most of an H100 and its shared memory."""
+        loop = self.loop
+        of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
+        for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
+            count = -(-loop.width // columns)
+            if 100 <= count * -(-loop.num_rows // rows) <= 132 and columns * loop.width * of_a_number <= 220 << 10:
+                for chunk, num_warps, ahead in ((128, 4, 1), (128, 8, 1), (256, 8, 1), (64, 8, 1), (128, 8, 4)):
+                    yield Tiles(rows, count, chunk, num_warps, ahead)
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
