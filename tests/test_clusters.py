@@ -82,9 +82,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-*"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-*", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize(
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank], ids=lambda cell: cell.__name__
+)
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
@@ -160,7 +162,7 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 
 @gpu
 @pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0)], ids=repr)
-@pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,9 @@ class _ClusterWriter:
         self._params: dict[Port, bool] = {}  # whether it is written
         self._sizes = ["T", "B"]
         self._carried = {port: f"state_{i}" for i, port in enumerate(self._loop.carried)}
+        self._widths = {width for width, _ in self._loop.carried.values()}
+        for part in self._parts:
+            self._widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         self._check()
         self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
 
@@ -172,11 +175,11 @@ class _ClusterWriter:
         loop = self._loop
         if loop.shifted:
             raise NotOneLaunchError("clusters have no memory of earlier steps")
-        widths = {width for width, _ in loop.carried.values()}
-        for part in self._parts:
-            widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
-        if widths != {self._width}:
-            raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
+        if max(self._widths) > self._width:
+            raise NotOneLaunchError(
+                f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
+                f"{max(self._widths)}"
+            )
         for e in loop.exchanges:
             if e.carried:
                 self._check_order(e)
@@ -245,6 +248,13 @@ class _ClusterWriter:
         self._line("#pragma unroll")
         with self._block(head):
             yield
+
+    def _exists(self, width: int) -> str:
+        """Name of the flags which elements of a thread a value of so many columns has."""
+        return "exists" if width == self._width else f"exists_{width}"
+
+    def _column_exists(self, width: int) -> str:
+        return f"column_{self._exists(width)}"
 
     def _param(self, role: Role, index: int, *, written: bool = False) -> str:
         port = Port(role, index)
@@ -348,7 +358,7 @@ class _ClusterWriter:
     def _begin(self) -> None:
         cluster = self._cluster
         self._line(
-            f"constexpr int width = {self._width}, blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
+            f"constexpr int blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
             f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles}, splits = {cluster.splits}, "
             f"own_tiles = {-(-cluster.row_tiles // cluster.splits)};"
         )
@@ -373,15 +383,17 @@ class _ClusterWriter:
         )
         self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 8 * split + 2 * q;")
         self._line("const int first_column = 16 * tile + g;")
-        self._line("bool exists[own_tiles][4], column_exists[4];")
-        self._line(
-            "#pragma unroll\nfor (int j = 0; j < 4; j++) column_exists[j] = first_column + 8 * (j >> 1) < width;"
-        )
-        with self._each():
+        for width in sorted(self._widths):
+            exists, column = self._exists(width), self._column_exists(width)
+            self._line(f"bool {exists}[own_tiles][4], {column}[4];")
             self._line(
-                "exists[n][j] = splits * n + split < row_tiles && first_row + 8 * splits * n + (j & 1) < B && "
-                "column_exists[j];"
+                f"#pragma unroll\nfor (int j = 0; j < 4; j++) {column}[j] = first_column + 8 * (j >> 1) < {width};"
             )
+            with self._each():
+                self._line(
+                    f"{exists}[n][j] = splits * n + split < row_tiles && first_row + 8 * splits * n + (j & 1) < B && "
+                    f"{column}[j];"
+                )
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(2):
@@ -410,14 +422,19 @@ class _ClusterWriter:
         ]
         if not inside or sum(pieces[i].width for i in inside) != part.operand.width:
             raise NotOneLaunchError(f"{part.product.name} multiplies a part of what a stage writes")
+        if len({pieces[i].width for i in inside}) > 1:
+            raise NotOneLaunchError(f"{part.product.name} multiplies pieces of several widths")
         return inside[0], len(inside)
 
     def _terms(self, part: Multiply) -> int:
         """Tiles of 16 terms, of one warp."""
-        count = self._operand_pieces(part)[1] * self._tiles
-        if count % self._cluster.splits:
-            raise NotOneLaunchError(f"{count} tiles of terms are not shared by {self._cluster.splits} warps")
-        return count // self._cluster.splits
+        pieces = self._operand_pieces(part)[1]
+        if pieces * self._tiles % self._cluster.splits:
+            raise NotOneLaunchError(
+                f"{pieces * self._tiles} tiles of terms are not shared by {self._cluster.splits} warps"
+            )
+        count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
+        return -(-count // self._cluster.splits)
 
     def _ranges(self, terms: int) -> list[tuple[int, int]]:
         """Terms in registers, and those in shared memory."""
@@ -440,6 +457,7 @@ class _ClusterWriter:
             pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
             parts, terms = self._matrix_parts(sent), self._terms(part)
             held = self._cluster.held_of(terms)
+            of_piece = part.operand.width // self._operand_pieces(part)[1]
             registers += len(part.pieces) * held * parts * 4
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
@@ -447,15 +465,15 @@ class _ClusterWriter:
                 self._line("#pragma unroll")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
-                    for number, (first, _) in enumerate(part.pieces):
-                        start = f"{pointer} + piece * width * int64_t({down}) + {first * across}ll"
+                    for number, (first, count) in enumerate(part.pieces):
+                        start = f"{pointer} + piece * {of_piece} * int64_t({down}) + {first * across}ll"
                         scattered = "true" if sent.bits else "false"
                         target = f"matrix_{i}[{number}][k]" if begin < held else f"fragment_{number}"
                         if begin >= held:
                             self._line(f"uint32_t {target}[{parts}][4];")
                         self._line(
                             f"dev::take<{sent.format}, {scattered}, {parts}>({target}, {start}, "
-                            f"{down}, {across}, 16 * (term % all_tiles), width, 16 * tile, width);"
+                            f"{down}, {across}, 16 * (term % all_tiles), {of_piece}, 16 * tile, {count});"
                         )
                         if begin >= held:
                             for p in range(parts):
@@ -464,11 +482,11 @@ class _ClusterWriter:
             if part.added is not None:
                 row = self._param(Role.MATRIX, part.added)
                 (distance,) = self._spec.matrix_strides[part.added]
-                for number, (first, _) in enumerate(part.pieces):
+                for number, (first, count) in enumerate(part.pieces):
                     self._line(f"float added_{i}_{number}[4];")
                     self._line("#pragma unroll")
                     place = f"{row}[({first} + first_column + 8 * (j >> 1)) * int64_t({distance})]"
-                    value = f"column_exists[j] ? float(dev::load({place})) : 0.0f"
+                    value = f"{self._column_exists(count)}[j] ? float(dev::load({place})) : 0.0f"
                     self._line(f"for (int j = 0; j < 4; j++) added_{i}_{number}[j] = {value};")
         return registers
 
@@ -485,7 +503,7 @@ class _ClusterWriter:
                         self._line(f"{kind} {name}[4];")
                         self._line("#pragma unroll")
                         place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
-                        value = f"column_exists[j] ? dev::load({place}) : {kind}(0)"
+                        value = f"{self._column_exists(part.width)}[j] ? dev::load({place}) : {kind}(0)"
                         self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
                     else:
                         self._line(f"{kind} {name}[own_tiles][4];")
@@ -494,11 +512,12 @@ class _ClusterWriter:
                             f"(first_column + 8 * (j >> 1)) * int64_t({across})]"
                         )
                         with self._each():
-                            self._line(f"{name}[n][j] = exists[n][j] ? dev::load({place}) : {kind}(0);")
+                            exists = self._exists(part.width)
+                            self._line(f"{name}[n][j] = {exists}[n][j] ? dev::load({place}) : {kind}(0);")
 
     def _states(self) -> None:
-        place = "[(first_row + 8 * splits * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
-        for i, (port, (_, dtype)) in enumerate(self._loop.carried.items()):
+        for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
+            place, exists = self._state_place(width), self._exists(width)
             kind = cpp_name(register_dtype(dtype))
             self._line(f"{kind} state_{i}[own_tiles][4];")
             with self._each():
@@ -506,27 +525,30 @@ class _ClusterWriter:
                     self._line(f"state_{i}[n][j] = {kind}(0);")
                 else:
                     pointer = self._param(Role.STATE, i)
-                    self._line(f"state_{i}[n][j] = exists[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
+                    self._line(f"state_{i}[n][j] = {exists}[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
         self._line("dev::cluster_synchronize();  // barriers are there before anything is sent")
         with self._block("if (split < row_tiles)"):
             for port, sent in self._sent.items():
                 if port in self._carried:
                     self._send(sent, 0, self._carried[port], "0")
 
+    def _state_place(self, width: int) -> str:
+        return f"[(first_row + 8 * splits * n + (j & 1)) * {width} + first_column + 8 * (j >> 1)]"
+
     def _final_states(self) -> None:
-        place = "[(first_row + 8 * splits * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
-        for i, port in enumerate(self._loop.carried):
+        for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i, written=True)
                 with self._each():
-                    self._line(f"if (exists[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
+                    place, exists = self._state_place(width), self._exists(width)
+                    self._line(f"if ({exists}[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, int]] = []  # stores, for which nothing waits
+        self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
         loads = self._last_reads()
@@ -562,10 +584,10 @@ class _ClusterWriter:
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
-            for number, value, first in self._later:
+            for number, value, columns in self._later:
                 with self._each():
-                    address = self._address(Role.OUTPUT, number, "step", first)
-                    self._line(f"if (exists[n][j]) dev::store({address}, {value}[n][j]);")
+                    address = self._address(Role.OUTPUT, number, "step", columns.first)
+                    self._line(f"if ({self._exists(columns.width)}[n][j]) dev::store({address}, {value}[n][j]);")
             self._later = []
             if loads:
                 with self._block("if (t + 1 < T)"):
@@ -588,7 +610,7 @@ class _ClusterWriter:
                     self._written(write, result)
         for result, view in zip(results, part.stored, strict=True):
             if view is not None:
-                self._later.append((self._next_store, result, 0))
+                self._later.append((self._next_store, result, Columns(view.source, 0, part.width)))
                 self._next_store += 1
 
     def _argument(self, i: int, part: StageCall, port: Port) -> str:
@@ -624,9 +646,9 @@ class _ClusterWriter:
         with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
-        for number, (first, _) in enumerate(part.pieces):
+        for number, (first, count) in enumerate(part.pieces):
             if part.stored is not None:
-                self._later.append((self._next_store, f"product_{i}_{number}", first))
+                self._later.append((self._next_store, f"product_{i}_{number}", Columns(part.port, first, count)))
         if part.stored is not None:
             self._next_store += 1
 
@@ -745,6 +767,7 @@ class _ClusterWriter:
 
     def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:
         """Sends a warp's columns of a value to each block of the cluster."""
+        exists = self._column_exists(sent.pieces[piece].width)
         barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
         tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
         self._line("#pragma unroll")
@@ -755,9 +778,7 @@ class _ClusterWriter:
             if sent.bits:
                 words = [f"word_{j}" for j in range(4)]
                 for j, word in enumerate(words):
-                    self._line(
-                        f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && column_exists[{j}]);"
-                    )
+                    self._line(f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && {exists}[{j}]);")
                 place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
@@ -766,7 +787,7 @@ class _ClusterWriter:
                     )
                 return
             for j in range(4):
-                self._line(f"float rest_{j} = column_exists[{j}] ? float({value}[n][{j}]) : 0.0f;")
+                self._line(f"float rest_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
             for a in range(sent.parts):
                 last = "true" if a + 1 == sent.parts else "false"
                 bits = [f"dev::part<{sent.format}>(rest_{j}, {last})" for j in range(4)]
@@ -806,8 +827,9 @@ class _ClusterWriter:
         """Loads numbers as they are in memory: a conversion here would wait for each of them in turn."""
         for i in numbers:
             with self._each():
-                nothing = f"{Port(Role.INPUT, i).name}_t{{}}"
-                self._line(f"load_{i}[n][j] = exists[n][j] ? {self._address(Role.INPUT, i, step)} : {nothing};")
+                shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"
+                exists = self._exists(shape[-1] if shape else 1)
+                self._line(f"load_{i}[n][j] = {exists}[n][j] ? {self._address(Role.INPUT, i, step)} : {nothing};")
 
 
 def _written_by(part: StageCall | Multiply) -> Iterable[Port]:
