@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
+TOGETHER: Any = None  # what two processes wait at
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
 
 # Of one or several warps for a sum, with matrices in registers, in shared memory and in both.
@@ -204,6 +206,43 @@ def check_dense(cell: type[Cell], size: int) -> None:
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
     assert told == ["forward"] * 10_000
+
+
+def in_step(barrier: Any) -> None:
+    """Has this process wait for another one later."""
+    global TOGETHER
+    TOGETHER = barrier
+
+
+def differences(launches: int) -> tuple[str, int]:
+    """How a loop runs, and how many of its results are others than the loop's."""
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
+    expected = run(core, tensors, None)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    with torch.no_grad():
+        scan(step, arguments, state_seqs=True)
+        torch.cuda.synchronize()
+        TOGETHER.wait(timeout=120)
+        for _ in range(launches):
+            for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
+                differing += (a != b).sum()
+    return step.loops.told["forward"], int(differing)
+
+
+@gpu
+@pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
+def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the GPU in turn: none of its blocks may wait for one that does not run."""
+    monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:
+        for how, differing in pool.map(differences, [2000, 2000]):
+            assert ("clusters" in how) == clusters
+            assert how.startswith("one launch")
+            assert differing == 0
 
 
 @gpu
