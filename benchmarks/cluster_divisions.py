@@ -75,7 +75,7 @@ class Caught:
                     if cluster is not None:
                         terms = cluster_needs(loop, cluster, from_zero=from_zero).terms
                         if 4 * cluster.held_of(terms) >= terms:
-                            found.setdefault(turns(loop, cluster, processors), []).append(cluster)
+                            found.setdefault(turns(loop, cluster, processors, from_zero=from_zero), []).append(cluster)
             if found and min(found) <= 2:
                 best = found[min(found)]
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)

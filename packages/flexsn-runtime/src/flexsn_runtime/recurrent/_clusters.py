@@ -13,20 +13,23 @@ from flexsn_codegen.targets.cuda import Cluster, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
-# Splits in the order of their speed where they spill nothing (benchmarks/results/cluster_divisions.md).
-_BLOCKS, _SPLITS, _ROW_TILES = (4, 8, 16), (2, 4, 1, 8), (1, 2, 3, 4)
+_BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
+# In the order of their speed, with all of the matrices in registers and with a part of them
+# (benchmarks/results/cluster_divisions.md).
+_SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
 _REGISTERS = 65536  # of a processor
 _MOST_REGISTERS = 255  # of a thread
 _MOST_THREADS = 1024
-_SHARED_BYTES = (227 << 10) - 1024  # of a processor, without what the driver and barriers take
+_SHARED_BYTES = (227 << 10) - 1024  # of a block, without its barriers
+_RESERVED = 2048  # of shared memory that a block takes beside what it asks for
 # Blocks of a cluster are on processors of one group, which not all groups have the most of.
-_SMALL, _SPARE = 4, 18
+_SPARE = {4: 8, 8: 18, 16: 18}
 # Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
 # spilled is read in every step.
 _MOST_OF_MATRICES = 192
-# Wider steps, and those in half precision, are faster in programs that exchange through global memory, on an H100
-# (benchmarks/results/clusters.md, cluster_divisions.md).
-_MOST_COLUMNS = {torch.float32: 256}
+# On an H100, wider steps are faster in programs that exchange through global memory or launched step by step, and those
+# in half precision, too (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
+_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
 
 
 def clusters_wanted() -> bool:
@@ -52,7 +55,9 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
         processors: of the GPU.
         from_zero: whether what is carried is zero before the first step.
     """
-    if any(loop.width > _MOST_COLUMNS.get(exchange.dtype, 0) for exchange in loop.exchanges):
+    dtypes = {exchange.dtype for exchange in loop.exchanges}
+    of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
+    if dtypes != {torch.float32} or loop.width > (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return
     fitting = [
         cluster
@@ -61,7 +66,15 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
         for splits in _SPLITS
         if (cluster := division(loop, Cluster(blocks, splits, row_tiles), from_zero=from_zero)) is not None
     ]
-    yield from sorted(fitting, key=lambda cluster: (turns(loop, cluster, processors), cluster.row_tiles))
+
+    def preferred(cluster: Cluster) -> tuple[int, ...]:
+        few = turns(loop, cluster, processors, from_zero=from_zero), cluster.row_tiles
+        if cluster.held is None:
+            return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
+        # More blocks hold more of the matrices, and each of them receives whole operands.
+        return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
+
+    yield from sorted(fitting, key=preferred)
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
@@ -86,8 +99,13 @@ def _of_a_thread(threads: int) -> int:
     return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
 
 
-def turns(loop: Loop, cluster: Cluster, processors: int) -> int:
+def turns(loop: Loop, cluster: Cluster, processors: int, *, from_zero: bool) -> int:
     """An estimate of how many times in turn clusters run until all rows are done; the driver has the number later."""
-    together = processors - (_SPARE if cluster.blocks > _SMALL else 0)
+    needs = cluster_needs(loop, cluster, from_zero=from_zero)
+    threads = cluster.threads(loop.width)
+    registers = min(_of_a_thread(threads), needs.matrices + needs.others)
+    two = 2 * threads * registers <= _REGISTERS and 2 * (needs.shared + _RESERVED) <= _SHARED_BYTES
+    of_a_processor = 2 if two and cluster.blocks == max(_BLOCKS) else 1
+    together = processors - _SPARE.get(cluster.blocks, 0)
     groups = -(-loop.num_rows // cluster.rows)
-    return -(-groups // max(1, together // cluster.blocks))
+    return -(-groups // max(1, of_a_processor * (together // cluster.blocks)))

@@ -32,7 +32,7 @@ from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # More arrivals at one counter than that would reach the mark of programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# Divisions among clusters that are compiled until one runs all rows at a time.
+# Divisions among clusters that are compiled until one needs as few turns as was estimated.
 _MOST_COMPILED = 3
 _Source = Callable[[OverTime], Tensor]
 
@@ -355,10 +355,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
             at_once = prepared.compile(over).at_once
         except CompilationError:
             continue
-        turns = -(-prepared.groups // at_once) if at_once else prepared.groups
-        if best is None or turns < best[0]:
-            best = turns, prepared
-        if turns == 1:
+        needed = -(-prepared.groups // at_once) if at_once else prepared.groups
+        if best is None or needed < best[0]:
+            best = needed, prepared
+        if needed <= turns(loop, cluster, processors, from_zero=over.from_zero):
             break
     return None if best is None else best[1]
 
