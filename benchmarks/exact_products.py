@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import networks
 import torch
@@ -34,13 +34,28 @@ from flexsn_runtime.products._tiles import Tile
 
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
-SWEPT = ((64000, 512, 512), (3200, 1024, 1024), (8192, 4096, 4096))
-TILES = (
-    Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 4), Tile(128, 128, 64, 8, 2), Tile(128, 128, 64, 8, 3),
-    Tile(64, 128, 64, 4, 2), Tile(64, 128, 64, 4, 3), Tile(64, 128, 32, 4, 4), Tile(128, 64, 64, 4, 3),
-    Tile(128, 64, 32, 4, 4), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3), Tile(128, 256, 32, 8, 3),
-    Tile(64, 256, 32, 8, 3),
+SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
+# Rows and columns of a tile, chunk, warps, stages.
+_TILES = {
+    "y": (
+        (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 64, 64, 8, 2), (128, 64, 64, 8, 3), (64, 128, 64, 8, 2),
+        (64, 128, 64, 4, 2), (128, 64, 64, 4, 2), (128, 64, 32, 4, 3), (256, 64, 64, 8, 2),
+    ),
+    "dW": (
+        (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 64, 8, 2), (64, 128, 64, 8, 3), (64, 128, 64, 4, 3),
+        (128, 64, 64, 8, 2), (128, 64, 64, 4, 2), (64, 64, 64, 4, 3),
+    ),
+    "ds": (
+        (128, 128, 32, 8, 3), (128, 128, 32, 8, 2), (128, 128, 64, 8, 2), (128, 64, 32, 8, 3), (128, 64, 64, 8, 2),
+        (64, 128, 64, 8, 2), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3),
+    ),
+}  # fmt: skip
+# For sums that stay in the tensor cores.
+_STAYING = (
+    (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2),
+    (64, 256, 64, 8, 2), (256, 64, 64, 8, 2), (128, 64, 64, 8, 3),
 )  # fmt: skip
+_SHARES = (0, 1, 2, 3)
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
 WORKS = ("y", "dW", "ds")
@@ -139,8 +154,11 @@ class Swept(NamedTuple):
 def swept() -> list[Swept]:
     cases = []
     for work in WORKS:
+        shares = _SHARES if work == "dW" else (0,)
         for parts in (3, 2):
-            cases += [Swept(work, parts, tile) for tile in TILES]
+            cases += [Swept(work, parts, Tile(*tile, shares=some)) for tile in _TILES[work] for some in shares]
+            if parts == 2 and work != "dW":
+                cases += [Swept(work, parts, Tile(*tile, leaves=False)) for tile in _STAYING]
     return cases
 
 
@@ -155,35 +173,40 @@ def run_of(case: Swept, of: Operands) -> Callable[[], object]:
     }[case.work]
 
 
-def compiled(case: Swept) -> None:
-    """Leaves the kernel in the cache on disk; Triton compiles anew for one program that shares a sum."""
-    for shape in SWEPT:
-        try:
-            run_of(case, operands(shape, 0.1))()
-        except Exception as failure:  # what is measured says it again
-            print(case, str(failure)[:100], flush=True)
-            return
+def compiled(cases: list[Swept]) -> None:
+    """Leaves kernels in the cache on disk."""
+    made = [operands(shape, 0.1) for shape in SWEPT]
+    for case in cases:
+        for of in made:
+            try:
+                run_of(case, of)()
+            except Exception as failure:  # what is measured says it again
+                print(case, str(failure)[:100], flush=True)
 
 
 def sweep(deadline: float) -> list[str]:
-    in_processes(compiled, swept())
+    cases = [case for case in swept() if case.tile.shares == 0]
+    in_processes(compiled, [cases[i::12] for i in range(12)])
     rows = []
     for shape in SWEPT:
+        print(shape, time.monotonic(), flush=True)
         of = operands(shape, 0.1)
         base = {work: milliseconds(graphed(by_torch(work, of)), of.s.device) for work in WORKS}
         for case in swept():
             if time.monotonic() > deadline:
                 break
             try:
-                taken = milliseconds(graphed(run_of(case, of)), of.s.device, warmup=3, rep=15)
+                run = run_of(case, of)
+                wrong = error(case.work, of, cast(Tensor, run()))
+                taken = milliseconds(graphed(run), of.s.device, warmup=2, rep=10)
             except Exception as failure:
                 print(case, str(failure)[:100], flush=True)
                 continue
             ratio = f"{taken / base[case.work]:.2f}"
-            rows.append((case.work, case.parts, " x ".join(map(str, shape)), f"{taken:.3f}", ratio,
+            rows.append((case.work, case.parts, " x ".join(map(str, shape)), f"{taken:.4f}", ratio, f"{wrong:.1e}",
                          *case.tile))  # fmt: skip
     rows.sort(key=lambda row: (row[0], -int(row[1]), row[2], float(row[3])))
-    header = ("work", "parts", "M x K x N", "ms", "of torch's float32", *Tile._fields)
+    header = ("work", "parts", "M x K x N", "ms", "of torch's float32", "error", *Tile._fields)
     return table(header, rows)
 
 

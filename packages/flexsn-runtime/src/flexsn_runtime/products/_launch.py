@@ -92,7 +92,7 @@ def product(
         of = tile or tile_for("outputs", M, N, parts, device)
         unit = _row_unit(spikes)
         numbers = (M, N, row // unit, padded // _kernels().PADDING, _bits(scale))
-        constants = (scale != 1.0, unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP)
+        constants = (scale != 1.0, unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP, of.leaves)
         grid = (-(-M // of.rows) * -(-N // of.columns),)
         return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
@@ -132,13 +132,13 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
     s_row = spikes.shape[1]
     of = tile or _tile_over_rows(N, K, parts, device)
     tiles = -(-N // of.rows) * -(-K // of.columns)
-    shares = shares_of(tiles, -(-M // of.chunk), device)
+    shares = of.shares or shares_of(tiles, -(-M // of.chunk), device)
     out = torch.empty((shares, N, K), dtype=torch.float32, device=device)
 
     def make() -> PreparedKernel:
         g_unit, s_unit = _row_unit(first), _row_unit(spikes)
         numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
-        constants = (g_unit, s_unit, parts, of.rows, of.columns, of.chunk, shares)
+        constants = (g_unit, s_unit, parts, of.rows, of.columns, of.chunk)
         return PreparedKernel(
             _kernels().weights_kernel, (tiles, shares), (*numbers, *constants), device, of.num_warps, of.stages
         )
@@ -187,7 +187,7 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
         of = tile or tile_for("inputs", M, K, max(w_parts, g_parts), device)
         unit = _row_unit(first)
         numbers = (M, N, K, row // unit, padded // _kernels().PADDING)
-        constants = (unit, g_parts, w_parts, of.rows, of.columns, of.chunk, _GROUP)
+        constants = (unit, g_parts, w_parts, of.rows, of.columns, of.chunk, _GROUP, of.leaves)
         grid = (-(-M // of.rows) * -(-K // of.columns),)
         return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, of.num_warps, of.stages)
 

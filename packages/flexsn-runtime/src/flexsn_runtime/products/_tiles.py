@@ -25,6 +25,8 @@ class Tile(NamedTuple):
         rows, columns: of the result.
         chunk: terms of a sum between two additions in float32.
         num_warps, stages: of Triton.
+        leaves: chunks are added in float32; otherwise all terms in the tensor core.
+        shares: programs that share a sum over rows; 0: as many as keep the device busy.
     """
 
     rows: int
@@ -32,6 +34,8 @@ class Tile(NamedTuple):
     chunk: int
     num_warps: int
     stages: int
+    leaves: bool = True
+    shares: int = 0
 
 
 def tile_for(work: Work, rows: int, columns: int, parts: int, device: torch.device) -> Tile:

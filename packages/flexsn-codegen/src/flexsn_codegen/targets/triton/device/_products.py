@@ -1,7 +1,7 @@
 """Matrix products with spikes on tensor cores, of float32 numbers that are cut into bfloat16 parts.
 
 A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
-cores truncate their sums: every `CHUNK` terms, a sum leaves them and is added in float32.
+cores truncate their sums: if `LEAVES`, a sum leaves them every `CHUNK` terms, and is added in float32.
 
 Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts of weights are
 padded with zeros to whole chunks. Spikes and parts of gradients are as neurons write them, or padded.
@@ -149,6 +149,7 @@ def outputs_kernel(
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
+    LEAVES: tl.constexpr,
 ):
     """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
@@ -163,10 +164,10 @@ def outputs_kernel(
     total = tl.zeros([BM, BN], tl.float32)
     for j in range(columns // CHUNK):
         s = _load(s_at, (k < s_columns - j * CHUNK)[None, :], UNIT < CHUNK)
-        part = tl.zeros([BM, BN], tl.float32)
+        part = tl.zeros([BM, BN], tl.float32) if LEAVES else total
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
-        total += part
+        total = total + part if LEAVES else part
         s_at += CHUNK
         w_at += CHUNK
     if SCALED:
@@ -194,9 +195,8 @@ def weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
-    SHARES: tl.constexpr,
 ):
-    """`out [SHARES, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
+    """`out [shares, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
 
     Pointers to parts beyond `PARTS` are not read.
     """
@@ -204,7 +204,7 @@ def weights_kernel(
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
     k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
     share = tl.program_id(1)
-    chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
+    chunks = tl.cdiv(tl.cdiv(M, CHUNK), tl.num_programs(1))
     g_columns = g_units * G_UNIT
     s_columns = s_units * S_UNIT
     total = tl.zeros([BN, BK], tl.float32)
@@ -244,6 +244,7 @@ def inputs_kernel(
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
+    LEAVES: tl.constexpr,
 ):
     """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
 
@@ -262,7 +263,7 @@ def inputs_kernel(
     total = tl.zeros([BM, BK], tl.float32)
     for j in range(tl.cdiv(N, CHUNK)):
         inside = (n < N - j * CHUNK)[:, None] & here
-        part = tl.zeros([BM, BK], tl.float32)
+        part = tl.zeros([BM, BK], tl.float32) if LEAVES else total
         held = (n < g_columns - j * CHUNK)[None, :]
         g0 = _load(g0_ptr + g_at, held, G_UNIT < CHUNK)
         w0 = tl.load(w_at, mask=inside, other=0.0)
@@ -284,7 +285,8 @@ def inputs_kernel(
                 part = dot(g1, w0, part)
         elif W_PARTS > 1:
             part = dot(g0, tl.load(w_at + w_plane, mask=inside, other=0.0), part)
-        total += dot(g0, w0, part)
+        part = dot(g0, w0, part)
+        total = total + part if LEAVES else part
         g_at += CHUNK
         w_at += CHUNK * w_columns
     tl.store(out_ptr + m.to(tl.int64)[:, None] * K + k[None, :], total, mask=(m < M)[:, None] & (k < K)[None, :])
