@@ -38,8 +38,8 @@ class Tile(NamedTuple):
     shares: int = 0
 
 
-def tile_for(work: Work, rows: int, columns: int, parts: int, device: torch.device) -> Tile:
-    """The tile for a result of `rows` and `columns`.
+def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
+    """The tile for a result of `rows` and `columns`, each a sum of `terms`.
 
     Args:
         parts: of the operand that has most.
@@ -62,9 +62,12 @@ def seen_size(rows: int) -> int:
     return (rows + CHECKED_ROWS - 1) // CHECKED_ROWS + _PADDING
 
 
-def shares_of(tiles: int, chunks: int, device: torch.device) -> int:
-    """The number of programs that share a sum over `chunks`, so that there are about two for each multiprocessor."""
-    return max(1, min(2 * _multiprocessors(device) // tiles, chunks // 4))
+def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
+    """The number of programs that share each sum, so that there are about two for each multiprocessor."""
+    if tile.shares:
+        return tile.shares
+    tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
+    return max(1, min(2 * _multiprocessors(device) // tiles, -(-terms // tile.chunk) // 4))
 
 
 @functools.cache

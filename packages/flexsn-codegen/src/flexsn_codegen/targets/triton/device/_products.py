@@ -387,3 +387,16 @@ def repair_weights_kernel(
                 total = tl.dot(g, s, total, input_precision="ieee")
             stored = (n < N)[:, None] & (k < K)[None, :]
             tl.store(out_ptr + n.to(tl.int64)[:, None] * K + k[None, :], total, mask=stored)
+
+
+@triton.jit
+def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
+    """`out [count]`, the sum of `shares [shares, count]`, in order; times a number, if `SCALED`."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    here = at < count
+    total = tl.load(shares_ptr + at, mask=here, other=0.0)
+    for j in range(1, shares):
+        total += tl.load(shares_ptr + tl.cast(count, tl.int64) * j + at, mask=here, other=0.0)
+    if SCALED:
+        total *= _float(scale_bits)
+    tl.store(out_ptr + at, total, mask=here)
