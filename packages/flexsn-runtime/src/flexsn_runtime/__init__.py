@@ -66,6 +66,7 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
 from flexsn_runtime.products import (
+    LayerProducts,
     Linked,
     Links,
     fewest_multiplications,
@@ -113,6 +114,7 @@ __all__ = [
     "LaunchPlan",
     "LauncherError",
     "LayoutError",
+    "LayerProducts",
     "Linked",
     "Links",
     "Phase",

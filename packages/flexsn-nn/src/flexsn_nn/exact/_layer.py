@@ -14,8 +14,8 @@ from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
 from flexsn_nn.memory._ranges import Unknown, WholeRange, scaled_range_of
 from flexsn_runtime import (
+    LayerProducts,
     fewest_multiplications,
-    linked_linear,
     spike_linear,
     transform_at_work,
     why_slow_product,
@@ -63,6 +63,7 @@ class ExactForward(ReplacedForward):
         # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
+        self._products = LayerProducts()
         # Of its input, in this call.
         self._scale = 1.0
 
@@ -99,7 +100,7 @@ class ExactForward(ReplacedForward):
             return y, record, record is not None
         reads, links = self.reads, self.links
         written = None if reads is None or has_hooks_before(reads) else written_of(x)
-        linked = linked_linear(
+        linked = self._products.run(
             x,
             written,
             weight,

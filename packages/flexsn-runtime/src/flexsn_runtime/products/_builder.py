@@ -3,41 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 
-from flexsn_runtime.calls._plan import Allocation, Launched, Memory, Plan, PlanStep
+from flexsn_runtime.calls._plan import Allocation, Launched, Plan, PlanStep, RowsSummed, Unbound
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._written_kernels import PreparedKernel
-
-
-class Unbound(NamedTuple):
-    """Puts the slices of a tensor behind all else in memory."""
-
-    place: int
-
-    def __call__(self, memory: Memory) -> None:
-        tensor = memory[self.place]
-        assert tensor is not None
-        memory.extend(tensor.unbind())
-
-
-class RowsSummed(NamedTuple):
-    """Sums a tensor over all dimensions but the last one.
-
-    Attributes:
-        place: of the tensor.
-        into: of the result.
-    """
-
-    place: int
-    into: int
-
-    def __call__(self, memory: Memory) -> None:
-        tensor = memory[self.place]
-        assert tensor is not None
-        memory[self.into] = tensor.reshape(-1, tensor.shape[-1]).sum(0)
 
 
 class PlanBuilder:

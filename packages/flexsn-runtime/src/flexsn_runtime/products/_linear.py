@@ -15,7 +15,7 @@ from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._kernels import is_aligned, takes_as_written
-from flexsn_runtime.products._plans import OPERANDS, SAVED, BackwardKind, Forward, ForwardKind, backward_plan, forward_plan
+from flexsn_runtime.products._plans import OPERANDS, BackwardKind, Forward, ForwardKind, backward_plan, forward_plan
 from flexsn_runtime.products._tiles import seen_size
 
 MOST_PARTS = 3
@@ -96,7 +96,7 @@ def linked_linear(
         links: make links for the layer that reads `y`, if kernels can take gradients through them.
         scale: of the spikes: `s / scale` are whole numbers, but for rounding.
     """
-    with_links = links and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    with_links = links_of(s, weight, parts, links) > 0
     record: list[Tensor | None] = []
     if written is not None and not takes_as_written(written):
         written = None
@@ -109,6 +109,12 @@ def linked_linear(
     of_parts = parts[1]
     y.grad_fn.y = weakref.ref(y)
     return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
+
+
+def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
+    """The number of links for parts of a gradient, if they are wanted."""
+    makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    return parts[1] if makes else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -150,8 +156,12 @@ def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -
     return y, seen
 
 
+Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""Spikes, the same in bfloat16, the weight and the bias."""
+
+
 def plan_of(
-    given: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+    given: Operands,
     parts: int,
     *,
     links: int = 0,
@@ -204,17 +214,29 @@ def gradients(
         wanted: those of the spikes, the weight and the bias.
     """
     s, spikes, weight, pieces, seen = saved
-    links = len(grads) > 1
-    sums = len(grads) > 1 + parts[1]
+    given = _dense(s), spikes, _dense(weight), pieces, seen
+    grads = [None if grad is None else _dense(grad) for grad in grads]
+    return backward_plan(backward_kind(given, grads, parts, scale, wanted)).run((*given, *grads))[:OPERANDS]
+
+
+def backward_kind(
+    saved: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+    parts: tuple[int, int],
+    scale: float,
+    wanted: tuple[bool, bool, bool],
+) -> BackwardKind:
+    """The kind of a backward over dense tensors; arguments as of `gradients`."""
+    s, spikes, weight, pieces, seen = saved
     whole = grads[0]
-    given = [_dense(s), spikes, _dense(weight), pieces, seen, *[None if g is None else _dense(g) for g in grads]]
+    first = whole if whole is not None else grads[1]
+    assert s is not None
+    assert weight is not None
+    assert first is not None
+    sums = len(grads) > 1 + parts[1]
     if sums and whole is None and grads[-1] is None:
         wanted = *wanted[:2], False
-    first = given[SAVED] if whole is not None else given[SAVED + 1]
-    assert given[0] is not None
-    assert given[2] is not None
-    assert first is not None
-    kind = BackwardKind(
+    return BackwardKind(
         tuple(s.shape),
         weight.shape[0],
         parts,
@@ -222,14 +244,13 @@ def gradients(
         0 if spikes is None else spikes.shape[-1],
         pieces is not None,
         seen is not None,
-        parts[1] if links else 0,
+        parts[1] if len(grads) > 1 else 0,
         sums,
         whole is None,
         wanted,
-        (is_aligned(given[0]), is_aligned(given[2]), is_aligned(first)),
+        (is_aligned(s), is_aligned(weight), is_aligned(first)),
         s.device,
     )
-    return backward_plan(kind).run(given)[:OPERANDS]
 
 
 def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
@@ -305,13 +326,13 @@ class _SpikeLinear(SingleLevelFunction):
         if any(grad is not None for grad in grads[1:]):
             y = ctx.y()
             if y is not None and (y._backward_hooks or y.retains_grad):
-                raise RuntimeError(_LATE)
+                raise RuntimeError(LATE)
         needs = ctx.needs_input_grad
         wanted = needs[0], needs[2], needs[3]
-        return *_flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, wanted, plain=ctx.is_plain), *(None,) * 4
+        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, wanted, plain=ctx.is_plain), *(None,) * 4
 
 
-def _flowing(
+def flowing(
     saved: Any,
     grads: Sequence[Tensor | None],
     parts: tuple[int, int],
@@ -337,7 +358,7 @@ def _flowing(
     return gradients(saved, grads, parts, scale, wanted)
 
 
-_LATE = (
+LATE = (
     "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
     "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
     "exact_products(net, skip=[name])."
