@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 
 from flexsn_runtime.calls._plan import Allocation, Launched, Plan, PlanStep, RowsSummed, Unbound

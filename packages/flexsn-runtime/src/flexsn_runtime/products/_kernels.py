@@ -31,9 +31,7 @@ _sizes = functools.lru_cache(maxsize=256)
 
 
 @_sizes
-def splitting(
-    rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device
-) -> PreparedKernel:
+def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device) -> PreparedKernel:
     """Takes `x` with rows `row` apart, and `pieces`: see `split`."""
     unit = unit_of(columns, row, aligned[0])
     padded = padded_units(columns)
@@ -44,9 +42,7 @@ def splitting(
 
 
 @_sizes
-def narrowing(
-    M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device
-) -> PreparedKernel:
+def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device) -> PreparedKernel:
     """Takes `s` with rows `row` apart, `spikes` and `seen`: see `narrow`."""
     unit = unit_of(K, row, aligned[0])
     numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
@@ -72,9 +68,7 @@ def multiplying(
     numbers = (M, N, row // unit, padded, bits(scale))
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves)
     grid = (-(-M // tile.rows) * -(-N // tile.columns),)
-    return PreparedKernel(
-        _kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
-    )
+    return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 
 
 @_sizes
@@ -105,9 +99,7 @@ def summing_rows(
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
     constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk)
     grid = (tiles_of(N, K, tile), shares)
-    return PreparedKernel(
-        _kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
-    )
+    return PreparedKernel(_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 
 
 @_sizes
@@ -156,9 +148,7 @@ def leading_back(
     numbers = (M, N, K, row // unit, padded)
     constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves)
     grid = (-(-M // tile.rows) * -(-K // tile.columns),)
-    return PreparedKernel(
-        _kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages
-    )
+    return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 
 
 def tiles_of(rows: int, columns: int, tile: Tile) -> int:

@@ -86,9 +86,7 @@ def repair_weights(grads: Sequence[Tensor], s: Tensor, total: Tensor, seen: Tens
     grads, s = [_dense_rows(g) for g in grads], _dense_rows(s)
     (N, K), M, first = total.shape, s.shape[0], grads[0]
     aligned, strides = (is_aligned(first), is_aligned(s)), (first.stride(0), s.stride(0))
-    kernel = _kernels.repairing_weights(
-        M, N, K, *strides, len(grads), first.dtype, seen.numel(), aligned, s.device
-    )
+    kernel = _kernels.repairing_weights(M, N, K, *strides, len(grads), first.dtype, seen.numel(), aligned, s.device)
     kernel((*three(grads), s, total, seen))
 
 

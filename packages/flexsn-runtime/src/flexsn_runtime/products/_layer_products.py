@@ -79,7 +79,7 @@ class LayerProducts:
 
     def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
         """From now on, the compiled launcher makes calls like this one, if it is there and can."""
-        s, written, weight, bias = given
+        s, _written, weight, _bias = given
         module = compiled_launcher(s.device, self._count)
         if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():
             return
@@ -148,9 +148,7 @@ class _Owner:
     def refuse_hooks(self) -> None:
         raise RuntimeError(LATE)
 
-    def _tell(
-        self, tensors: Sequence[Tensor | None], needed: Sequence[bool], wanted: tuple[bool, bool, bool]
-    ) -> None:
+    def _tell(self, tensors: Sequence[Tensor | None], needed: Sequence[bool], wanted: tuple[bool, bool, bool]) -> None:
         native = None if self.native is None else self.native()
         saved, grads = tensors[:SAVED], tensors[SAVED:]
         arrived = [grad for grad in grads if grad is not None]

@@ -172,9 +172,7 @@ def plan_of(
     s, written, weight, bias = given
     aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
-    return forward_plan(
-        ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device)
-    )
+    return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
 
 
 def _dense(x: Tensor) -> Tensor:
