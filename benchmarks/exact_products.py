@@ -1,6 +1,7 @@
 """Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
 
-    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...] [--seconds 240]
+    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...]
+        [--seconds 240]
 
 The first table is of one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
 gradients in parts, as neurons write them, with the parts of the weight. "Narrowed" has the pass over memory, too, that
