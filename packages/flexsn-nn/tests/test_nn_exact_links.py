@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import LIF, TernaryLIF, exact_products, functional
 from flexsn_nn.exact import _exchange
-from flexsn_runtime import LayerProducts, Linked, linked_linear
+from flexsn_runtime import Linked, RepeatedProducts, linked_linear
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -48,14 +48,14 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """For each product: its spikes came in bfloat16, and it offered links."""
     calls = []
-    run = LayerProducts.run
+    run = RepeatedProducts.run
 
-    def record(products: LayerProducts, s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
+    def record(products: RepeatedProducts, s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
         linked = run(products, s, written, *rest, **options)
         calls.append((written is not None, linked.links is not None))
         return linked
 
-    monkeypatch.setattr(LayerProducts, "run", record)
+    monkeypatch.setattr(RepeatedProducts, "run", record)
     return calls
 
 

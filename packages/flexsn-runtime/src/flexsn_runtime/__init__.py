@@ -66,9 +66,9 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
 from flexsn_runtime.products import (
-    LayerProducts,
     Linked,
     Links,
+    RepeatedProducts,
     fewest_multiplications,
     linked_linear,
     spike_linear,
@@ -113,13 +113,13 @@ __all__ = [
     "LaunchConfig",
     "LaunchPlan",
     "LauncherError",
-    "LayerProducts",
     "LayoutError",
     "Linked",
     "Links",
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
+    "RepeatedProducts",
     "ResidualsError",
     "ScanKernel",
     "ScanProgram",

@@ -14,7 +14,7 @@ from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
 from flexsn_nn.memory._ranges import Unknown, WholeRange, scaled_range_of
 from flexsn_runtime import (
-    LayerProducts,
+    RepeatedProducts,
     fewest_multiplications,
     spike_linear,
     transform_at_work,
@@ -63,7 +63,7 @@ class ExactForward(ReplacedForward):
         # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
-        self._products = LayerProducts()
+        self._products = RepeatedProducts()
         # Of its input, in this call.
         self._scale = 1.0
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flexsn_runtime import LayerProducts, Linked
+from flexsn_runtime import Linked, RepeatedProducts
 from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.launches._written_kernels import PreparedKernel
 
@@ -58,7 +58,7 @@ def leaves(steps: int = 3, features: int = 40, outputs: int = 48, *, bias: bool 
     return s, weight, torch.randn(outputs, generator=generator).requires_grad_() if bias else None
 
 
-def call(products: LayerProducts, of: Leaves, *, links: bool, written: bool = False, scale: float = 1.0) -> Linked:
+def call(products: RepeatedProducts, of: Leaves, *, links: bool, written: bool = False, scale: float = 1.0) -> Linked:
     s = of[0] * scale
     return products.run(s, of[0].detach().bfloat16() if written else None, *of[1:], (3, 3), links=links, scale=scale)
 
@@ -93,7 +93,7 @@ def assert_as_wanted(linked: Linked, of: Leaves, scale: float = 1.0) -> None:
 def test_calls_like_an_earlier_one_need_no_python(
     launched: list[str], links: bool, written: bool, bias: bool, scale: float
 ) -> None:
-    products, of = LayerProducts(), leaves(bias=bias)
+    products, of = RepeatedProducts(), leaves(bias=bias)
     for _ in range(2):
         assert_as_wanted(call(products, of, links=links, written=written, scale=scale), of, scale)
     assert not written or "narrow_kernel" not in launched
@@ -107,7 +107,7 @@ def test_calls_like_an_earlier_one_need_no_python(
 
 
 def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
             of[0][2, 3, 5] = value
@@ -120,7 +120,7 @@ def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
 
 def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
     """What differs between two calls is compared: sizes, gradients asked for, the grad mode, memory formats."""
-    products = LayerProducts()
+    products = RepeatedProducts()
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
 
 
 def test_second_derivatives_are_torchs(launched: list[str]) -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
 
     def second(y: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def test_second_derivatives_are_torchs(launched: list[str]) -> None:
 
 
 def test_a_late_hook_is_refused() -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     for _ in range(2):
         linked = call(products, of, links=True)
         linked.y.retain_grad()
@@ -162,7 +162,7 @@ def test_a_late_hook_is_refused() -> None:
 
 
 def test_a_graph_is_freed_and_says_so() -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
     linked = call(products, of, links=False)
     grad = torch.ones_like(linked.y)
@@ -177,7 +177,7 @@ def test_a_graph_is_freed_and_says_so() -> None:
 
 
 def test_several_gradients_at_once() -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
     linked = call(products, of, links=False)
     grads = torch.randn(3, *linked.y.shape)
@@ -187,7 +187,7 @@ def test_several_gradients_at_once() -> None:
 
 
 def test_nothing_keeps_a_layer_alive() -> None:
-    products, of = LayerProducts(), leaves()
+    products, of = RepeatedProducts(), leaves()
     for _ in range(3):
         assert_as_wanted(call(products, of, links=True), of)
     (known,) = products._known

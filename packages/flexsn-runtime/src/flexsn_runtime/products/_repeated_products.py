@@ -44,15 +44,15 @@ class _Known(NamedTuple):
     sums: bool
 
 
-class LayerProducts:
+class RepeatedProducts:
     """Runs `linked_linear` for one layer."""
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()
         self._count = 0
 
-    def __reduce__(self) -> tuple[type[LayerProducts], tuple[()]]:
-        return LayerProducts, ()  # copies and pickles begin anew
+    def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
+        return RepeatedProducts, ()  # copies and pickles begin anew
 
     def run(
         self,
