@@ -38,27 +38,25 @@ from flexsn_runtime.products._tiles import Tile
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
 SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
-# Rows and columns of a tile, chunk, warps, stages.
+# Rows and columns of a tile, chunk, warps, stages; for three parts, and for two.
 _TILES = {
-    "y": (
-        (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 64, 64, 8, 2), (128, 64, 64, 8, 3), (64, 128, 64, 8, 2),
-        (64, 128, 64, 4, 2), (128, 64, 64, 4, 2), (128, 64, 32, 4, 3), (256, 64, 64, 8, 2),
+    ("y", 3): (
+        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2),
+        (64, 128, 32, 4, 4), (128, 64, 64, 8, 3),
     ),
-    "dW": (
-        (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 64, 8, 2), (64, 128, 64, 8, 3), (64, 128, 64, 4, 3),
-        (128, 64, 64, 8, 2), (128, 64, 64, 4, 2), (64, 64, 64, 4, 3),
+    ("y", 2): ((128, 64, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 32, 4, 4)),
+    ("dW", 3): ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (128, 64, 64, 8, 3)),
+    ("dW", 2): ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (128, 64, 64, 8, 3)),
+    ("ds", 3): (
+        (128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3), (64, 64, 64, 4, 3),
+        (128, 128, 32, 8, 4),
     ),
-    "ds": (
-        (128, 128, 32, 8, 3), (128, 128, 32, 8, 2), (128, 128, 64, 8, 2), (128, 64, 32, 8, 3), (128, 64, 64, 8, 2),
-        (64, 128, 64, 8, 2), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3),
-    ),
+    ("ds", 2): ((64, 128, 32, 4, 3), (128, 64, 32, 4, 4)),
 }  # fmt: skip
 # For sums that stay in the tensor cores.
 _STAYING = (
-    (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2),
-    (64, 256, 64, 8, 2), (256, 64, 64, 8, 2), (128, 64, 64, 8, 3),
+    (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (64, 256, 32, 4, 3), (128, 64, 64, 4, 3),
 )  # fmt: skip
-_SHARES = (0, 1, 2, 3)
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
 WORKS = ("y", "dW", "ds")
@@ -155,13 +153,13 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
+    """The first factor in registers comes first."""
     cases = []
-    for work in WORKS:
-        shares = _SHARES if work == "dW" else (0,)
-        for parts in (3, 2):
-            cases += [Swept(work, parts, Tile(*tile, shares=some)) for tile in _TILES[work] for some in shares]
+    for held in (True, False):
+        for (work, parts), tiles in _TILES.items():
+            cases += [Swept(work, parts, Tile(*tile, held=held)) for tile in tiles]
             if parts == 2 and work != "dW":
-                cases += [Swept(work, parts, Tile(*tile, leaves=False)) for tile in _STAYING]
+                cases += [Swept(work, parts, Tile(*tile, leaves=False, held=held)) for tile in _STAYING]
     return cases
 
 
@@ -188,7 +186,7 @@ def compiled(cases: list[Swept]) -> None:
 
 
 def sweep(deadline: float) -> list[str]:
-    cases = [case for case in swept() if case.tile.shares == 0]
+    cases = swept()
     in_processes(compiled, [cases[i::12] for i in range(12)])
     rows = []
     for shape in SWEPT:

@@ -66,7 +66,7 @@ def multiplying(
     """Takes `spikes` with rows of `row`, `pieces` of `padded` units, the bias or anything, and `y`."""
     unit = row_unit(row, aligned[0])
     numbers = (M, N, row // unit, padded, bits(scale))
-    constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves)
+    constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-N // tile.columns),)
     return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 
@@ -97,7 +97,7 @@ def summing_rows(
     """Takes three parts of the gradient, `spikes`, and `[shares, N, K]`."""
     g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
-    constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk)
+    constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
     grid = (tiles_of(N, K, tile), shares)
     return PreparedKernel(_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 
@@ -146,7 +146,7 @@ def leading_back(
     """Takes three parts of the gradient with rows of `row`, `pieces` of `padded` units, and the result."""
     unit = row_unit(row, aligned[0])
     numbers = (M, N, K, row // unit, padded)
-    constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves)
+    constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-K // tile.columns),)
     return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
 

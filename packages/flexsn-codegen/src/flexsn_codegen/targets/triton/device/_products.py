@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton.device._exchange import dot
+from flexsn_codegen.targets.triton.device._exchange import dot, in_registers
 
 # Numbers of a row of parts are padded to a multiple of this, which all chunks divide.
 PADDING = 64
@@ -150,6 +150,7 @@ def outputs_kernel(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     LEAVES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
@@ -164,6 +165,8 @@ def outputs_kernel(
     total = tl.zeros([BM, BN], tl.float32)
     for j in range(columns // CHUNK):
         s = _load(s_at, (k < s_columns - j * CHUNK)[None, :], UNIT < CHUNK)
+        if HELD:
+            s = in_registers(s)
         part = tl.zeros([BM, BN], tl.float32) if LEAVES else total
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
@@ -175,6 +178,12 @@ def outputs_kernel(
     if BIAS:
         total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _over_rows(g, s, total, HELD: tl.constexpr):
+    """`g^T s`, or, of the transposed spikes, its transpose."""
+    return dot(s, g, total) if HELD else dot(tl.trans(g), s, total)
 
 
 @triton.jit
@@ -195,6 +204,7 @@ def weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     """`out [shares, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
 
@@ -207,20 +217,25 @@ def weights_kernel(
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), tl.num_programs(1))
     g_columns = g_units * G_UNIT
     s_columns = s_units * S_UNIT
-    total = tl.zeros([BN, BK], tl.float32)
+    # `HELD`: of the transposed result, whose first factor is one for all parts.
+    total = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
         inside = (m < M)[:, None]
         row = m.to(tl.int64)[:, None]
         s = tl.load(s_ptr + row * s_columns + k[None, :], mask=inside & (k < s_columns)[None, :], other=0.0)
+        if HELD:
+            s = in_registers(tl.trans(s))
         g_at = row * g_columns + n[None, :]
         here = inside & (n < g_columns)[None, :]
-        part = tl.zeros([BN, BK], tl.float32)
+        part = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
         if PARTS > 2:
-            part = dot(tl.trans(tl.load(g2_ptr + g_at, mask=here, other=0.0)), s, part)
+            part = _over_rows(tl.load(g2_ptr + g_at, mask=here, other=0.0), s, part, HELD)
         if PARTS > 1:
-            part = dot(tl.trans(tl.load(g1_ptr + g_at, mask=here, other=0.0)), s, part)
-        total += dot(tl.trans(tl.load(g0_ptr + g_at, mask=here, other=0.0)), s, part)
+            part = _over_rows(tl.load(g1_ptr + g_at, mask=here, other=0.0), s, part, HELD)
+        total += _over_rows(tl.load(g0_ptr + g_at, mask=here, other=0.0), s, part, HELD)
+    if HELD:
+        total = tl.trans(total)
     at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, total, mask=(n < N)[:, None] & (k < K)[None, :])
 
@@ -245,6 +260,7 @@ def inputs_kernel(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     LEAVES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
 
@@ -266,6 +282,8 @@ def inputs_kernel(
         part = tl.zeros([BM, BK], tl.float32) if LEAVES else total
         held = (n < g_columns - j * CHUNK)[None, :]
         g0 = _load(g0_ptr + g_at, held, G_UNIT < CHUNK)
+        if HELD:
+            g0 = in_registers(g0)
         w0 = tl.load(w_at, mask=inside, other=0.0)
         if G_PARTS > 2:
             g2 = _load(g2_ptr + g_at, held, G_UNIT < CHUNK)
@@ -275,6 +293,8 @@ def inputs_kernel(
             part = dot(g0, w2, part)
         if G_PARTS > 1:
             g1 = _load(g1_ptr + g_at, held, G_UNIT < CHUNK)
+            if HELD and W_PARTS > 1:
+                g1 = in_registers(g1)
             if W_PARTS > 1:
                 w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
                 if G_PARTS > 2 or W_PARTS > 2:
