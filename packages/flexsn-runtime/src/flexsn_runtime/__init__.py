@@ -6,6 +6,7 @@ from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_eleme
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
 from flexsn_runtime._torch_private import transform_at_work
+from flexsn_codegen import Late as Late
 from flexsn_runtime.backend import TargetName, why_unavailable
 from flexsn_runtime.compat._handles import (
     FlexSNKernelHandle,
@@ -50,6 +51,7 @@ from flexsn_runtime.errors import (
     LayoutError,
     ResidualsError,
     ShapeError,
+    LateInputError,
     SpikeBitsError,
     StepGoneError,
     SymbolicSizeError,
@@ -123,6 +125,8 @@ __all__ = [
     "ScanProgram",
     "ShapeError",
     "Specialization",
+    "Late",
+    "LateInputError",
     "SpikeBitsError",
     "StepGoneError",
     "SymbolicSizeError",

@@ -43,6 +43,7 @@ class Chooses(KeepsStates):
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
+    _undelayed: Callable[..., Any] | None = None  # a core whose kernels load no earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
@@ -252,4 +253,8 @@ class Chooses(KeepsStates):
         def initial_states() -> list[Tensor] | None:
             return None if self._starts_at_zero() else self._initial(inputs)
 
-        return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)
+        runs = kernels and not compiling
+        device = inputs[0].device.type
+        in_triton = device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")
+        delays = runs and in_triton and self._step_mode == "m" and self._undelayed is not self.core
+        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and in_step)

@@ -113,7 +113,7 @@ class ForwardScan:
         config = plan.forward if training else plan.inference
         config, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        operands = Operands(arguments, layouts, shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, shape, form.order, step.counts, step.late)
         spec = ForwardSpec(
             inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
