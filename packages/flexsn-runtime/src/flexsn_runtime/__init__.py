@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from flexsn_codegen import Late as Late
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
 from flexsn_runtime._torch_private import transform_at_work
-from flexsn_codegen import Late as Late
 from flexsn_runtime.backend import TargetName, why_unavailable
 from flexsn_runtime.compat._handles import (
     FlexSNKernelHandle,
@@ -47,11 +47,11 @@ from flexsn_runtime.errors import (
     DtypeError,
     FreedGraphError,
     GaveUpError,
+    LateInputError,
     LauncherError,
     LayoutError,
     ResidualsError,
     ShapeError,
-    LateInputError,
     SpikeBitsError,
     StepGoneError,
     SymbolicSizeError,
@@ -111,6 +111,8 @@ __all__ = [
     "GaveUpError",
     "GradientFormula",
     "KernelLowering",
+    "Late",
+    "LateInputError",
     "LaunchConfig",
     "LaunchPlan",
     "LauncherError",
@@ -125,8 +127,6 @@ __all__ = [
     "ScanProgram",
     "ShapeError",
     "Specialization",
-    "Late",
-    "LateInputError",
     "SpikeBitsError",
     "StepGoneError",
     "SymbolicSizeError",

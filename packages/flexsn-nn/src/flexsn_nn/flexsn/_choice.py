@@ -254,7 +254,10 @@ class Chooses(KeepsStates):
             return None if self._starts_at_zero() else self._initial(inputs)
 
         runs = kernels and not compiling
-        device = inputs[0].device.type
-        in_triton = device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")
-        delays = runs and in_triton and self._step_mode == "m" and self._undelayed is not self.core
-        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and in_step)
+        delays = runs and in_step and self._step_mode == "m" and self._undelayed is not self.core
+        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and self._in_triton(inputs))
+
+    def _in_triton(self, inputs: Sequence[Tensor]) -> bool:
+        """True if kernels for these inputs are in Triton."""
+        device = inputs[0].device.type if inputs else ""
+        return device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")

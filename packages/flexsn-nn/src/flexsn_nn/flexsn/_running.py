@@ -400,7 +400,7 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
 
 def _start_at_zero(transforms: Sequence[Transform]) -> bool:
     """True if all states that transforms add begin with zeros."""
-    return all([transform.starts_at_zero or not transform.num_states for transform in transforms])
+    return all(transform.starts_at_zero or not transform.num_states for transform in transforms)
 
 
 def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
