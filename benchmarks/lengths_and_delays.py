@@ -24,6 +24,7 @@ from measure import publish, synchronize, table, where
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, Recurrent, functional, surrogate
+from flexsn_nn.fusion import fuse_delays
 from flexsn_nn.layer import Delay
 
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
@@ -108,12 +109,13 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
     neuron = LIF()
     dense = training(reset(neuron, neuron), x, [])
     late = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
-    net = nn.Sequential(late, neuron)
+    net = nn.Sequential(late, LIF()).to(device)
+    fuse_delays(net)
     return [
         ("lengths, half of the data", training(reset(neuron, lambda x: neuron(x, lengths=lengths)), x, []), dense),
         ("lengths, all of the data", training(reset(neuron, lambda x: neuron(x, lengths=full)), x, []), dense),
         ("resets", training(reset(neuron, lambda x: neuron(x, resets=resets)), x, []), dense),
-        ("a Delay in front, learned", training(reset(net, net), x, list(net.parameters())), dense),
+        ("a Delay in front, learned, fused", training(reset(net, net), x, list(net.parameters())), dense),
     ]
 
 
