@@ -143,11 +143,7 @@ class Runs(Chooses):
         left_out = False
         if states:
             states = self._fitting(states, inputs)
-        elif (
-            backend not in COMPILED
-            or not self._kernels_start_alike(inputs)
-            or not _start_at_zero(transforms)
-        ):
+        elif backend not in COMPILED or not self._kernels_start_alike(inputs) or not _start_at_zero(transforms):
             states = self._initial(inputs)
         else:
             left_out = True
