@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,8 @@ def train(task: Task, epochs: int, seed: int = 0, device: str | torch.device = "
     delays = [parameter for name, parameter in net.named_parameters() if name.endswith("delay")]
     others = [parameter for name, parameter in net.named_parameters() if not name.endswith("delay")]
     before = [delay.detach().clone() for delay in delays]
-    optimizer = torch.optim.Adam([{"params": delays, "lr": 3e-2}, {"params": others}], lr=3e-3)
+    groups: list[dict[str, Any]] = [{"params": delays, "lr": 3e-2}, {"params": others}]
+    optimizer = torch.optim.Adam(groups, lr=3e-3)
     losses = []
     for _ in range(epochs):
         order = torch.randperm(len(task.train)).tolist()

@@ -58,7 +58,8 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
     weights = torch.arange(output.numel(), device=x.device).cos().view(output.shape).to(x.dtype)
     loss = (output * weights).sum() + sum((state * state).sum() for state in net[1].states)  # type: ignore[union-attr]
     gradients = torch.autograd.grad(loss, [leaf, *net.parameters()])
-    states: Any = (*net[1].states, *net[0].states)
+    layers: Any = net
+    states = (*layers[1].states, *layers[0].states)
     return [output.detach(), *(state.detach() for state in states), *gradients]
 
 
@@ -123,7 +124,7 @@ def test_gradients_are_differences() -> None:
         for layer in fused:
             layer.reset()  # type: ignore[operator]
         torch.func.functional_call(fused, {"0.delay": delay}, (x,))
-        state: Tensor = fused[1].states[0]  # type: ignore[index, union-attr]  # spikes have no differences
+        state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
         return state
 
     x = 0.2 * random(9, 2, 4)  # nothing fires, and the surrogate's gradient counts nowhere
@@ -178,7 +179,7 @@ def test_calls_of_all_kinds() -> None:
         for part in (x[:3], x[3:]):
             with torch.no_grad():
                 assert torch.equal(fused(part), apart(part))
-        assert torch.equal(fused[0].states[0], apart[0].states[0])  # type: ignore[index, union-attr]
+        assert torch.equal(fused[0].states[0], apart[0].states[0])  # type: ignore[index]
 
 
 def test_reasons() -> None:
