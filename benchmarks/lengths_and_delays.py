@@ -6,9 +6,9 @@ A figure is a training step: a forward, and the backward of a random gradient to
 measured in turns within one run, and the ratio is that of the medians: once called from Python, and once replayed as a
 CUDA graph of ten steps (of recurrent layers, one), in which the host's share is absent. Lengths are uniform with a mean
 of half of T, the longest first. The published form of recurrent delays adds, in each step, one product for each delay
-to a buffer of currents to come (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; ours is two
-`Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`: small shapes, with whatever device there is. What would
-begin after `--seconds` is left out.
+to a buffer of currents to come (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights;
+ours is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`: small shapes, with whatever device there is.
+What would begin after `--seconds` is left out.
 """
 
 from __future__ import annotations

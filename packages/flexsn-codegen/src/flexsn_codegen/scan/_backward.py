@@ -207,11 +207,15 @@ class BackwardTemplate:
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
-            i: w.add(Role.STATE, i, layout) for i in self._needed_states if (layout := spec.states[i]) is not None
+            i: w.add(Role.STATE, i, layout)
+            for i in self._needed_states
+            if i not in dict(spec.follows) and (layout := spec.states[i]) is not None
         }
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
-        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
+        self._reloaded = dict(spec.follows)
+        kept = [i for i in self._needed_states if i not in self._reloaded]
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
@@ -276,6 +280,11 @@ class BackwardTemplate:
         the loads behind it from being issued."""
         w = self._writer
         for i in self._needed_states:
+            if i in self._reloaded:
+                source = self._reloaded[i]
+                param = self._inputs[source]
+                w.load(f"state_{i}_0", param, w.at(param, -1), self._has_begun(source, -1))
+                continue
             param = self._checkpoints[i]
             w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # else 0
             if i in self._states:

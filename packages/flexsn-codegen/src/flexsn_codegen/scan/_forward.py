@@ -200,9 +200,9 @@ class ForwardTemplate:
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._bits = w.add_bits(spec.bits)
-        self._checkpoints: Sequence[Port] = (
-            [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
-        )
+        reloaded = dict(spec.follows)
+        kept = [i for i in range(len(spec.states)) if i not in reloaded] if spec.segment else []
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
 
     def _moving(self) -> list[Port]:
         return [
@@ -247,7 +247,7 @@ class ForwardTemplate:
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
         """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
         w = self._writer
-        for i, param in enumerate(self._checkpoints):
+        for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
 
     def _compute(self, k: int) -> None:

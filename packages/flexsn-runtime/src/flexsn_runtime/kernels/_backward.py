@@ -190,6 +190,7 @@ class BackwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
             grad_state_seqs=states_present if cotangents.state_seqs else absent,

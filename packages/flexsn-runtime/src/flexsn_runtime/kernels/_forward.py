@@ -121,6 +121,7 @@ class ForwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),

@@ -77,6 +77,7 @@ class Specialization(CoreSpecialization):
         self.bits = bits
         self.counts = counts
         self.late = late
+        self.follows = _followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
         once = {*counts, *(delays.by for delays in late.values())}
         loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
@@ -217,7 +218,8 @@ class Specialization(CoreSpecialization):
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
         if residuals is None:
-            return [(Port(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
+            kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
+            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
@@ -330,3 +332,10 @@ class Specialization(CoreSpecialization):
         with self._lock:
             super().close()
             self.plans.clear()
+
+
+def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
+    """The states that are the value of a late input, one step later, each with the input's number."""
+    inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
+    results = zip(step.results, step.entries, strict=True)
+    return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)
