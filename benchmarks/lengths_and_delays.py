@@ -33,7 +33,8 @@ IN_A_GRAPH = 10  # training steps of a neuron, whose launches take less time tha
 BOUND = (
     "Bytes of a LIF's training step: an input and an output forward; an input, a gradient in and one out backward. "
     "Half of the data leaves 3.5 of these 5 streams, 0.70: outputs and gradients are written for padding, too. Where "
-    "all programs run at a time (100 x 256 x 140), the longest sequence is what all wait for."
+    "all programs run at a time (100 x 256 x 140, and recurrent layers of few rows), the longest sequence is what all "
+    "wait for; recurrent layers in clusters of blocks compute all steps."
 )
 Run = Callable[[], object]
 
@@ -126,6 +127,22 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
     ]
 
 
+def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
+    """A recurrent layer on sequences of half the data, the longest first, beside itself on all of it."""
+    num_steps, batch, features = shape
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(shape, generator=generator) + 0.3).to(device)
+    lengths = torch.randint(0, num_steps + 1, (batch,), generator=generator).sort(descending=True).values.to(device)
+    full = torch.full((batch,), num_steps, device=device)
+    layer = Recurrent(LIF(), features).to(device)
+    parameters = list(layer.parameters())
+    dense = training(reset(layer, layer), x, parameters)
+    return [
+        (f"a recurrent layer, {what}", training(reset(layer, lambda x, n=n: layer(x, lengths=n)), x, parameters), dense)  # type: ignore[misc]
+        for what, n in (("lengths, half of the data", lengths), ("lengths, all of the data", full))
+    ]
+
+
 def recurrent(
     shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Tensor]:
@@ -193,6 +210,9 @@ def main() -> None:
     for shape in shapes:
         for what, first, second in neurons(shape, device):
             measured(what, shape, first, second, turns)
+    for shape in [(12, 3, 16)] if options.check else [(250, 4096, 64), (250, 256, 256)]:
+        for what, first, second in recurrent_lengths(shape, device):
+            measured(what, shape, first, second, 4)
     notes.append(BOUND)
     notes += [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
     for shape in [(12, 3, 16)] if options.check else [(100, 256, 256), (100, 128, 512)]:
