@@ -117,7 +117,7 @@ class BackwardScan:
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
-        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts, step.late)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
@@ -190,6 +190,7 @@ class BackwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
             grad_state_seqs=states_present if cotangents.state_seqs else absent,

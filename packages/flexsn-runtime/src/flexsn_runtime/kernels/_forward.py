@@ -113,7 +113,7 @@ class ForwardScan:
         config = plan.forward if training else plan.inference
         config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        operands = Operands(arguments, layouts, shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, shape, form.order, step.counts, step.late)
         spec = ForwardSpec(
             inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
@@ -121,6 +121,7 @@ class ForwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),

@@ -32,6 +32,8 @@ class Choice(NamedTuple):
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
+    if step.late:
+        return None
     if any(is_expanded(arguments.inputs[i]) for i in step.counts):
         return None  # programs end with their sequences
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
