@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from flexsn_graph import Role, StepGraph, is_linear
-from flexsn_runtime.operands._operands import Arguments, is_expanded
+from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -32,8 +32,6 @@ class Choice(NamedTuple):
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
-    if any(is_expanded(arguments.inputs[i]) for i in step.counts):
-        return None  # programs end with their sequences
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec
-from flexsn_codegen.scan.segments import repair_source, speculation_source
+from flexsn_codegen.scan.segments import ended_source, repair_source, speculation_source
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -50,13 +50,20 @@ class SegmentedForward:
         self._sizes, self._config, self._device = dict(sizes), config, device
         self._dtypes = [kept_dtype(dtype) for dtype in step.state_dtypes]
         key, name = (spec, core.name), step.name
-        self._sources: tuple[CompiledKernel, CompiledKernel] = (
-            step.segment_kernel(("guess", *key), lambda: speculation_source(f"{name}_forward_guess", core, spec)),
-            step.segment_kernel(("repair", *key), lambda: repair_source(f"{name}_forward_repair", core, spec)),
-        )
+        # Each with True if segments run side by side in it.
+        self._sources: list[tuple[CompiledKernel, bool]] = [
+            (
+                step.segment_kernel(("guess", *key), lambda: speculation_source(f"{name}_forward_guess", core, spec)),
+                True,
+            ),
+            (step.segment_kernel(("repair", *key), lambda: repair_source(f"{name}_forward_repair", core, spec)), False),
+        ]
+        if spec.ends and any(spec.state_seqs):
+            ended = step.segment_kernel(("ended", *key), lambda: ended_source(f"{name}_forward_ended", core, spec))
+            self._sources.append((ended, True))
         self._programs = -(-sizes["NCL"] // config.block)
         # By the number of segments and the warm-up, of which there are few in a process.
-        self._kernels: dict[tuple[int, int], tuple[SegmentKernel, SegmentKernel]] = {}
+        self._kernels: dict[tuple[int, int], list[SegmentKernel]] = {}
 
     @property
     def is_compiled(self) -> bool:
@@ -101,16 +108,15 @@ class SegmentedForward:
         """In chunks."""
         return math.ceil(self._speculation.warm_up / self._config.chunk)
 
-    def _made(self, segments: int) -> tuple[SegmentKernel, SegmentKernel]:
+    def _made(self, segments: int) -> list[SegmentKernel]:
         key = segments, self._warm_up()
         found = self._kernels.get(key)
         if found is None:
             sizes = {**self._sizes, "SEGMENTS": segments, "WARM": key[1]}
-            guess, repair = (
-                SegmentKernel(source, sizes, self._config, self._device, beside, self._params)
-                for source, beside in zip(self._sources, (segments, 1), strict=True)
-            )
-            found = self._kernels[key] = guess, repair
+            found = self._kernels[key] = [
+                SegmentKernel(source, sizes, self._config, self._device, segments if is_beside else 1, self._params)
+                for source, is_beside in self._sources
+            ]
         return found
 
     def _scratch(self, segments: int) -> dict[Port, Tensor]:

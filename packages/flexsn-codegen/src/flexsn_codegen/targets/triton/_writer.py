@@ -189,6 +189,9 @@ class TritonWriter(KernelWriter):
     def less(self, name: str, value: str, number: str) -> None:
         self.line(f"{name} = {value} - tl.cast({number}, tl.int32)")
 
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        self.line(f"{name} = tl.where({number} > 0, {text}, {other})")
+
     def any(self, name: str, value: str) -> None:
         self.line(f"{name} = tl.max({value}, axis=0)")
 
