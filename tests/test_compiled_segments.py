@@ -157,6 +157,24 @@ def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
     check(found, serially(p, language, state_seqs=False))
 
 
+@pytest.mark.long(all_but=["cpp"])
+def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+    """They are a mask there: all guesses behind the end of a sequence would be wrong."""
+    neuron = LIF(backend="hop")
+    lengths = torch.tensor([STEPS, 31, 0])
+    run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with using_segments(RULE):
+        found = train(run, x)
+    assert "_forward_guess" not in kernels_of(steps)
+    assert "_backward_maps" in kernels_of(steps)
+    with using_segments(None):
+        serial = LIF(backend=language)
+        wanted = train(lambda x: serial(x, lengths=lengths), x)
+    assert torch.equal(found[0][0], wanted[0][0])
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
+
+
 def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return with_gradients([run(x)], [x])
 
