@@ -474,3 +474,29 @@ def test_warm_ups_are_learned_on_the_gpu_without_waiting() -> None:
     (speculation,) = step.speculations.values()
     assert speculation.last.warm_up > 4
     assert speculation.last.elements < speculation.last.total
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_lengths_on_the_gpu(keeps_states: bool) -> None:
+    lengths = torch.tensor([2055, 700, 3])
+    data = torch.randn(2055, 3, 217, generator=torch.Generator().manual_seed(0)).cuda()
+    data[torch.arange(2055)[:, None] >= lengths] = torch.nan
+    found = []
+    for rule in (
+        None,
+        SegmentRule(elements=2**16, largest=2**13, warm_up=4),
+        SegmentRule(elements=2**16, largest=2**13),
+    ):
+        neuron = LIF(backend="triton", store_state_seqs=keeps_states).cuda()
+        x = data.clone().requires_grad_()
+        with using_segments(rule):
+            spikes = neuron(x, lengths=lengths)
+            results = [spikes, *neuron.states, *neuron.state_seqs]
+            loss = torch.stack([(r * w).sum() for r, w in zip(results, random_weights(results), strict=True)]).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+        found.append(([result.detach() for result in results], gradient))
+        assert any("_forward_guess" in name for name in neuron.kernel_names()) == (rule is not None)
+    for results, gradient in found[1:]:
+        assert same_bits(results, found[0][0])
+        check_gradients([gradient], [found[0][1]], 2e-5)
