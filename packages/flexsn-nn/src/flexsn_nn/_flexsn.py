@@ -388,7 +388,13 @@ class FlexSN(Runs):
         if inputs and len(used) > len(transforms):
             _, used = before(call, used)
         program = self._program(used).scan
-        lines += [*kernels(program), *segments(program), *launchers(program), *products(program), *constants(program)]
+        lines += [
+            *kernels(program),
+            *segments(self._programs.scans),
+            *launchers(program),
+            *products(program),
+            *constants(program),
+        ]
         if inputs:
             counts = any(transform.num_states for transform in used)
             states = None if self._kernels_start_alike(given) and not counts else self._initial(given)

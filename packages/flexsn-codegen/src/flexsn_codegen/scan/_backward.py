@@ -135,34 +135,39 @@ class BackwardTemplate:
         w.integer("whole", f"least // {chunk}")
         w.integer("behind", f"({'largest' if ends else 'T'} + {chunk - 1}) // {chunk}")
         if ends:
-            self._skip(chunk)
+            self._skip(f"behind * {chunk}", "T")
         self._shift_gradients("largest" if ends else "T")
+        self._counted_chunks("behind", "whole")
+
+    def _counted_chunks(self, behind: str, count: str) -> None:
+        """From the chunk in front of `behind` to `whole`, where elements may have ended, and `count` chunks more."""
+        w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
-            w.point(param, "behind", chunk)
-        with w.loop("j", "whole", "behind"):
+            w.point(param, behind, chunk)
+        with w.loop("j", "whole", behind):
             for param in self._moving():
                 w.move(param, -chunk)
-            w.integer("c", "behind - 1 - (j - whole)")
+            w.integer("c", f"{behind} - 1 - (j - whole)")
             w.integer("left", f"T - c * {chunk}")
             self._chunk("c", chunk, partial=True)
-        self._load_early("0 < whole")
-        with w.loop("i", "0", "whole", self._spec.stages):
+        self._load_early(f"0 < {count}")
+        with w.loop("i", "0", count, self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", "whole - 1 - i")
-            self._chunk("c", chunk, early="i + 1 < whole")
+            self._chunk("c", chunk, early=f"i + 1 < {count}")
 
-    def _skip(self, chunk: int) -> None:
+    def _skip(self, first: str, behind: str) -> None:
         """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
         w = self._writer
         if self._grad_state_seqs:
-            with w.loop("n", f"behind * {chunk}", "T"):
-                w.integer("t", f"T - 1 - (n - behind * {chunk})")
+            with w.loop("n", first, behind):
+                w.integer("t", f"{behind} - 1 - (n - {first})")
                 for i, param in self._grad_state_seqs.items():
                     w.load(f"arriving_{i}", param, w.row(param, "t"))
                     w.accumulate(f"grad_state_{i}", f"arriving_{i}")
         if self._grad_inputs:
-            with w.loop("t", f"behind * {chunk}", "T"):
+            with w.loop("t", first, behind):
                 w.assign("ended", w.zeros(torch.float32))
                 for i, param in self._grad_inputs.items():
                     if i not in self._late:

@@ -606,6 +606,14 @@ class KernelWriter(ABC):
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
 
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        """Gives `name` the value `text` at elements where a value of int32 is above 0, else `other`.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+
     def any(self, name: str, value: str) -> None:
         """Names a scalar whole number: above 0 if a value of int32 is, at any element."""
         raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")

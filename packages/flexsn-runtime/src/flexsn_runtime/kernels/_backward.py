@@ -24,6 +24,7 @@ from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.segments._backward import SegmentedBackward
 from flexsn_runtime.segments._choice import Choice, composes
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -215,20 +216,9 @@ class BackwardScan:
         integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            columns = step.columns(residuals, present)
-            integers |= {} if columns.vjp is None else columns.vjp.integers
-            launched = SegmentedBackward(
-                launched,
-                kernel.params,
-                step,
-                spec,
-                source,
-                columns,
-                integers,
-                config,
-                arguments.device,
-                min(segments.number, arguments.num_steps // config.chunk),
-            )
+            number = min(segments.number, arguments.num_steps // config.chunk)
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
             *kept_params,

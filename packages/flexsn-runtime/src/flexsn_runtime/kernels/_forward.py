@@ -17,8 +17,9 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
 from flexsn_runtime.plans._buckets import LaunchPlan
-from flexsn_runtime.segments._choice import Choice
+from flexsn_runtime.segments._choice import AheadChoice, Choice
 from flexsn_runtime.segments._in_segments import in_segments
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -71,7 +72,7 @@ class ForwardScan:
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
-        segments: Choice | None = None,
+        segments: Choice | AheadChoice | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
         shape = trace.step_shape
@@ -142,17 +143,8 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            launched = in_segments(
-                launched,
-                kernel.params,
-                step,
-                spec,
-                step.core(residuals),
-                integers,
-                config,
-                arguments.device,
-                segments,
-            )
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            launched = in_segments(scan, step.core(residuals), segments)
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)
 
