@@ -11,8 +11,8 @@ writes its own elements there, those of the even and the odd steps in turns, so 
 While it waits, the program has the loads of the next step and the stores of this one under way.
 
 A reduction of a row needs all of its columns: programs that share rows exchange its operand, too, and each reduces the
-whole row, in one order. Products of one operand are computed together, chunk by chunk: all chunks of an operand in three
-parts do not fit into registers.
+whole row, in one order. Products of one operand are computed together, chunk by chunk: all chunks of an operand in
+three parts do not fit into registers.
 
 A program that has all columns of its rows exchanges nothing: it multiplies and reduces what is in its registers.
 """
