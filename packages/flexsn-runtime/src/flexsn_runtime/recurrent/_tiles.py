@@ -166,12 +166,14 @@ def _best(
             for columns in some_columns:
                 if columns > 16 and columns >= 2 * width:
                     continue
-                tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead)
-                room = _OPERAND_BYTES * 32 * num_warps
-                whole = all(height * (1 << (count - 1).bit_length()) * max(4, size) <= room for count, size in gathered)
-                if tiles.count <= processors and whole and _fits(tiles, weights, shared):
-                    groups = -(-rows // height)
-                    found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                for least in (2 * height, 16) if columns > height else (16,):
+                    tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead, least=least)
+                    room = _OPERAND_BYTES * 32 * num_warps
+                    whole = all(height * (1 << (n - 1).bit_length()) * max(4, size) <= room for n, size in gathered)
+                    if tiles.count <= processors and whole and _fits(tiles, weights, shared):
+                        groups = -(-rows // height)
+                        found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                        break
         if found:
             return min(found, key=lambda one: one[:3])[-1]
     return None

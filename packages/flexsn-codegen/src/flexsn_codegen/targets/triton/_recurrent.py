@@ -57,6 +57,9 @@ class Tiles:
         ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
         exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
             and `ahead` are of no use, and programs need not run at the same time.
+        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as one
+            of them, and one that has not more columns than rows by rows alone: each warp would compute all 16 rows of
+            the wider ones.
     """
 
     rows: int
@@ -65,13 +68,14 @@ class Tiles:
     num_warps: int
     ahead: int
     exchanged: bool = True
+    least: int = _LEAST
 
     def __post_init__(self) -> None:
         assert self.exchanged or self.count == 1
 
     def columns(self, width: int) -> int:
         """How many columns of a value of this width one program has."""
-        return max(_LEAST, _power(-(-width // self.count)))
+        return max(self.least, _power(-(-width // self.count)))
 
     def chunks(self, width: int) -> list[int]:
         """The terms of a sum over so many, by chunks: with padding."""
