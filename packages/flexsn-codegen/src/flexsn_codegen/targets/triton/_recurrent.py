@@ -57,9 +57,9 @@ class Tiles:
         ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
         exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
             and `ahead` are of no use, and programs need not run at the same time.
-        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as one
-            of them, and one that has not more columns than rows by rows alone: each warp would compute all 16 rows of
-            the wider ones.
+        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as
+            one of them, and one that has no more columns than rows by rows alone: each warp would compute all of
+            the others.
     """
 
     rows: int
