@@ -80,8 +80,8 @@ def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **op
         of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
             f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
-            f"dimension more or less, or for fewer neurons, and got a tensor of shape {list(x.shape)}: expand it to the "
-            "step's shape."
+            f"dimension more or less, or for fewer neurons, and got a tensor of shape {list(x.shape)}: expand it to "
+            "the step's shape."
         )
     draws = [number(*places, stream=step.draws + i, **options) for i in range(how.num_draws)]
     step.draws += how.num_draws
