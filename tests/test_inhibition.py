@@ -92,6 +92,7 @@ REFUSED = {
     "cumsum": (lambda x, v: (v, x.cumsum(-1)), "aten.cumsum"),
     "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
     "position": (lambda x, v: (v, x * x.argmax(-1, keepdim=True)), "aten.argmax"),
+    "maximum and its position": (lambda x, v: (v, x - x.max(-1, keepdim=True).values), "aten.max.dim"),
 }
 
 
