@@ -266,7 +266,7 @@ class InPrograms:
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
-            count = len(self.loop.exchanges)
+            count = len(self.loop.exchanged)
             kept = f"keep their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
             whole = "keep the whole matrices" if self.loop.has_products else "have whole rows"
             found = self._said[at_once] = (
@@ -331,7 +331,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
     Raises:
         NotOneLaunchError: programs do not compute it.
     """
-    if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
+    if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
         raise NotOneLaunchError("there are too many steps for one counter")
     written, kernel = step.loops.kernel(step, over, loop, memory, tiles)
     groups = -(-loop.num_rows // tiles.rows)
@@ -348,7 +348,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
     """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
     device = step.device
-    if why_no_clusters(device) is not None or loop.has_reductions or loop.ring:
+    if why_no_clusters(device) is not None or loop.reduced or loop.ring:
         return None
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
