@@ -115,7 +115,8 @@ def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
         adds = transform.num_inputs or transform.num_states
         if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
             continue
-        own_inputs, own_states = tuple(transform.inputs(call)), tuple(transform.states(call))
+        own_inputs = () if kind.inputs is Transform.inputs else tuple(transform.inputs(call))
+        own_states = () if kind.states is Transform.states else tuple(transform.states(call))
         if len(own_inputs) != transform.num_inputs or len(own_states) != transform.num_states:
             raise ParameterError(
                 f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
@@ -134,6 +135,8 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
     """
     outputs, states = list(outputs), list(states)
     for transform in transforms:
+        if not transform.num_outputs and not transform.num_states and type(transform).ended is Transform.ended:
+            continue
         own_outputs, outputs = outputs[: transform.num_outputs], outputs[transform.num_outputs :]
         own_states, states = states[: transform.num_states], states[transform.num_states :]
         transform.ended(own_outputs, own_states)

@@ -1,8 +1,8 @@
 """A call that is recorded once and repeated: its operators and launches in order, without what finds them out.
 
 A recording is of tensors of one layout. It sees torch's operators as they are dispatched, and what else works on
-tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is allocated in the call, or
-a view of either; a call that reads another one is not repeated.
+tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is allocated in the call,
+or a view of either; a call that reads another one is not repeated.
 """
 
 from __future__ import annotations
@@ -58,12 +58,10 @@ def not_repeated(why: str) -> None:
     """Says that what happens now cannot be recorded."""
     recorder = _current.recorder
     if recorder is not None:
-        recorder.why = why
+        recorder.refuse(why)
 
 
-def recorded(
-    call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]
-) -> tuple[Sequence[Any], Repeat | str]:
+def recorded(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Repeat | str]:
     """The results of a call, and what repeats it; or, in words, why nothing does.
 
     Args:
@@ -157,6 +155,10 @@ class Recorder(TorchDispatchMode):
             self._made(result, text, used, writes=True)
         return result
 
+    def refuse(self, why: str) -> None:
+        """The call is not to be repeated. The first reason counts."""
+        self.why = self.why or why
+
     def repeat(self, results: Sequence[Any]) -> Repeat | str:
         """What repeats the call, or why nothing does."""
         names = ["None" if one is None else self._known(one) for one in results]
@@ -181,7 +183,7 @@ class Recorder(TorchDispatchMode):
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         written = _written(func, args, options)
         if func is _aten.set_.source_Tensor or any(not isinstance(one, Tensor) for one in _each(result)):
-            self.why = f"{func} gives more than tensors"
+            self.refuse(f"{func} gives more than tensors")
             return
         for tensor in _tensors((args, options)):
             memory = self._memory.get(_address(tensor))
@@ -249,7 +251,7 @@ class Recorder(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> str:
         name = self._names.get(id(tensor))
         if name is None:
-            self.why = f"it reads a tensor {tuple(tensor.shape)} that it is not given"
+            self.refuse(f"it reads a tensor {tuple(tensor.shape)} that it is not given")
             return "None"
         return name
 
@@ -257,7 +259,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(tensor, Tensor) and tensor.numel():
             memory = self._memory.get(_address(tensor))
             if memory is not None and not memory.written:
-                self.why = "something writes to its memory that is not noted"
+                self.refuse("something writes to its memory that is not noted")
 
     def _constant(self, value: Any) -> str:
         name = f"constant_{len(self._constants)}"

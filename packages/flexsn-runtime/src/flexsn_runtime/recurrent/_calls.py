@@ -172,7 +172,8 @@ class TrainedStaged:
         def call() -> Sequence[Tensor | None]:
             arguments = _arguments(step, tensors[:count])
             behind = count + len(ports)
-            memory = {port: tensor for port, tensor in zip(ports, tensors[count:behind], strict=True) if tensor is not None}
+            kept = zip(ports, tensors[count:behind], strict=True)
+            memory = {port: tensor for port, tensor in kept if tensor is not None}
             return backward_staged(
                 step, arguments, memory, self._kept, tensors[behind:], wanted, state_seqs=self._state_seqs
             )
