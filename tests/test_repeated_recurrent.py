@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from call_path import path_of
 
 from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
+from flexsn_runtime.calls._recorded import recorded
 from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
 from flexsn_runtime.recurrent import _calls
 
@@ -27,7 +28,6 @@ STEPS, BATCH, SIZE = 3, 3, 6
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Notes what repeats a call, or why nothing does, of each call that was recorded."""
     found: list[Any] = []
-    recorded = _calls.recorded
 
     def noted(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
         results, repeat = recorded(call, given)
@@ -48,7 +48,8 @@ def pair(make: Callable[[str], FlexSN]) -> tuple[FlexSN, FlexSN]:
 def trained(neuron: FlexSN, x: Tensor, weight: Tensor, of: str = "all") -> list[Tensor]:
     leaf = x.clone().requires_grad_(of != "matrix")
     y = neuron(leaf)
-    asked: list[Tensor] = {"all": [leaf, *neuron.parameters()], "input": [leaf], "matrix": [*neuron.parameters()]}[of]
+    learned = list(neuron.parameters())
+    asked: list[Tensor] = [*([leaf] if of != "matrix" else []), *(learned if of != "input" else [])]
     gradients = torch.autograd.grad(y, asked, weight)
     return [y.detach(), *[s.detach() for s in (*neuron.states, *neuron.state_seqs)], *gradients]
 

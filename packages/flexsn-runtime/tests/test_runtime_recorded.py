@@ -67,6 +67,11 @@ def silent(x: Tensor) -> list[Tensor]:
     return [memory]
 
 
+def asking(x: Tensor) -> list[Tensor]:
+    not_repeated("it asks")
+    return [x]
+
+
 def read(x: Tensor) -> list[Tensor]:
     return [x * x.sum().item()]
 
@@ -78,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
     "a number": (read, "more than tensors"),
     "another tensor": (lambda x: [x + ELSEWHERE], "not given"),
     "another tensor as a result": (lambda x: [ELSEWHERE], "not given"),
-    "what says so": (lambda x: (not_repeated("it asks"), [x])[1], "it asks"),
+    "what says so": (asking, "it asks"),
 }
 
 

@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, given: Sequence[Tensor | None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.why: str | None = None
         self._paused = False
         self._alive: list[Tensor] = []  # an id belongs to one tensor, and an address to one memory

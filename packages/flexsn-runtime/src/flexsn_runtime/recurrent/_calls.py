@@ -18,6 +18,7 @@ from flexsn_runtime.calls._recorded import Repeat, recorded
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._trained import differentiable_results
+from flexsn_runtime.native import NativeScan
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.recurrent._clusters import clusters_wanted
 from flexsn_runtime.recurrent._one_launch import one_launch_wanted
@@ -123,7 +124,7 @@ class TrainedStaged:
         fixed: which of the results before that no gradient flows through.
     """
 
-    native = None
+    native: NativeScan | None = None
 
     def __init__(
         self, step: RecurrentSpecialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
@@ -182,7 +183,7 @@ class TrainedStaged:
             return known.times.run(call, tensors, self._device, once=self._once)
         with torch.no_grad():
             found = known.times.run(call, tensors, self._device, once=True)
-        return refuse_double_backward(found, tensors)
+        return refuse_double_backward(list(found), tensors)
 
     def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Known:
         for known in self._backwards:
