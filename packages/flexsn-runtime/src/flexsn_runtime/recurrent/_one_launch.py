@@ -30,6 +30,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cl
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.calls._recorded import noted
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
@@ -204,7 +205,7 @@ class InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        self.kernel(self.tensors(over), self.groups, self.numbers)
+        noted(self.kernel, self.tensors(over), self.groups, self.numbers)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
@@ -246,15 +247,15 @@ class InPrograms:
             NotOneLaunchError: there is no room for programs that share a row.
         """
         passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)
+        launch = self.kernel.launch(passed, self.numbers)  # compiled before, if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
         if not self.tiles.exchanged:  # no program waits for those that run later
             at_once = self.groups
-        MARKS.check(self.device)
-        launch(passed, at_once * self.tiles.count)
+        noted(MARKS.check, self.device)
+        noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
 
     def room(self, over: OverTime) -> int:
@@ -278,9 +279,14 @@ class InPrograms:
         return found
 
 
+def one_launch_wanted() -> bool:
+    """False where `FLEXSN_ONE_LAUNCH` is 0."""
+    return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
+
+
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """What `run_in_one_launch` launches, compiled. It raises what that raises."""
-    if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
+    if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
         raise NotOneLaunchError("there is one step")
@@ -405,7 +411,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
     found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
+    found[Port(Role.COUNTER, 1)] = lambda over: noted(MARKS.on, device)
     return found
 
 
