@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexsn_codegen import Late as Late
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
@@ -46,6 +47,7 @@ from flexsn_runtime.errors import (
     DtypeError,
     FreedGraphError,
     GaveUpError,
+    LateInputError,
     LauncherError,
     LayoutError,
     ResidualsError,
@@ -110,6 +112,8 @@ __all__ = [
     "GaveUpError",
     "GradientFormula",
     "KernelLowering",
+    "Late",
+    "LateInputError",
     "LaunchConfig",
     "LaunchPlan",
     "LauncherError",
