@@ -205,7 +205,7 @@ def gradients(
     scale: float,
     wanted: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
-    """Those of `[s, written, weight, bias]`, by kernels.
+    """Gradients of `[s, written, weight, bias]`, by kernels.
 
     Args:
         grads: of the forward's results: of `y`, or, if that is `None`, of links.

@@ -18,7 +18,7 @@ _plans = functools.lru_cache(maxsize=256)
 
 
 class ForwardKind(NamedTuple):
-    """What the plan of a forward depends on. Operands are dense.
+    """Key of the plan of a forward, over dense operands.
 
     Attributes:
         shape: of the spikes, `[..., K]`.
@@ -97,7 +97,7 @@ def forward_plan(kind: ForwardKind) -> Forward:
 
 
 class BackwardKind(NamedTuple):
-    """What the plan of gradients depends on. Operands are dense.
+    """Key of the plan of gradients, over dense operands.
 
     Attributes:
         shape: of the spikes, `[..., K]`.

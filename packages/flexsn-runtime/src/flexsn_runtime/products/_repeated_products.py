@@ -52,7 +52,7 @@ class RepeatedProducts:
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles begin anew
+        return RepeatedProducts, ()  # copies and pickles begin without any
 
     def run(
         self,
@@ -125,7 +125,7 @@ def _linked(known: _Known, found: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Goes on where the compiled launcher cannot, and tells it what it could not.
+    """Goes on where the compiled launcher cannot, and hands the call over for the next time.
 
     Args:
         there: which operands there are.
