@@ -11,12 +11,14 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
 from flexsn_runtime.native import NativeProduct, compiled_launcher, may_launch
+from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
     Linked,
     Links,
     Operands,
     backward_kind,
+    come_alone,
     flowing,
     linked_linear,
     links_of,
@@ -156,7 +158,10 @@ class _Owner:
         arrived = [grad for grad in grads if grad is not None]
         if native is None or not arrived or any(map(is_batched, arrived)):
             return
-        if any(t is not None and not t.is_contiguous() for t in tensors) or (grads[0] is not None and len(arrived) > 1):
+        if any(t is not None and not t.is_contiguous() for t in tensors) or not all(map(is_aligned, arrived)):
+            return
+        parts = grads[1 : 1 + self._parts[1]]
+        if parts and not come_alone(grads[0], parts):
             return
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
