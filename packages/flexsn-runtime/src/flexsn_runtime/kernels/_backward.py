@@ -118,10 +118,10 @@ class BackwardScan:
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
-        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts, step.late)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
-        config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
@@ -191,6 +191,7 @@ class BackwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
             grad_state_seqs=states_present if cotangents.state_seqs else absent,
@@ -207,6 +208,7 @@ class BackwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=strided,
             flags=self._presence.flags,
         )

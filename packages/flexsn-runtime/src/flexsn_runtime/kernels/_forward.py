@@ -112,9 +112,9 @@ class ForwardScan:
             self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
-        config, rest = step.chunks(config, num_steps, step.cost.num_ops)
+        config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        operands = Operands(arguments, layouts, shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, shape, form.order, step.counts, step.late)
         spec = ForwardSpec(
             inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
@@ -122,6 +122,7 @@ class ForwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),
@@ -130,6 +131,7 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=operands.strided(
                 (param, size, strides) for param, size, strides, _ in self._written if param.role is not Role.BITS
             ),

@@ -47,6 +47,8 @@ class AheadChoice(NamedTuple):
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
+    if step.late:
+        return None
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 
