@@ -123,13 +123,17 @@ class Speculation:
         if not self.meets:
             longest = self._rule.longest
             return f"serial, since trajectories from different states do not meet within {longest} steps"
+        short, rest = self._rule.launched, ""
+        if short > 1:
+            rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
         if self.last is None:
-            return f"segments side by side, each after a warm-up of {self._warm_up} steps"
+            return f"segments side by side, each after a warm-up of {self._warm_up} steps{rest}"
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
             f"{last.elements} of {last.total} were computed again in the last call that was looked at"
             + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
+            + rest
         )
 
 
