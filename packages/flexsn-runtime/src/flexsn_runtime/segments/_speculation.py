@@ -111,7 +111,7 @@ class Speculation:
         longer = 2 * self._warm_up
         if longer <= self._rule.longest:
             self._warm_up = longer
-        elif most > told.segments // 2 - 2:  # with a warm-up and the first pass, more than half of the serial time
+        elif 4 * (most + 2) > 3 * told.segments:  # with a warm-up and the first pass, three fourths of the serial time
             self._warm_up = NEVER
         else:
             return
