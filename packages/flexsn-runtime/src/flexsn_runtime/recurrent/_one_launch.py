@@ -92,12 +92,13 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """The kernel of a loop, as written and as compiled."""
-        key = (*_kind(over, loop, memory), tiles)
+        ends = _counts(step, over) is not None
+        key = (*_kind(over, loop, memory), tiles, ends)
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
-                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores), tiles)
+                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores, ends=ends), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
@@ -140,7 +141,9 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
 
 
-def _spec(over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None]) -> LoopSpec:
+def _spec(
+    over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
+) -> LoopSpec:
     """What decides the kernel of a loop.
 
     Raises:
@@ -149,7 +152,7 @@ def _spec(over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource
     if any(core.numbers for core in cores if core is not None):
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero)
+    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +295,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), *layouts, *matrices)
+    counts = _counts(step, over)
+    counted = None if counts is None else (counts, over.reads[counts].first)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), counted, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:
@@ -333,6 +338,9 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
     named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
     numbers = tuple(named[size] for size in written.source.sizes)
     exchanged = _exchanged(written, groups, tiles.rows, step.device)
+    counts = _counts(step, over)
+    if counts is not None:
+        exchanged[Port(Role.COUNTER, 2)] = partial(_left, port=counts, rows=step.trace.step_shape[:-1])
     sources = tuple(_sources(step.loops, over, memory, written.source, exchanged, step.device))
     return InPrograms(loop, tiles, kernel, groups, numbers, sources, step.device)
 
@@ -452,6 +460,21 @@ def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
     """A value at step `t`."""
     rows = (over.writes if written else over.reads)[port]
     return rows.memory[(rows.first + t) % rows.memory.shape[0]]
+
+
+def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
+    """The input with the steps that are left of each row; `None`: rows do not end, or not all columns at once."""
+    port = step.ending
+    if port is None:
+        return None
+    memory = over.reads[port].memory
+    return port if memory.dim() > 1 and (memory.shape[-1] == 1 or memory.stride(-1) == 0) else None
+
+
+def _left(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
+    """The steps that are left of each row before the first one."""
+    counts = over.reads[port]
+    return counts.memory[counts.first, ..., 0].expand(rows).reshape(-1).contiguous()
 
 
 def _matrix(over: OverTime, *, number: int) -> Tensor:
