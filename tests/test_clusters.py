@@ -12,13 +12,14 @@ import torch
 from recurrent_cores import CELLS, GRU, LSTM, RLIF, Adaptive, Cell, Dense, GatedGRU, Hidden, LowRank, Masked, Powers
 from test_one_launch import check, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
+from torch import Tensor
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
 from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.recurrent import _clusters, _one_launch
+from flexsn_runtime.recurrent import _clusters, _one_launch, _step_products
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
 
@@ -200,6 +201,23 @@ def check_dense(cell: type[Cell], size: int) -> None:
         assert a is not None
         assert b is not None
         assert (a.double() - b).abs().max() < 2e-5 * b.abs().max().clamp(min=1)
+
+
+@gpu
+@pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
+def test_gates_of_many_neurons_are_launched_step_by_step(cell: type[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their products are in parts, on tensor cores."""
+    sizes: list[tuple[int, ...]] = []
+    original = _step_products.real_product
+
+    def counted(x: Tensor, pieces: Tensor, y: Tensor) -> None:
+        sizes.append(tuple(y.shape))
+        original(x, pieces, y)
+
+    monkeypatch.setattr(_step_products, "real_product", counted)
+    check_dense(cell, 520)
+    gates = 3 if cell is GRU else 4
+    assert {(50, 520 * gates), (50, 520)} <= set(sizes)
 
 
 @gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexsn_runtime.products._launch import real_product, split
 from flexsn_runtime.products._linear import MOST_PARTS, Linked, Links, linked_linear, product_with_spikes, spike_linear
 from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
 from flexsn_runtime.products._repeated_products import RepeatedProducts
@@ -14,6 +15,8 @@ __all__ = [
     "fewest_multiplications",
     "linked_linear",
     "product_with_spikes",
+    "real_product",
     "spike_linear",
+    "split",
     "why_slow_product",
 ]

@@ -46,6 +46,7 @@ from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
+from flexsn_runtime.recurrent._step_products import step_product
 from flexsn_runtime.recurrent._weights import summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -460,6 +461,9 @@ class StagedScan:
             before, behind = fixed[:place], fixed[place + 1 :]
             if not before and len(behind) == 1:
                 (matrix,) = behind
+                in_parts = step_product(values, matrix, out) if product.op is _aten.mm.default else None
+                if in_parts is not None:
+                    return in_parts
                 return lambda t: multiply(values[t], matrix, out=out[t])
             return lambda t: multiply(*before, values[t], *behind, out=out[t])
 
