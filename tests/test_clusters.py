@@ -19,6 +19,7 @@ from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
+from flexsn_runtime.products import real_product
 from flexsn_runtime.recurrent import _clusters, _one_launch, _step_products
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -208,11 +209,10 @@ def check_dense(cell: type[Cell], size: int) -> None:
 def test_gates_of_many_neurons_are_launched_step_by_step(cell: type[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their products are in parts, on tensor cores."""
     sizes: list[tuple[int, ...]] = []
-    original = _step_products.real_product
 
-    def counted(x: Tensor, pieces: Tensor, y: Tensor) -> None:
+    def counted(x: Tensor, pieces: Tensor, bias: Tensor | None, y: Tensor) -> None:
         sizes.append(tuple(y.shape))
-        original(x, pieces, y)
+        real_product(x, pieces, bias, y)
 
     monkeypatch.setattr(_step_products, "real_product", counted)
     check_dense(cell, 520)

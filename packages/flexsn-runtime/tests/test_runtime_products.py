@@ -318,9 +318,11 @@ def check_real_product(rows: int, inner: int, columns: int, device: str, spread:
     )
     x, weight = x.to(device), weight.to(device)
     y = torch.full((rows, columns), float("nan"), device=device)
-    real_product(x, split(weight, 3), y)
+    bias = weight[:, 0].contiguous()
     exact, scale = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
-    assert ((y - exact).abs() / scale).max() < 2e-6
+    for added in (None, bias):
+        real_product(x, split(weight, 3), added, y)
+        assert ((y - exact - (0 if added is None else added)).abs() / scale).max() < 2e-6
 
 
 @pytest.mark.parametrize("shape", [(33, 70, 45), (1, 64, 1)], ids=str)

@@ -74,12 +74,14 @@ def multiplying(
 
 
 @_sizes
-def multiplying_real(M: int, N: int, K: int, row: int, aligned: bool, device: torch.device) -> PreparedKernel:
-    """Takes `x [M, K]` with rows `row` apart, `pieces`, and `y`."""
-    unit = unit_of(K, row, aligned)
+def multiplying_real(
+    M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
+) -> PreparedKernel:
+    """Takes `x [M, K]` with rows `row` apart, `pieces`, the bias or anything, and `y`."""
+    unit = unit_of(K, row, aligned[0])
     chunk = padding()
     rows, columns, stages = _real_tile(M, N)
-    constants = (unit, K % chunk != 0, rows, columns, chunk)
+    constants = (unit, K % chunk != 0, bias, rows, columns, chunk)
     numbers = (M, N, row // unit, K, padded_units(K))
     grid = (-(-M // rows), -(-N // columns))
     return PreparedKernel(_kernels().real_outputs_kernel, grid, (*numbers, *constants), device, 4, stages)

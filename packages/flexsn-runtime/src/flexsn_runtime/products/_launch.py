@@ -54,17 +54,19 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
     return y
 
 
-def real_product(x: Tensor, pieces: Tensor, y: Tensor) -> None:
-    """`y = x W^T`, of float32 `x [M, K]` of any numbers, within its rounding.
+def real_product(x: Tensor, pieces: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """`y = x W^T + b`, of float32 `x [M, K]` of any numbers, within its rounding.
 
     Args:
         x: its rows are dense.
         pieces: of the weight, three parts from `split`.
+        bias: `[N]`, dense, or `None`.
         y: `[M, N]`, dense.
     """
     (M, K), N = x.shape, pieces.shape[1]
-    aligned = is_aligned(x) and is_aligned(y)
-    _kernels.multiplying_real(M, N, K, x.stride(0), aligned, x.device)((x, pieces, y))
+    added = y if bias is None else bias
+    aligned = is_aligned(x), is_aligned(added), is_aligned(y)
+    _kernels.multiplying_real(M, N, K, x.stride(0), bias is not None, aligned, x.device)((x, pieces, added, y))
 
 
 def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, tile: Tile | None = None) -> Tensor:

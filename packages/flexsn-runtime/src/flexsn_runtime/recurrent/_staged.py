@@ -459,11 +459,12 @@ class StagedScan:
                 if into is not None:
                     return lambda t: into(values[t], out[t])
             before, behind = fixed[:place], fixed[place + 1 :]
-            if not before and len(behind) == 1:
-                (matrix,) = behind
-                in_parts = step_product(values, matrix, out) if product.op is _aten.mm.default else None
+            if product.op in (_aten.mm.default, _aten.addmm.default) and len(behind) == 1:
+                in_parts = step_product(values, behind[0], before[0] if before else None, out)
                 if in_parts is not None:
                     return in_parts
+            if not before and len(behind) == 1:
+                (matrix,) = behind
                 return lambda t: multiply(values[t], matrix, out=out[t])
             return lambda t: multiply(*before, values[t], *behind, out=out[t])
 

@@ -16,15 +16,21 @@ _PARTS = 3
 _FEWEST_NUMBERS, _MOST_ROWS = 1 << 18, 1024
 
 
-def step_product(values: Sequence[Tensor], matrix: Tensor, out: Sequence[Tensor]) -> Callable[[int], None] | None:
-    """What computes `out[t] = values[t] @ matrix` of a step; `None`: a library does as well, or has to.
+def step_product(
+    values: Sequence[Tensor], matrix: Tensor, row: Tensor | None, out: Sequence[Tensor]
+) -> Callable[[int], None] | None:
+    """Returns what computes `out[t] = values[t] @ matrix + row` of a step; `None`: a library does as well, or has to.
 
-    Where float32's precision is lowered by a setting, it is a library that knows how.
+    Where float32's precision is lowered by a setting, a library follows it.
     """
     if not _pays(values[0], matrix) or not all(_fits(tensor) for tensor in (*values[:2], *out[:2])):
         return None
+    if row is not None:
+        if row.dim() != 1 or row.dtype != torch.float32:
+            return None
+        row = row.contiguous()
     pieces = split(matrix.t(), _PARTS)
-    return lambda t: real_product(values[t], pieces, out[t])
+    return lambda t: real_product(values[t], pieces, row, out[t])
 
 
 def _pays(value: Tensor, matrix: Tensor) -> bool:

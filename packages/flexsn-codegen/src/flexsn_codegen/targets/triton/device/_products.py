@@ -184,6 +184,7 @@ def outputs_kernel(
 def real_outputs_kernel(
     x_ptr,
     w_ptr,
+    b_ptr,
     y_ptr,
     M,
     N,
@@ -192,11 +193,12 @@ def real_outputs_kernel(
     padded,
     UNIT: tl.constexpr,
     MASKED: tl.constexpr,
+    BIAS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """`y [M, N] = x W^T`, of float32 `x [M, columns]` with rows `x_units * UNIT` apart, and
+    """`y [M, N] = x W^T + b`, of float32 `x [M, columns]` with rows `x_units * UNIT` apart, and
     `w [3, N, padded * _PADDING]`: both in three parts, without the products that are below float32's rounding.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -224,8 +226,11 @@ def real_outputs_kernel(
         large = dot(first, w_first, large)
         x_at += CHUNK
         w_at += CHUNK
+    total = large + small
+    if BIAS:
+        total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     at = y_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(at, large + small, mask=(m < M)[:, None] & (n < N)[None, :])
+    tl.store(at, total, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
