@@ -243,6 +243,8 @@ class FlexSN(Runs):
                     return output
             repeated, inputs, changes = self._repeat(inputs, changes)
             if repeated is not None:
+                if counts is not None and counts.total is not None:
+                    self.__dict__["spike_counts"] = per_channel(counts.total, lead=0)
                 return repeated
             graph: GraphOfCall | None = self.__dict__.get("_graph")
             if graph is not None and torch.is_grad_enabled():

@@ -30,6 +30,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cl
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.calls._recorded import noted
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
@@ -204,7 +205,7 @@ class InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        self.kernel(self.tensors(over), self.groups, self.numbers)
+        noted(self.kernel, self.tensors(over), self.groups, self.numbers)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
@@ -246,15 +247,15 @@ class InPrograms:
             NotOneLaunchError: there is no room for programs that share a row.
         """
         passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)
+        launch = self.kernel.launch(passed, self.numbers)  # compiled before, if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
         if not self.tiles.exchanged:  # no program waits for those that run later
             at_once = self.groups
-        MARKS.check(self.device)
-        launch(passed, at_once * self.tiles.count)
+        noted(MARKS.check, self.device)
+        noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
 
     def room(self, over: OverTime) -> int:
@@ -266,7 +267,7 @@ class InPrograms:
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
-            count = len(self.loop.exchanges)
+            count = len(self.loop.exchanged)
             kept = f"keep their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
             whole = "keep the whole matrices" if self.loop.has_products else "have whole rows"
             found = self._said[at_once] = (
@@ -278,9 +279,14 @@ class InPrograms:
         return found
 
 
+def one_launch_wanted() -> bool:
+    """False where `FLEXSN_ONE_LAUNCH` is 0."""
+    return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
+
+
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """What `run_in_one_launch` launches, compiled. It raises what that raises."""
-    if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
+    if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
         raise NotOneLaunchError("there is one step")
@@ -331,7 +337,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
     Raises:
         NotOneLaunchError: programs do not compute it.
     """
-    if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
+    if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
         raise NotOneLaunchError("there are too many steps for one counter")
     written, kernel = step.loops.kernel(step, over, loop, memory, tiles)
     groups = -(-loop.num_rows // tiles.rows)
@@ -348,7 +354,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
     """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
     device = step.device
-    if why_no_clusters(device) is not None or loop.has_reductions or loop.ring:
+    if why_no_clusters(device) is not None or loop.reduced or loop.ring:
         return None
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
@@ -405,7 +411,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
     found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
+    found[Port(Role.COUNTER, 1)] = lambda over: noted(MARKS.on, device)
     return found
 
 

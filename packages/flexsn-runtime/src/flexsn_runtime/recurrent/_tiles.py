@@ -44,24 +44,21 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield _whole_rows(loop)
         return
     if triton_interpreted():
-        exchanged = not loop.has_reductions
         # One program after the other: none may wait.
+        exchanged = not loop.reduced or held_tiles(loop, 1, from_zero=from_zero) is None
         yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     held = held_tiles(loop, processors, from_zero=from_zero)
     if held is not None:
         yield held
-    elif _has_large_parts(loop, from_zero) and not loop.ring and not loop.shifted:
+    elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
         raise NotOneLaunchError(
             f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs do that exchange "
             "three parts of each number"
         )
-    if loop.has_reductions:
-        if held is None:
-            raise NotOneLaunchError("a row is reduced, and the matrices do not fit into the registers of one program")
-        return
-    yield from exchanged_tiles(loop, device, from_zero=from_zero)
+    if held is None or not loop.reduced:
+        yield from exchanged_tiles(loop, device, from_zero=from_zero)
 
 
 def _whole_rows(loop: Loop) -> Tiles:
@@ -95,13 +92,16 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
-    tiles = _best(loop.num_rows, loop.width, _weights(loop, from_zero), properties.multi_processor_count, shared)
+    gathered = tuple((width, dtype.itemsize) for width, dtype in loop.reduced.values())
+    weights = _weights(loop, from_zero)
+    tiles = _best(loop.num_rows, loop.width, weights, gathered, properties.multi_processor_count, shared)
     if tiles is not None and loop.ring and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _RING_CHUNK), num_warps=_RING_WARPS, ahead=1)
     elif tiles is not None and len(loop.shifted) > _FEW_SHIFTED and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _SHIFTED_CHUNK), ahead=1)
     if tiles is None:
-        raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program")
+        rows = ", or rows that are reduced into its registers" if gathered else ""
+        raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program{rows}")
     yield tiles
     for chunk in (tiles.chunk // 2, tiles.chunk // 4):
         yield replace(tiles, chunk=chunk, ahead=1)
@@ -153,8 +153,19 @@ def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _best(rows: int, width: int, weights: tuple[_Weight, ...], processors: int, shared: int) -> Tiles | None:
-    """The tiles that need the fewest turns; of these, small ones: many small programs beat few large ones."""
+def _best(
+    rows: int,
+    width: int,
+    weights: tuple[_Weight, ...],
+    gathered: tuple[tuple[int, int], ...],
+    processors: int,
+    shared: int,
+) -> Tiles | None:
+    """The tiles that need the fewest turns; of these, small ones: many small programs beat few large ones.
+
+    Args:
+        gathered: columns, and bytes of one, of values that programs exchange for reductions.
+    """
     float32 = any(weight.matrix == 6 for weight in weights)
     largest = max(weight.terms for weight in weights)
     # As measured on an H200 (benchmarks/results/recurrence.md).
@@ -175,10 +186,14 @@ def _best(rows: int, width: int, weights: tuple[_Weight, ...], processors: int, 
             for columns in some_columns:
                 if columns > 16 and columns >= 2 * width:
                     continue
-                tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead)
-                if tiles.count <= processors and _fits(tiles, weights, shared):
-                    groups = -(-rows // height)
-                    found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                for least in (2 * height, 16) if columns > height else (16,):
+                    tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead, least=least)
+                    room = _OPERAND_BYTES * 32 * num_warps
+                    whole = all(height * (1 << (n - 1).bit_length()) * max(4, size) <= room for n, size in gathered)
+                    if tiles.count <= processors and whole and _fits(tiles, weights, shared):
+                        groups = -(-rows // height)
+                        found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                        break
         if found:
             return min(found, key=lambda one: one[:3])[-1]
     return None
