@@ -88,7 +88,7 @@ def multiplying_real(
 
 
 def _real_tile(M: int, N: int) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its stages: large ones, where they still are as many as processors."""
+    """Rows and columns of a program, and its stages: large ones, where they still keep most processors busy."""
     for rows, columns in ((64, 64), (32, 64), (32, 32)):
         if -(-M // rows) * -(-N // columns) >= _MANY:
             return rows, columns, _STAGES

@@ -28,7 +28,7 @@ class StepProduct:
 
     @staticmethod
     def of(values: Sequence[Tensor], matrix: Tensor, row: Tensor | None, out: Sequence[Tensor]) -> StepProduct | None:
-        """Those of these operands; `None`: a library computes them as fast, or has to.
+        """Products of these operands; `None`: a library computes them as fast, or has to.
 
         Where float32's precision is lowered by a setting, a library follows it.
         """
