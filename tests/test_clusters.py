@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from recurrent_cores import CELLS, GRU, LSTM, RLIF, Adaptive, Cell, Dense, GatedGRU, Hidden, LowRank, Masked, Powers
+from recurrent_cores import (
+    CELLS,
+    GRU,
+    LSTM,
+    RLIF,
+    SLSTM,
+    Adaptive,
+    Cell,
+    Dense,
+    GatedGRU,
+    Hidden,
+    LowRank,
+    Masked,
+    Powers,
+)
 from test_one_launch import check, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 from torch import Tensor
@@ -89,7 +103,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank], ids=lambda cell: cell.__name__
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
@@ -177,14 +191,14 @@ def test_divisions_of_cells(
 
 
 @gpu
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("cell", [*CELLS, SLSTM], ids=lambda cell: cell.__name__)
 def test_cells(cell: type[Cell], told: list[str]) -> None:
     """In the bits of the loop where sums have one term; what clusters do not compute runs as before."""
     check_equal(cell, "triton")
 
 
 @gpu
-@pytest.mark.parametrize("cell", [GRU, LSTM, LowRank], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
 def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
     check_dense(cell, 144)
 
