@@ -191,7 +191,7 @@ def test_divisions_of_cells(
 
 
 @gpu
-@pytest.mark.parametrize("cell", [*CELLS, SLSTM], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells(cell: type[Cell], told: list[str]) -> None:
     """In the bits of the loop where sums have one term; what clusters do not compute runs as before."""
     check_equal(cell, "triton")
