@@ -72,7 +72,6 @@ def emit_core(
     fast_division: bool = False,
     numbers: str | None = None,
     once: bool = False,
-    known: Collection[Port] = (),
     target: Target = TRITON,
 ) -> CoreSource:
     """Like `generate_triton_code_str`, without imports.
@@ -87,7 +86,6 @@ def emit_core(
             numbers alone have the same source. (Those that an op is written otherwise for stay in it: exponents as 2,
             degrees of polynomials.) `None`: they are written as they are.
         once: make a function of its own of what is slow to compute and the same in each step (`CoreSource.once`).
-        known: arguments that this function takes beside lifted tensors, since they are there before the others.
         target: what it is written for.
     """
     numerics = Numerics(precision, fast_math)
@@ -99,7 +97,7 @@ def emit_core(
         taken = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
-    given = computed_once(step, known) if once else ()
+    given = computed_once(step) if once else ()
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
     statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
@@ -110,11 +108,11 @@ def emit_core(
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
     before = None
     if given:
-        early = {port: node for port, node in taken.items() if port.role is Role.LIFTED or port in known}
+        lifted = {port: node for port, node in taken.items() if port.role is Role.LIFTED}
         earlier = ancestors(given)
-        taking = [*map(writer.name, early.values()), *of_numbers]
+        taking = [*map(writer.name, lifted.values()), *of_numbers]
         returned = {writer.name(node): node.meta["val"].dtype for node in given}
-        before = _once(target, taking, tuple(early), [statements[n] for n in nodes if n in earlier], returned)
+        before = _once(target, taking, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned)
         later = needed_for(step, set(given))
         nodes = [node for node in nodes if node in later and node not in given]
         of_numbers += returned
@@ -125,7 +123,7 @@ def emit_core(
 def _once(
     target: Target,
     arguments: Sequence[str],
-    ports_of_them: tuple[Port, ...],
+    lifted: tuple[Port, ...],
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
@@ -134,7 +132,7 @@ def _once(
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
     source = target.function(name, arguments, statements, list(results))
-    return Once(CoreSource(name, source, ports_of_them, (), target), tuple(results.values()))
+    return Once(CoreSource(name, source, lifted, (), target), tuple(results.values()))
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:

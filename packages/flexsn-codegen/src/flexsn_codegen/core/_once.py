@@ -4,12 +4,10 @@ compiler does not see that by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph import ELEMENT_WORD, Port, Role, StepGraph, facts_of
+from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
@@ -17,13 +15,13 @@ _prims = torch.ops.prims
 _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
 
 
-def computed_once(step: StepGraph, known: Collection[Port] = ()) -> tuple[fx.Node, ...]:
-    """The results of slow ops, functions and divisions, that are computed from lifted tensors and the `known` arguments
-    alone; of those that such results are computed from, only what the step needs besides.
+def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
+    """The results of slow ops, functions and divisions, that are computed from lifted tensors alone; of those that such
+    results are computed from, only what the step needs besides.
 
     They have the dtypes of floating-point numbers, but for the words that random numbers of an element are made from.
     """
-    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED or port in known}
+    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
             alike.add(node)

@@ -66,12 +66,6 @@ class StageCall:
     writes: tuple[Columns | None, ...]
     stored: tuple[View | None, ...]
 
-    @property
-    def loaded(self) -> frozenset[Port]:
-        """Its arguments from memory, which are there before what other parts compute."""
-        views = [(i, read) for i, read in enumerate(self.reads) if isinstance(read, View)]
-        return frozenset(Port(Role.INPUT, i) for i, view in views if view.source.role is not Role.CAME_STATE)
-
 
 @dataclass(frozen=True, slots=True)
 class Multiply:

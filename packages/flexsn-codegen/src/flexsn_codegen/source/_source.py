@@ -116,11 +116,10 @@ class RowStage:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """What a step takes that is the same in each, and is computed before the loop over time; of a stage, what is
-    computed before values come that others compute.
+    """What a step takes that is the same in each: it is computed before the loop over time.
 
     Attributes:
-        core: the function of it, of lifted tensors, what is known early, and the step's numbers.
+        core: the function of it, of lifted tensors and the step's numbers.
         dtypes: of what it returns.
     """
 

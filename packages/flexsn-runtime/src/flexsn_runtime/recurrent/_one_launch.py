@@ -119,7 +119,7 @@ class Loops:
         found = self._in_clusters.get(key)
         if found is None:
             try:
-                cores = [step.core_in_cuda(part) if isinstance(part, StageCall) else None for part in loop.parts]
+                cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
                 spec = _spec(over, loop, memory, cores)
                 kernel = cluster_source(_name(step, over), spec, cluster)
             except UnsupportedOpError as error:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
-from flexsn_codegen.recurrent import NotOneLaunchError, StageCall, exact_values
+from flexsn_codegen.recurrent import NotOneLaunchError, exact_values
 from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import (
     CoreTrace,
@@ -245,9 +245,9 @@ class RecurrentSpecialization(CoreSpecialization):
                 known = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
             return known[1]
 
-    def core_in_cuda(self, part: StageCall) -> CoreSource:
-        """The source of a stage on one element, in CUDA C++, apart from what is computed from loaded values alone."""
-        return self._emit_graph(part.stage.graph, "stage", known=part.loaded, target=CUDA)
+    def core_in_cuda(self, stage: Stage) -> CoreSource:
+        """The source of a stage on one element, in CUDA C++."""
+        return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
         """How a stage is launched."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
-from flexsn_graph import CoreTrace, Port, RecurrentTrace, StepGraph, StepTrace, StepValue
+from flexsn_graph import CoreTrace, RecurrentTrace, StepGraph, StepTrace, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import alike, never
 from flexsn_runtime.backend import BACKENDS, TargetName
@@ -167,7 +167,6 @@ class CoreSpecialization:
         fast_division: bool = False,
         takes_numbers: bool = False,
         once: bool = False,
-        known: Collection[Port] = (),
         target: Target | None = None,
     ) -> CoreSource:
         return emit_core(
@@ -179,8 +178,7 @@ class CoreSpecialization:
             fast_division=fast_division,
             target=target or self.backend.target,
             numbers=role if takes_numbers else None,
-            once=(once and self.backend.target.once) or bool(known),
-            known=known,
+            once=once and self.backend.target.once,
         )
 
     def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:

@@ -295,11 +295,6 @@ class _ClusterWriter:
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
             self._loads(first, range(len(self._spec.loads)))
-        self._early = self._early_places()
-        for i, (_, ahead) in self._early.items():
-            self._declare_early(i)
-            if ahead:
-                self._compute_early(i)
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
             self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
@@ -315,9 +310,7 @@ class _ClusterWriter:
             f"{'' if w else 'const '}{port.name}_t* __restrict__ {port.name}_ptr" for port, w in self._params.items()
         ]
         arguments += [f"const int64_t {size}" for size in self._sizes]
-        stages = [core for core in self._spec.cores if core is not None]
-        early = [core.once.core for core in stages if core.once is not None]
-        cores = {core.name: core for core in (*early, *stages)}
+        cores = {core.name: core for core in self._spec.cores if core is not None}
         body = "\n".join(self._lines)
         content = f"({arguments})\n{body}\n{list(cores)} {cluster}"
         separator = ",\n    "
@@ -469,7 +462,7 @@ class _ClusterWriter:
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
             for begin, end in self._ranges(terms):
-                self._line("#pragma unroll" if begin < held else "#pragma unroll 1")
+                self._line("#pragma unroll")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
                     for number, (first, count) in enumerate(part.pieces):
@@ -572,52 +565,6 @@ class _ClusterWriter:
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
-    def _early_places(self) -> dict[int, tuple[int, bool]]:
-        """By stage that computes something from loaded values alone, the product before whose operands come it does so,
-        or the stage itself, and whether it does that for the next step.
-        """
-        waits = [i for i, part in self._multiplies() if self._first_use(i, part)]
-        issued = {load: after for after, loads in self._last_reads().items() for load in loads}
-        found: dict[int, tuple[int, bool]] = {}
-        for i, core in enumerate(self._spec.cores):
-            if core is not None and core.once is not None:
-                part = self._parts[i]
-                assert isinstance(part, StageCall)
-                ports = [port for port in core.once.core.arguments if port.role is Role.INPUT]
-                after = max((issued[self._load_of(part, port)] for port in ports), default=i)
-                behind, before = [w for w in waits if w > after], [w for w in waits if w < i]
-                found[i] = (behind[0], True) if behind else (before[-1] if before else i, False)
-        return found
-
-    def _first_use(self, i: int, part: Multiply) -> bool:
-        """True if this product is the first of a step that waits for its operand."""
-        return all(other.operand.port != part.operand.port for j, other in self._multiplies() if j < i)
-
-    def _load_of(self, part: StageCall, port: Port) -> int:
-        """Number of the load that is an argument of a stage."""
-        read = part.reads[port.index]
-        assert isinstance(read, View)
-        return [load for load, _ in self._spec.loads].index(Load(read, part.stage.shape))
-
-    def _declare_early(self, i: int) -> None:
-        core = self._spec.cores[i]
-        assert core is not None
-        assert core.once is not None
-        for k, dtype in enumerate(core.once.dtypes):
-            self._line(f"{cpp_name(register_dtype(dtype))} early_{i}_{k}[own_tiles][4];")
-
-    def _compute_early(self, i: int) -> None:
-        """Computes what needs loaded values alone, while others compute what comes."""
-        core, part = self._spec.cores[i], self._parts[i]
-        assert core is not None
-        assert core.once is not None
-        assert isinstance(part, StageCall)
-        arguments = [self._argument(i, part, port) for port in core.once.core.arguments]
-        with self._block("if (split < row_tiles)"), self._each():
-            self._line(f"const auto values = {core.once.core.name}({', '.join(arguments)});")
-            for k in range(len(core.once.dtypes)):
-                self._line(f"early_{i}_{k}[n][j] = dev::get<{k}>(values);")
-
     def _last_reads(self) -> dict[int, list[int]]:
         """By part, the loads that no later part reads."""
         loads = [load for load, _ in self._spec.loads]
@@ -649,11 +596,7 @@ class _ClusterWriter:
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
         assert core is not None
-        if self._early.get(i) == (i, False):
-            self._compute_early(i)
         arguments = [self._argument(i, part, port) for port in core.arguments]
-        if core.once is not None:
-            arguments += [f"early_{i}_{k}[n][j]" for k in range(len(core.once.dtypes))]
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
             self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
@@ -678,7 +621,8 @@ class _ClusterWriter:
         if isinstance(read, View):
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
-            return f"dev::load(load_{self._load_of(part, port)}[n][j])"
+            loads = [load for load, _ in self._spec.loads]
+            return f"dev::load(load_{loads.index(Load(read, part.stage.shape))}[n][j])"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
 
     def _multiply(self, i: int, part: Multiply) -> None:
@@ -687,12 +631,6 @@ class _ClusterWriter:
         terms, pieces = self._terms(part), len(part.pieces)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
-            for stage, (place, ahead) in self._early.items():
-                if place == i and ahead:
-                    with self._block("if (t + 1 < T)"):
-                        self._compute_early(stage)
-                elif place == i:
-                    self._compute_early(stage)
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
