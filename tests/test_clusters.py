@@ -24,23 +24,21 @@ from recurrent_cores import (
     Masked,
     Powers,
 )
+from recurrent_processes import differences, in_step
 from test_one_launch import check, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
-from torch import Tensor
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
 from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.products import real_product
-from flexsn_runtime.recurrent import _clusters, _one_launch, _step_products
+from flexsn_runtime.recurrent import _clusters, _one_launch
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-TOGETHER: Any = None  # what two processes wait at
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
 
 # Of one or several warps for a sum, with matrices in registers, in shared memory and in both.
@@ -100,7 +98,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-*", "LowRank-float32"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank, SLSTM], ids=lambda cell: cell.__name__
@@ -219,49 +217,9 @@ def check_dense(cell: type[Cell], size: int) -> None:
 
 
 @gpu
-@pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
-def test_gates_of_many_neurons_are_launched_step_by_step(cell: type[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their products are in parts, on tensor cores."""
-    sizes: list[tuple[int, ...]] = []
-
-    def counted(x: Tensor, pieces: Tensor, bias: Tensor | None, y: Tensor) -> None:
-        sizes.append(tuple(y.shape))
-        real_product(x, pieces, bias, y)
-
-    monkeypatch.setattr(_step_products, "real_product", counted)
-    check_dense(cell, 520)
-    gates = 3 if cell is GRU else 4
-    assert {(50, 520 * gates), (50, 520)} <= set(sizes)
-
-
-@gpu
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
-    assert told == ["forward"] * 10_000
-
-
-def in_step(barrier: Any) -> None:
-    """Has this process wait for another one later."""
-    global TOGETHER
-    TOGETHER = barrier
-
-
-def differences(launches: int) -> tuple[str, int]:
-    """How a loop runs, and how many of its results are others than the loop's."""
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
-    expected = run(core, tensors, None)
-    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
-    assert isinstance(step, RecurrentSpecialization)
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    with torch.no_grad():
-        scan(step, arguments, state_seqs=True)
-        torch.cuda.synchronize()
-        TOGETHER.wait(timeout=120)
-        for _ in range(launches):
-            for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
-                differing += (a != b).sum()
-    return step.loops.told["forward"], int(differing)
+    assert set(told) == {"forward"}  # calls are repeated as they were recorded
 
 
 @gpu

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from flexsn_runtime import spike_linear
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
-from flexsn_runtime.products import _linear, real_product, split
+from flexsn_runtime.products import _linear
 
 # rows, features, outputs: whole tiles, odd ones, one, several tiles and shares of a sum.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
@@ -307,30 +307,3 @@ def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
     torch.cuda.synchronize()
     expected = training(lambda *x: spike_linear(*x)[0])
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
-
-
-def check_real_product(rows: int, inner: int, columns: int, device: str, spread: float = 8.0) -> None:
-    """Numbers of many sizes, whose products float32 sums as exactly in a library."""
-    generator = torch.Generator().manual_seed(inner)
-    x, weight = (
-        torch.randn(n, inner, generator=generator) * (torch.randn(n, inner, generator=generator) * spread).exp2()
-        for n in (rows, columns)
-    )
-    x, weight = x.to(device), weight.to(device)
-    y = torch.full((rows, columns), float("nan"), device=device)
-    bias = weight[:, 0].contiguous()
-    exact, scale = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
-    for added in (None, bias):
-        real_product(x, split(weight, 3), added, y)
-        assert ((y - exact - (0 if added is None else added)).abs() / scale).max() < 2e-6
-
-
-@pytest.mark.parametrize("shape", [(33, 70, 45), (1, 64, 1)], ids=str)
-def test_products_of_real_numbers(shape: tuple[int, int, int], interpreted: None) -> None:
-    check_real_product(*shape, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(128, 512, 1536), (128, 1536, 512), (37, 1000, 523), (1000, 1024, 1024)], ids=str)
-def test_products_of_real_numbers_on_a_gpu(shape: tuple[int, int, int]) -> None:
-    check_real_product(*shape, "cuda")

@@ -23,8 +23,6 @@ _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
 _GROUP = 8
-# Programs that keep most processors of a large card busy; chunks under way of a small product.
-_MANY, _STAGES = 90, 3
 # Numbers of a row that one load can take: of rows that are multiples of it.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
@@ -71,28 +69,6 @@ def multiplying(
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
     grid = (-(-M // tile.rows) * -(-N // tile.columns),)
     return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
-
-
-@_sizes
-def multiplying_real(
-    M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
-) -> PreparedKernel:
-    """Takes `x [M, K]` with rows `row` apart, `pieces`, the bias or anything, and `y`."""
-    unit = unit_of(K, row, aligned[0])
-    chunk = padding()
-    rows, columns, stages = _real_tile(M, N)
-    constants = (unit, K % chunk != 0, bias, rows, columns, chunk)
-    numbers = (M, N, row // unit, K, padded_units(K))
-    grid = (-(-M // rows), -(-N // columns))
-    return PreparedKernel(_kernels().real_outputs_kernel, grid, (*numbers, *constants), device, 4, stages)
-
-
-def _real_tile(M: int, N: int) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its stages: large ones, where they still keep most processors busy."""
-    for rows, columns in ((64, 64), (32, 64), (32, 32)):
-        if -(-M // rows) * -(-N // columns) >= _MANY:
-            return rows, columns, _STAGES
-    return 16, 32, _STAGES
 
 
 @_sizes

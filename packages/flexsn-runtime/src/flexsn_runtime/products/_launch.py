@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flexsn_runtime.launches._written_kernels import PreparedKernel
 from flexsn_runtime.products import _kernels
 from flexsn_runtime.products._kernels import is_aligned, padded_units, padding
 from flexsn_runtime.products._tiles import Tile, seen_size, shares_of, tile_for
@@ -53,37 +52,6 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
     kernel = _kernels.multiplying(M, N, row, units, parts, bias is not None, 1.0, tile, aligned, device)
     kernel((spikes, pieces, added, y))
     return y
-
-
-def real_product(x: Tensor, pieces: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """`y = x W^T + b`, of float32 `x [M, K]` of any numbers, within its rounding.
-
-    Args:
-        x: its rows are dense.
-        pieces: of the weight, three parts from `split`.
-        bias: `[N]`, dense, or `None`.
-        y: `[M, N]`, dense.
-    """
-    kernel, tensors = _real(x, pieces, bias, y)
-    kernel(tensors)
-
-
-def compile_real_product(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """Compiles `real_product` for tensors like these, without a launch; `weight` is not in parts."""
-    N, K = weight.shape
-    pieces = torch.empty((3, N, padded_units(K) * padding()), dtype=torch.bfloat16, device=x.device)
-    kernel, tensors = _real(x, pieces, bias, y)
-    kernel.compile(tensors)
-
-
-def _real(
-    x: Tensor, pieces: Tensor, bias: Tensor | None, y: Tensor
-) -> tuple[PreparedKernel, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    (M, K), N = x.shape, pieces.shape[1]
-    added = y if bias is None else bias
-    aligned = is_aligned(x), is_aligned(added), is_aligned(y)
-    kernel = _kernels.multiplying_real(M, N, K, x.stride(0), bias is not None, aligned, x.device)
-    return kernel, (x, pieces, added, y)
 
 
 def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, tile: Tile | None = None) -> Tensor:

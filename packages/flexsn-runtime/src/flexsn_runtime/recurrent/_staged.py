@@ -47,7 +47,6 @@ from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
-from flexsn_runtime.recurrent._step_products import StepProduct
 from flexsn_runtime.recurrent._weights import summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -322,25 +321,6 @@ class StagedScan:
                 prepared, arguments = self._in_steps(stage)
                 example = [a.tensors()[0] if isinstance(a, Rows) else a for a in arguments]
                 self._launch(prepared, example).compile(example)
-        if in_steps:
-            for part in self._staged.parts:
-                if isinstance(part, Product) and part.phase is Phase.LOOP:
-                    self._compile_product(part)
-
-    def _compile_product(self, product: Product) -> None:
-        """Compiles the kernel of a product that no library computes."""
-        if product.op not in (_aten.mm.default, _aten.addmm.default) or product.kwargs:
-            return
-        *added, left, right = product.args
-        fixed = [*added, right]
-        if any(not isinstance(one, View) or one.source.role is not Role.MATRIX for one in fixed):
-            return
-        if isinstance(left, View) and left.source.role is not Role.MATRIX:
-            row = self._constant(added[0]) if added else None
-            out = [tensor.view(product.shape) for tensor in self._written(product.result).tensors()[:2]]
-            found = StepProduct.of(self._read(left).tensors(), self._constant(right), row, out)
-            if found is not None:
-                found.compile()
 
     def _in_one_launch(self) -> bool:
         """Runs the loop in one launch, if it can."""
@@ -484,10 +464,6 @@ class StagedScan:
                 if into is not None:
                     return lambda t: into(values[t], out[t])
             before, behind = fixed[:place], fixed[place + 1 :]
-            if product.op in (_aten.mm.default, _aten.addmm.default) and len(behind) == 1:
-                in_parts = StepProduct.of(values, behind[0], before[0] if before else None, out)
-                if in_parts is not None:
-                    return in_parts.run()
             if not before and len(behind) == 1:
                 (matrix,) = behind
                 return lambda t: multiply(values[t], matrix, out=out[t])

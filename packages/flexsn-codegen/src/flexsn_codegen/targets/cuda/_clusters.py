@@ -337,9 +337,9 @@ class _ClusterWriter:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
     def _sum_floats(self, part: Multiply) -> int:
-        """Numbers of the sums that a block's warps give each other."""
+        """Numbers of the sums that a block's warps give each other, for two steps: a warp may be ahead."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
-        return (self._cluster.splits - 1) * len(part.pieces) * of_one
+        return 2 * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
         """Fragments of a matrix that a warp has in shared memory."""
@@ -462,7 +462,7 @@ class _ClusterWriter:
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
             for begin, end in self._ranges(terms):
-                self._line("#pragma unroll")
+                self._line("#pragma unroll" if begin < held else "#pragma unroll 1")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
                     for number, (first, count) in enumerate(part.pieces):
@@ -720,7 +720,8 @@ class _ClusterWriter:
     def _share(self, i: int, pieces: int) -> None:
         """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
         others = self._cluster.splits - 1
-        place = f"sums_{i}[(((TILE * {others} + OTHER) * {pieces} + p) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        row = f"((odd * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
+        place = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
         self._line(f"float own[{pieces}][own_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):

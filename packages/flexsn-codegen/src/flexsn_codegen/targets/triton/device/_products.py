@@ -181,59 +181,6 @@ def outputs_kernel(
 
 
 @triton.jit
-def real_outputs_kernel(
-    x_ptr,
-    w_ptr,
-    b_ptr,
-    y_ptr,
-    M,
-    N,
-    x_units,
-    columns,
-    padded,
-    UNIT: tl.constexpr,
-    MASKED: tl.constexpr,
-    BIAS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """`y [M, N] = x W^T + b`, of float32 `x [M, columns]` with rows `x_units * UNIT` apart, and
-    `w [3, N, padded * _PADDING]`: both in three parts, without the products that are below float32's rounding.
-    """
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, CHUNK)
-    row = padded * _PADDING
-    x_at = x_ptr + (m % M).to(tl.int64)[:, None] * (x_units * UNIT) + k[None, :]
-    w_at = w_ptr + (n % N).to(tl.int64)[:, None] * row + k[None, :]
-    plane = tl.cast(N, tl.int64) * row
-    large = tl.zeros([BM, BN], tl.float32)
-    small = tl.zeros([BM, BN], tl.float32)
-    for j in range(row // CHUNK):
-        x = _load(x_at, (k < columns - j * CHUNK)[None, :], MASKED)
-        first = _part(x)
-        rest = _rest(x, first)
-        second = _part(rest)
-        third = _part(_rest(rest, second))
-        w_first = tl.trans(tl.load(w_at))
-        w_second = tl.trans(tl.load(w_at + plane))
-        small = dot(first, tl.trans(tl.load(w_at + 2 * plane)), small)
-        small = dot(second, w_second, small)
-        small = dot(third, w_first, small)
-        small = dot(first, w_second, small)
-        small = dot(second, w_first, small)
-        large = dot(first, w_first, large)
-        x_at += CHUNK
-        w_at += CHUNK
-    total = large + small
-    if BIAS:
-        total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
-    at = y_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(at, total, mask=(m < M)[:, None] & (n < N)[None, :])
-
-
-@triton.jit
 def _over_rows(g, s, total, HELD: tl.constexpr):
     """`g^T s`, or, of the transposed spikes, its transpose."""
     return dot(s, g, total) if HELD else dot(tl.trans(g), s, total)
