@@ -81,6 +81,11 @@ class Written {
     return at::empty_strided(sizes_, strides_, at::TensorOptions().dtype(dtype_).device(device));
   }
 
+  // Bytes from one part along the first dimension to the next.
+  std::int64_t step() const {
+    return strides_[0] * static_cast<std::int64_t>(c10::elementSize(dtype_));
+  }
+
  private:
   std::vector<std::int64_t> sizes_, strides_;
   at::ScalarType dtype_;
@@ -193,6 +198,13 @@ class Sum {
   at::ScalarType dtype_;
 };
 
+// Gradients that a kernel writes to one memory, one behind the other, and one sum for all of them.
+struct Together {
+  std::vector<std::size_t> results;
+  Written written;
+  Sum sum;
+};
+
 // What a call allocates and launches.
 class Plan {
  public:
@@ -269,6 +281,7 @@ struct Backward {
   std::shared_ptr<Kernel> kernel;
   std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
   std::vector<std::optional<Sum>> sums; // of some of them
+  std::vector<Together> together; // others of them, which `written` lacks
   std::optional<Last> last;
   bool asks; // whether formulas read something of Python's, which is to be as it was
 
@@ -318,6 +331,7 @@ class Scan : public torch::CustomClassHolder {
       std::shared_ptr<Kernel> kernel,
       const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
       std::vector<std::optional<Sum>> sums,
+      std::vector<Together> together,
       std::optional<Last> last,
       bool asks) {
     auto told = std::make_shared<Backward>();
@@ -330,6 +344,10 @@ class Scan : public torch::CustomClassHolder {
     for (const auto& [place, like] : copies)
       told->copies.emplace_back(place, Written(like));
     told->sums = std::move(sums);
+    for (const auto& group : together)
+      for (const auto i : group.results)
+        told->written[i] = std::nullopt;
+    told->together = std::move(together);
     told->last = std::move(last);
     told->asks = asks;
     std::shared_ptr<const Backward> oldest; // is gone when the lock is
@@ -447,10 +465,25 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       gradients.push_back(one ? one->allocate(device) : at::Tensor());
       addresses.push_back(one ? address_of(gradients.back()) : nullptr);
     }
+    variable_list wholes;
+    for (const auto& group : told.together) {
+      wholes.push_back(group.written.allocate(device));
+      auto* address = static_cast<char*>(address_of(wholes.back()));
+      for (const auto i : group.results) {
+        addresses[given.size() + i] = address;
+        address += group.written.step();
+      }
+    }
     told.kernel->launch(addresses, device);
     for (std::size_t i = 0; i < gradients.size(); ++i)
       if (gradients[i].defined() && told.sums[i])
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
+    for (std::size_t j = 0; j < wholes.size(); ++j) {
+      const auto& group = told.together[j];
+      const auto parts = group.sum.of(std::move(wholes[j])).unbind();
+      for (std::size_t k = 0; k < parts.size(); ++k)
+        gradients[group.results[k]] = parts[k].detach(); // no view: it is a result
+    }
     if (told.last) {
       addresses.resize(given.size());
       gradients[0] = told.last->of(std::move(addresses), gradients, device);
@@ -518,6 +551,10 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            unsigned,
            py::object>());
   py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
+  py::class_<Together>(module, "Together")
+      .def(py::init([](std::vector<std::size_t> results, const at::Tensor& written, Sum sum) {
+        return Together{std::move(results), Written(written), std::move(sum)};
+      }));
   py::class_<Last>(module, "Last")
       .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
         return Last{std::move(kernel), Written(written), std::move(constants)};

@@ -46,11 +46,15 @@ class Specialization(CoreSpecialization):
         zero_one: which outputs must be 0 or 1; empty: none.
         counts: numbers of the inputs that count down.
 
+    Attributes:
+        is_recorded: a tracer records the launches.
+
     Raises:
         SpikeBitsError: one of these is not known to be 0 or 1.
     """
 
     trace: StepTrace
+    is_recorded: bool = False
 
     def __init__(
         self,
