@@ -23,6 +23,8 @@ class ForwardSpec:
             elements are once for both. Empty: not known.
         ends: where all inputs that count down are 0 or less, outputs are zeros and states stay as they are. Programs
             end with the last of their elements then. A backward needs the same.
+        follows: pairs of a state and a late input, whose value of the step before it is, and 0 at first: of such a
+            state there are no checkpoints.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
         segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
@@ -53,6 +55,7 @@ class ForwardSpec:
     lifted_like: tuple[int, ...] = ()
     ends: bool = False
     single: bool = False
+    follows: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class BackwardSpec:
     """A backward scan.
 
     Attributes:
-        inputs, states, state_dtypes, lifted, lifted_like, ends: as in the forward.
+        inputs, states, state_dtypes, lifted, lifted_like, ends, follows: as in the forward.
         num_outputs: number of outputs of the step.
         grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
@@ -108,3 +111,4 @@ class BackwardSpec:
     rows: bool = False
     ends: bool = False
     single: bool = False
+    follows: tuple[tuple[int, int], ...] = ()

@@ -43,7 +43,7 @@ class NativeCall:
         """True if launches are to be told to somebody whom this would not tell."""
         launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
         self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
-            list(launch.written), _kernel(module, launch)
+            list(launch.written), [_kernel(module, launch)]
         ).run
 
 
@@ -81,11 +81,12 @@ class NativeScan:
         self._scan = module.Scan(
             partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),
             list(there),
-            list(launch.written),
-            _kernel(module, launch),
+            module.Plan(list(launch.written), [_kernel(module, launch)]),
             first_bits,
             first_kept,
             list(fixed),
+            None,
+            False,
         )
 
     @classmethod
@@ -144,21 +145,21 @@ class NativeScan:
         absent = self._absent
         gone = [*absent, *(len(given) + i for i in absent)]
         launch = launch.without(gone, len(given))
+        all_together = [
+            self._module.Together(
+                [i - sum(other < i for other in absent) for i in step.results],
+                step.written.like(),
+                _sum(self._module, step.sum),
+            )
+            for step in together
+        ]
         self._scan.follow(
             [t for i, t in enumerate(given) if i not in absent],
             [need for i, need in enumerate(needed) if i not in absent],
-            list(launch.written),
-            _kernel(self._module, launch),
+            self._module.Plan(list(launch.written), [_kernel(self._module, launch)], all_together),
+            [],
             [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
             [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
-            [
-                self._module.Together(
-                    [i - sum(other < i for other in absent) for i in step.results],
-                    step.written.like(),
-                    _sum(self._module, step.sum),
-                )
-                for step in together
-            ],
             None if last is None else _last(self._module, last, gone, len(given) + len(needed)),
             asks,
         )
@@ -264,4 +265,6 @@ def _kernel(module: ModuleType, launch: ByAddress) -> Any:
         entry.threads,
         entry.shared,
         entry.kept,
+        entry.beside,
+        [],
     )
