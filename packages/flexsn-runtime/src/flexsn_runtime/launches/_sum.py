@@ -1,4 +1,4 @@
-"""Sums of what a kernel has written, as data: whoever computes them need not be Python."""
+"""Sums of what a kernel has written, as data, which Python and the compiled launcher execute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlainSum(NamedTuple):
         return self.sum(tensor).view(self.shape).to(self.dtype)
 
     def times(self, count: int) -> PlainSum | None:
-        """The same of `count` tensors in one, `[count, ...]`, to `[count, *shape]`; `None`: it sums over no dimension,
+        """Sums of `count` tensors in one, `[count, ...]` to `[count, *shape]`; `None`: this one sums over no dimension,
         or over all, or results would not be aligned as tensors are."""
         if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
             return None
