@@ -102,8 +102,11 @@ def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[T
     return call.inputs, tuple(used)
 
 
-def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
+def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False) -> tuple[Values, Values]:
     """The inputs and initial states that transforms add.
+
+    Args:
+        at_zero: all states begin with zeros and are left out.
 
     Raises:
         ParameterError: another number of them than a transform says.
@@ -116,8 +119,9 @@ def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
         if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
             continue
         own_inputs = () if kind.inputs is Transform.inputs else tuple(transform.inputs(call))
-        own_states = () if kind.states is Transform.states else tuple(transform.states(call))
-        if len(own_inputs) != transform.num_inputs or len(own_states) != transform.num_states:
+        own_states = () if at_zero or kind.states is Transform.states else tuple(transform.states(call))
+        num_states = 0 if at_zero else transform.num_states
+        if len(own_inputs) != transform.num_inputs or len(own_states) != num_states:
             raise ParameterError(
                 f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
                 f"num_inputs is {transform.num_inputs} and its num_states {transform.num_states}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -32,6 +33,7 @@ from flexsn_graph import (
     convolution_weight,
     is_of_any_batch,
     resized,
+    staged_ends_early,
 )
 from flexsn_hop.formats import memory_order
 from flexsn_runtime._recent import Recent
@@ -95,6 +97,13 @@ class RecurrentSpecialization(CoreSpecialization):
         self._formats: Recent[ScanFormat] = Recent()
         # What runs calls, by their layouts.
         self.calls: Recent[Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]] = Recent()
+
+    @cached_property
+    def ending(self) -> Port | None:
+        """The input that counts down, if outputs are zeros and states stay where it is 0 or less."""
+        if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
+            return None
+        return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
         """The arguments, with what counts down as sequences in memory."""
