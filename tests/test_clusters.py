@@ -33,6 +33,7 @@ from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
+from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.recurrent import _clusters, _one_launch
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -145,13 +146,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = _one_launch.InClusters.run
 
+    launch = ClusterLaunch.__call__
+    directions: dict[ClusterLaunch, str] = {}
+
     def noted(self: Any, over: OverTime) -> str:
-        how = original(self, over)
-        found.append(over.direction)
-        return how
+        directions[self.kernel] = over.direction
+        return original(self, over)
+
+    def launched(self: ClusterLaunch, *given: Any) -> None:  # by calls that are repeated, too
+        launch(self, *given)
+        found.append(directions[self])
 
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
     monkeypatch.setattr(_one_launch.InClusters, "run", noted)
+    monkeypatch.setattr(ClusterLaunch, "__call__", launched)
     return found
 
 
