@@ -3,7 +3,8 @@
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
 
 Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
-that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step, with what is compiled;
+that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step,
+with what is compiled;
 `first, T = 4` is that for 4 steps.
 Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
 """
@@ -148,8 +149,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"# `scan` alone, {chosen.steps} steps",
         "",
         "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, the least of",
-        f"{ROUNDS} runs that the ways take in turns, in one thread, by the process's time on a CPU; `first` is the first",
-        "training step, with what is compiled, and `first, T = 4` that for 4 steps. Ratios are of the compiled",
+        f"{ROUNDS} runs that the ways take in turns, in one thread, by the process's time on a CPU; `first` is the",
+        "first training step, with what is compiled, and `first, T = 4` that for 4 steps. Ratios are of the compiled",
         "scan's time to that of the other ways.",
         "`differs by`: the largest difference of a gradient to eager mode's, relative to the largest element.",
         where(device),
