@@ -585,7 +585,8 @@ class _Walk:
             woven = self._woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
             if woven > 1:
                 return self._launch_woven(views, woven)
-            layouts, numbers = target.walk(sizes, strides)
+            walk = target.plain_walk if self._plain else target.walk
+            layouts, numbers = walk(sizes, strides)
             key = (layouts, may_overlap)
             built = step.built.get(key)
             if built is None:
@@ -629,7 +630,12 @@ class _Walk:
         inputs = len(core.arguments)
         kept = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
-        layouts, numbers = core.target.walk(sizes, [[v.strides[d] for d in self._walked] for v in kept])
+        strides = [[v.strides[d] for d in self._walked] for v in kept]
+        # Of a result that is one run of memory, there is nothing to say.
+        whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
+        layouts, numbers = core.target.walk(sizes, strides)
         step = trace.steps[self._number]
         key = ("woven", count, layouts)
         built = step.built.get(key)

@@ -28,8 +28,8 @@ _GATHERED = 512
 _TILE_ROWS, _TILE_COLUMNS = 16, 64
 
 Layout = str
-"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is ``"DIMENSIONS"``,
-``"DIMENSIONS short"`` or ``"2 turned"``."""
+"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
