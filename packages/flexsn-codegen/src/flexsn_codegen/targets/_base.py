@@ -472,7 +472,7 @@ class KernelWriter(ABC):
         """Notes where an operand's elements are.
 
         Args:
-            terms: `(inner, size, stride)` of each term of the offset within a step, `("", "", stride)` of a run; `None`:
+            terms: `(inner, size, stride)` of each term of the offset in a step, `("", "", stride)` of a run; `None`:
                 it is dense.
             strided_time: whether the distance of two steps is the argument ``"<operand>_time"``, or else the number of
                 elements of a step.
