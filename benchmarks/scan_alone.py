@@ -4,8 +4,7 @@
 
 Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
 that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step,
-with what is compiled;
-`first, T = 4` is that for 4 steps.
+with what is compiled; `first, T = 4` is that for 4 steps.
 Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
 """
 

@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -27,6 +27,19 @@ DENSE: StepLayout = -1
 RUN: StepLayout = -2
 
 
+class Late(NamedTuple):
+    """Delays of an input, a number for each element of the step.
+
+    Attributes:
+        by: number of the input that holds the delays, floating point, as one step: the value at step `t` is the one
+            of step `t - floor(delay)`, and 0 before the first step.
+        most: the largest number of steps; larger ones count as this one, and those below 0 as 0.
+    """
+
+    by: int
+    most: int
+
+
 @dataclass(frozen=True, slots=True)
 class InputLayout:
     """Layout of a sequence.
@@ -38,12 +51,16 @@ class InputLayout:
             counts: kernels may put 1 for any value above 0.
         early: where chunks are in flight, it is loaded into registers a chunk before its use. The GPU copies no single
             bytes ahead, so that a load of them would be waited for.
+        late: its delays; `None`: the value at step `t` is that of step `t`.
+        once: memory holds one step, which other inputs' `late` names.
     """
 
     step: StepLayout = DENSE
     strided_time: bool = False
     counts_down: bool = False
     early: bool = False
+    late: Late | None = None
+    once: bool = False
 
 
 Strided = tuple[tuple[Port, InputLayout], ...]

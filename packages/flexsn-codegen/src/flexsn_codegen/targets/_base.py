@@ -606,6 +606,25 @@ class KernelWriter(ABC):
         """Names a value of int32, less than `value` by a scalar whole number."""
         raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
+    def whole_steps(self, name: str, value: str, most: int) -> None:
+        """Names a whole number for each element, int64: `value`, rounded down, and at least 0 and at most `most`."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+
+    def shift(self, port: Port, steps: str) -> None:
+        """From here on, places of a declared operand are `steps` steps earlier, a number for each element.
+
+        Loads and stores need a condition: rows before the first one do not exist.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        """Gives `name` the value `text` at elements where a value of int32 is above 0, else `other`.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+
     def any(self, name: str, value: str) -> None:
         """Names a scalar whole number: above 0 if a value of int32 is, at any element."""
         raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")
