@@ -527,7 +527,7 @@ class _StepWalk:
         count, width = (
             math.prod(self._shape[d] for d in part) for part in (self._walked[:split], self._walked[split:])
         )
-        return self._core.target.row_launch(count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
+        return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
     def _kind(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]

@@ -251,10 +251,11 @@ class Target(ABC):
         """
         raise NotImplementedError
 
-    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+    def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
         """Programs of a kernel on rows and columns.
 
         Args:
+            core: the function that it computes.
             count, width: numbers of rows and of columns.
             reduces: True if it reduces rows.
             sums: True if some of its results are sums over rows.

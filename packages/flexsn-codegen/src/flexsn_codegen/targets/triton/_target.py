@@ -78,8 +78,8 @@ from flexsn_codegen.targets.triton import device as dev
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
         return woven_kernel(self, name, core, layouts, count)
 
-    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
-        return row_launch(count, width, reduces=reduces, sums=sums)
+    def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+        return row_launch(core, count, width, reduces=reduces, sums=sums)
 
     def walk_rows(
         self,
