@@ -329,8 +329,9 @@ def by_process(call: Callable[[], Any]) -> float:
 def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
     """Times in ms, a list for each call; empty for `None`."""
     for call in calls:
-        for _ in range(3 if call is not None else 0):
-            call()
+        for _ in range(3):
+            if call is not None:
+                call()
     times: list[list[float]] = [[] for _ in calls]
     measured = on_gpu if device.type == "cuda" else by_process
     gc.collect()

@@ -14,7 +14,7 @@ import functions
 from function_catalog import ROWS_BY_NAME, Row, rows
 
 # Refused by name, with what to do.
-REFUSED = {"float8_round_trip": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "complex_rotation": "two tensors"}
+REFUSED = {"complex_rotation": "two tensors"}
 KINDS = {"activation", "gated, cells", "loss", "optimizer step", "quantiser", "tone curve", "ODE", "statistics"}
 
 

@@ -40,11 +40,11 @@ INSIDE: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a captured alpha": (lambda x: x.sub(x, alpha=FACTOR), "`alpha=`.*multiply by the tensor"),
     "torch.func.grad": (lambda x: torch.func.grad(lambda y: y.cumsum(0)[0])(x), "cumsum.*element by element"),
-    "fp8": (lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+    "fp8": (lambda x: x.to(torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
     "complex": (lambda x: (x * 1j).real, "complex numbers are not supported"),
 }
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "fp8": (lambda: double(data().to(torch.float8_e4m3fn)), "float8_e4m3fn.*Convert it"),
+    "fp8": (lambda: double(data().to(torch.float8_e4m3fnuz)), "float8_e4m3fnuz.*Convert it"),
     "complex": (lambda: double(data() * 1j), "complex64.*real and its imaginary part"),
     "a complex number": (lambda: pointwise(lambda x, c: x * c)(data(), 2j), "argument 1 of <lambda> is a complex"),
     "nested": (

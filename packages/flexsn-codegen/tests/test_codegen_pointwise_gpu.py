@@ -47,6 +47,13 @@ def test_inductor_launches_the_kernel_itself() -> None:
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
 
 
+def test_a_transposed_operand_in_compiled_code() -> None:
+    fused: Any = pointwise(lambda x, y: (x + y) * 0.5)
+    compiled = torch.compile(lambda x, y: fused(x, y.t()) * 2, fullgraph=True)
+    x, y = torch.randn(1000, 70, device="cuda"), torch.randn(70, 1000, device="cuda")
+    torch.testing.assert_close(compiled(x, y), x + y.t())
+
+
 def test_writes_in_compiled_code() -> None:
     step = pointwise(lambda p, g: p.sub_(g, alpha=0.1))
     compiled = torch.compile(lambda p, g: step(p, g) * 2, fullgraph=True)

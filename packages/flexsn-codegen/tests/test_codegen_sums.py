@@ -135,7 +135,12 @@ def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> N
 def test_no_terms_of_the_whole_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
     on = NewMemory.on
-    monkeypatch.setattr(NewMemory, "on", lambda memory, like: (made.append(memory.shape), on(memory, like))[1])
+
+    def recorded(memory: NewMemory, like: Tensor) -> Tensor:
+        made.append(memory.shape)
+        return on(memory, like)
+
+    monkeypatch.setattr(NewMemory, "on", recorded)
     x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
     result = pointwise(scaled)(x, weight)
     made.clear()

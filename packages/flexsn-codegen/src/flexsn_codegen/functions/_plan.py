@@ -383,7 +383,7 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], p
     else:
         results = [_View(Operand(count + i), strides) for i in range(len(new))]
     outputs = [*results, *(inputs[i] for i in trace.written)]
-    walk = _Walk(trace, 0, shape, strides, inputs, [frozenset()] * len(outputs), plain=plain)
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [frozenset()] * len(outputs), plain=plain)
     return Plan(new, trace.dtypes, (walk.launch(outputs, may_overlap=bool(trace.written or outs)),))
 
 
@@ -397,7 +397,7 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
     # One that a result has whole, and of which another result is the sum, is written whole.
     own = [{axes for axes, s in zip(summed, trace.sources, strict=True) if s == (False, i)} for i in range(len(dtypes))]
-    walk = _Walk(trace, 0, shape, strides, inputs, [axes.pop() if len(axes) == 1 else frozenset() for axes in own])
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes.pop() if len(axes) == 1 else frozenset() for axes in own])
     memory = [walk.memory(i, dtype) for i, dtype in enumerate(dtypes)]
     launches = []
     if dtypes:
@@ -438,7 +438,7 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
         strides = _dense(shape, torch.float32).strides if summed[0] else places[0].strides
         order = torch.empty_like(torch.empty((), device="meta").as_strided(shape, strides), device="meta").stride()
         whole = [step.is_whole(part) for part in step.outputs]
-        walk = _Walk(trace, number, shape, order, inputs, summed, whole, plain=plain)
+        walk = _StepWalk(trace, number, shape, order, inputs, summed, whole, plain=plain)
         outputs = []
         for i, (part, dtype, axes) in enumerate(zip(step.outputs, step.dtypes, summed, strict=True)):
             if not axes:
@@ -469,7 +469,7 @@ def _part(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _Vie
     return _View(Operand(number, int(view.storage_offset() - tensor.storage_offset())), tuple(view.stride()))
 
 
-class _Walk:
+class _StepWalk:
     """How one step's kernel walks its elements, and where it writes what is summed.
 
     Args:
@@ -527,7 +527,7 @@ class _Walk:
         count, width = (
             math.prod(self._shape[d] for d in part) for part in (self._walked[:split], self._walked[split:])
         )
-        return self._core.target.row_launch(count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
+        return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
     def _kind(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]
@@ -585,7 +585,8 @@ class _Walk:
             woven = self._woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
             if woven > 1:
                 return self._launch_woven(views, woven)
-            layouts, numbers = target.walk(sizes, strides)
+            walk = target.plain_walk if self._plain else target.walk
+            layouts, numbers = walk(sizes, strides)
             key = (layouts, may_overlap)
             built = step.built.get(key)
             if built is None:
@@ -629,7 +630,12 @@ class _Walk:
         inputs = len(core.arguments)
         kept = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
-        layouts, numbers = core.target.walk(sizes, [[v.strides[d] for d in self._walked] for v in kept])
+        strides = [[v.strides[d] for d in self._walked] for v in kept]
+        # Of a result that is one run of memory, there is nothing to say.
+        whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
+        layouts, numbers = core.target.walk(sizes, strides)
         step = trace.steps[self._number]
         key = ("woven", count, layouts)
         built = step.built.get(key)

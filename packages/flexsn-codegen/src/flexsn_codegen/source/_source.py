@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 # How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
 # A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
 # the kernel; 0 terms is one value for the whole step.
+# `RUN`: at `off * stride`.
 StepLayout = int
 DENSE: StepLayout = -1
+RUN: StepLayout = -2
 
 
 class Late(NamedTuple):

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from flexsn_codegen.source._source import DENSE, StepLayout
+from flexsn_codegen.source._source import DENSE, RUN, StepLayout
 
 
 def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
@@ -27,6 +27,23 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
         dense = numel == 1 or terms == [(1, numel, 1)]
         layouts.append(DENSE if dense else len(terms))
         numbers += () if dense else itertools.chain.from_iterable(terms)
+    return tuple(layouts), numbers
+
+
+def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
+    """As `by_terms`; an operand whose elements are evenly spaced has the layout `RUN`, and its stride as its number."""
+    layouts: list[StepLayout] = []
+    numbers: list[int] = []
+    numel = math.prod(sizes)
+    for own in strides:
+        terms = terms_of(sizes, own)
+        if numel != 1 and len(terms) == 1 and terms[0][:2] == (1, numel) and terms[0][2] != 1:
+            layouts.append(RUN)
+            numbers.append(terms[0][2])
+        else:
+            (layout,), found = by_terms(sizes, [own])
+            layouts.append(layout)
+            numbers += found
     return tuple(layouts), numbers
 
 

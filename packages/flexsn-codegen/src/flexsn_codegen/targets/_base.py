@@ -22,6 +22,7 @@ from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_codegen.source._numbers import Number
 from flexsn_codegen.source._source import (
     DENSE,
+    RUN,
     CoreSource,
     InputLayout,
     KernelSource,
@@ -215,6 +216,10 @@ class Target(ABC):
         """
         return by_terms(sizes, strides)
 
+    def plain_walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        """As `walk`, in layouts that files of source that stands alone know."""
+        return self.walk(sizes, strides)
+
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         """The kernel `(*inputs that are used, *results, N, *numbers of the layouts, *numbers)` of a function of one
         element.
@@ -246,10 +251,11 @@ class Target(ABC):
         """
         raise NotImplementedError
 
-    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+    def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
         """Programs of a kernel on rows and columns.
 
         Args:
+            core: the function that it computes.
             count, width: numbers of rows and of columns.
             reduces: True if it reduces rows.
             sums: True if some of its results are sums over rows.
@@ -370,6 +376,11 @@ class KernelWriter(ABC):
         if strided_time:
             self._sizes.append(f"{port.name}_time")
         terms = []
+        if layout == RUN:
+            stride = f"{(like or port).name}_stride"
+            if like is None:
+                self._sizes.append(stride)
+            terms.append(("", "", stride))
         for i in range(layout if layout != DENSE else 0):
             inner, size, stride = (f"{(like or port).name}_{what}{i}" for what in ("inner", "size", "stride"))
             if like is None:
@@ -462,7 +473,8 @@ class KernelWriter(ABC):
         """Notes where an operand's elements are.
 
         Args:
-            terms: `(inner, size, stride)` of each term of the offset within a step; `None`: it is dense.
+            terms: `(inner, size, stride)` of each term of the offset in a step, `("", "", stride)` of a run; `None`:
+                it is dense.
             strided_time: whether the distance of two steps is the argument ``"<operand>_time"``, or else the number of
                 elements of a step.
         """

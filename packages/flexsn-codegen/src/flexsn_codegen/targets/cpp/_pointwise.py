@@ -3,7 +3,8 @@
 Dimensions that are one run in the memory of every operand are one dimension. Of the innermost one, an operand has
 elements that follow each other, one element for all, or elements a stride apart: each is a loop of its own form, that
 compilers make vector code of. Where the innermost dimension is short, as of pixels of three colours, blocks of elements
-are gathered first, row by row, so that what is computed is still vector code.
+are gathered first, row by row, so that what is computed is still vector code. Of a transposed operand, tiles are turned
+first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ _SHORT = 16
 # Elements that are gathered at a time: those of all operands stay in the nearest cache.
 _GATHERED = 512
 
+# Rows and columns of a tile that is turned: a row of it is a line of the cache.
+_TILE_ROWS, _TILE_COLUMNS = 16, 64
+
 Layout = str
-"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``; the first layout is ``"DIMENSIONS[ short]"``."""
+"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
@@ -33,15 +38,24 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
     sizes, strides = _joined(sizes, strides)
     # A size that is a symbol is not asked: the answer would be a guard of the compiled graph.
     short = len(sizes) > 1 and type(sizes[-1]) is int and sizes[-1] < _SHORT
-    layouts = [f"{len(sizes)}{' short' if short else ''}"]
+    turned = len(sizes) == 2 and not short and any(_is_turned(sizes, own) for own in strides)
+    layouts = [f"{len(sizes)}{' short' if short else ' turned' if turned else ''}"]
     numbers = list(sizes[1:])
     for own in strides:
         if all(stride == math.prod(sizes[d + 1 :]) for d, stride in enumerate(own)):
             layouts.append("dense")
             continue
-        layouts.append("one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart")
+        place = "one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart"
+        layouts.append("turned" if turned and _is_turned(sizes, own) else place)
         numbers += own
     return tuple(layouts), numbers
+
+
+def _is_turned(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if the elements of a column follow each other, and those of a row do not."""
+    if any(type(number) is not int for number in (*sizes, *strides)):
+        return False
+    return strides[0] == 1 and strides[1] >= _TILE_ROWS and min(sizes) >= _TILE_ROWS
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
@@ -94,7 +108,10 @@ def pointwise(
     pairs = zip((*core.arguments, *core.results), of_operands, strict=True)
     operands = [_Operand(port, layout, dimensions) for port, layout in pairs]
     count = len(core.arguments)
-    if first.endswith("short"):
+    is_turned = first.endswith("turned")
+    if is_turned:
+        body = _in_tiles(core, operands[:count], operands[count:])
+    elif first.endswith("short"):
         body = _gathered(core, operands[:count], operands[count:], dimensions)
     elif dimensions > 1:
         body = _by_rows(core, operands[:count], operands[count:], dimensions)
@@ -112,12 +129,14 @@ def pointwise(
     restrict = "" if may_overlap else "__restrict "
     tensors = [f"{'const ' if i < count else ''}{o.name}_t* {restrict}{o.name}_ptr" for i, o in enumerate(operands)]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
-    text = f"""    const int64_t programs = (N + BLOCK - 1) / BLOCK;
+    elements = f"{_TILE_ROWS} * size1" if is_turned else "BLOCK"
+    text = f"""    const int64_t elements = {elements};
+    const int64_t programs = (N + elements - 1) / elements;
     const int64_t team = dev::team(threads, programs, N);
 {"".join(numbers)}    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{
-        const int64_t begin = program * BLOCK;
-        const int64_t end = begin + BLOCK < N ? begin + BLOCK : N;
+        const int64_t begin = program * elements;
+        const int64_t end = begin + elements < N ? begin + elements : N;
 {body}    }}
 """
     digest = hashlib.sha256(f"{signature}\n{text}\n{core.name}".encode()).hexdigest()[:12]
@@ -165,6 +184,51 @@ def _gathered(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_O
     body += _lanes(core, *dense)
     body += [f"{o.name}_rows.scatter({o.name}_of, {o.name}_ptr, lanes);" for o in results if o.layout != "dense"]
     return _indented([*lines, *("    " + line for line in body), "}"], 2)
+
+
+def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> str:
+    turned = [o for o in (*inputs, *results) if o.layout == "turned"]
+    lines = ["const int64_t first = begin / size1, rows = end / size1 - first;"]
+    lines += [f"{o.name}_t {o.name}_tile[{_TILE_ROWS * _TILE_COLUMNS}];" for o in turned]
+    lines += [f"for (int64_t column = 0; column < size1; column += {_TILE_COLUMNS}) {{"]
+    body = [f"const int64_t lanes = size1 - column < {_TILE_COLUMNS} ? size1 - column : {_TILE_COLUMNS};"]
+    for o in inputs:
+        if o.layout == "turned":
+            body += _turned(o, "{tile} = {memory};")
+    body += ["for (int64_t row = 0; row < rows; ++row) {"]
+    for o in (*inputs, *results):
+        place = f"{o.name}_ptr + (first + row) * size1 + column"
+        if o.layout == "turned":
+            place = f"{o.name}_tile + row * {_TILE_COLUMNS}"
+        elif o.layout != "dense":
+            place = f"{o.name}_ptr + (first + row) * {o.strides[0]} + column * {o.strides[1]}"
+        body.append(f"    const auto {o.name}_at = {place};")
+    alike = [
+        [_Operand(o.port, "following", 2) if o.layout == "turned" else o for o in some] for some in (inputs, results)
+    ]
+    body += ["    " + line for line in _lanes(core, *alike)]
+    body += ["}"]
+    for o in results:
+        if o.layout == "turned":
+            body += _turned(o, "{memory} = {tile};")
+    return _indented([*lines, *("    " + line for line in body), "}"], 2)
+
+
+def _turned(operand: _Operand, move: str) -> list[str]:
+    """Moves a tile, along the columns of memory."""
+    memory = f"{operand.name}_from[row]"
+    line = move.format(tile=f"{operand.name}_tile[row * {_TILE_COLUMNS} + lane]", memory=memory)
+    return [
+        "for (int64_t lane = 0; lane < lanes; ++lane) {",
+        f"    const auto {operand.name}_from = {operand.name}_ptr + first + (column + lane) * {operand.strides[1]};",
+        # Of a whole tile, the number of rows is known.
+        f"    if (rows == {_TILE_ROWS}) {{",
+        f"        for (int64_t row = 0; row < {_TILE_ROWS}; ++row) {line}",
+        "    } else {",
+        f"        for (int64_t row = 0; row < rows; ++row) {line}",
+        "    }",
+        "}",
+    ]
 
 
 def _list(operand: _Operand, dimensions: int) -> str:

@@ -73,7 +73,7 @@ class Cpp(Target):
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         return pointwise(self, name, core, layouts, may_overlap=may_overlap)
 
-    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+    def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
         return row_launch(count, width, sums=sums)
 
     def walk_rows(

@@ -30,13 +30,16 @@ _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
 # Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small.
 _SUMMING_PROGRAMS = 1024
 
+# Of a program with twice as many elements as others.
+_MOST_OPERANDS = 7
+
 Layout = tuple[int, int, Summed]
 """Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, else as many as there are.
 The first layout is `(columns of a program, True if these are all)`."""
 RUN = -1
 
 
-def row_launch(count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
     """As `Target.row_launch`."""
     if reduces and width > LONGEST_ROW:
         raise UnsupportedOpError(
@@ -45,12 +48,19 @@ def row_launch(count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunc
     columns = 1 << max(0, width - 1).bit_length()
     if not reduces:
         columns = min(columns, _SUMMED_COLUMNS if sums else _TILE_COLUMNS)
-    block = max(columns, _SUMMING_BLOCK if sums else _BLOCK if reduces else _TILE)
+    summing = _BLOCK if _needs_registers(core) else _SUMMING_BLOCK
+    block = max(columns, summing if sums else _BLOCK if reduces else _TILE)
     warps = (4 if columns <= 2048 else 8 if columns <= 8192 else 16) if reduces else 4
     beside = -(-width // columns)
     tiles = -(-count // (block // columns))
     steps = -(-tiles // max(1, _SUMMING_PROGRAMS // beside)) if sums else 1
     return RowLaunch(columns, -(-tiles // max(1, steps)), beside, max(1, steps), block, warps)
+
+
+def _needs_registers(core: CoreSource) -> bool:
+    """True if a program has few elements, so that what it computes of them stays in registers."""
+    operands = len(core.arguments) + len(core.results)
+    return operands > _MOST_OPERANDS or any(f"dev.{name}(" in core.source for name in ("sin", "cos", "tan"))
 
 
 def walk_rows(

@@ -11,6 +11,7 @@ import torch
 from flexsn_codegen.source._cache import compile_triton_code_str
 from flexsn_codegen.source._dtypes import NARROW_DTYPES, rounding
 from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
+from flexsn_codegen.source._walk import by_runs, by_terms
 from flexsn_codegen.targets._base import Approximate, KernelWriter, RowLaunch, Statement, Summed, Target
 from flexsn_codegen.targets.triton._functions import FAST
 from flexsn_codegen.targets.triton._literals import is_supported, literal
@@ -68,11 +69,17 @@ from flexsn_codegen.targets.triton import device as dev
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return TritonWriter(self, strided, sizes)
 
+    def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        return by_runs(sizes, strides)
+
+    def plain_walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        return by_terms(sizes, strides)
+
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
         return woven_kernel(self, name, core, layouts, count)
 
-    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
-        return row_launch(count, width, reduces=reduces, sums=sums)
+    def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+        return row_launch(core, count, width, reduces=reduces, sums=sums)
 
     def walk_rows(
         self,

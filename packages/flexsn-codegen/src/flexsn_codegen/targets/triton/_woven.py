@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_codegen.source._source import DENSE, CoreSource, KernelSource
 from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.triton._writer import TritonWriter
 
 
 def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
     """As `Target.woven_kernel`."""
+    # All of a result follows each other where its first elements are apart by `count` everywhere.
     writer = TritonWriter(target, (), ["N"])
     writer.line("lane = dev.narrow(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), N)")
     writer.line("mask = lane < N")
@@ -34,5 +35,8 @@ def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[
         for i in range(count - 2, -1, -1):
             text = f"tl.where(cell == {i}, {own[i].name}, {text})"
         writer.line(f"{first.name}_woven = {text}")
-        writer.store(first, f"{first.name}_woven", f"{first.name}_ptr + cell")
+        if layouts[arguments + group] == DENSE:
+            writer.line(f"dev.store({first.name}_ptr + lane, {first.name}_woven, mask)")
+        else:
+            writer.store(first, f"{first.name}_woven", f"{first.name}_ptr + cell")
     return writer.finish(name, [core], "One program: BLOCK elements of interleaved results.")

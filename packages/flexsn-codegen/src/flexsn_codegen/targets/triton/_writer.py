@@ -72,6 +72,9 @@ class TritonWriter(KernelWriter):
             if not self._computed:
                 self.line(f"number = dev.narrow(off, {self._elements})")
             self._offsets[port] = self._computed[tuple(terms)] = f"{port.name}_off"
+            if not terms[0][0]:
+                self.line(f"{port.name}_off = off * {terms[0][2]}")
+                return
             summands = (f"((number // {inner}) % {size}).to(tl.int64) * {stride}" for inner, size, stride in terms)
             self.line(f"{port.name}_off = {' + '.join(summands)}")
 
