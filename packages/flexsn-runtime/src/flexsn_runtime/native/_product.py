@@ -41,7 +41,7 @@ class NativeProduct:
         module: ModuleType,
         owner: ProductOwner,
         given: Sequence[Tensor | None],
-        forward: _Told,
+        forward: _PlanByAddress,
         *,
         results: int,
         returned: int,
@@ -77,7 +77,7 @@ class NativeProduct:
         grad: bool,
     ) -> NativeProduct | None:
         """`None`: a kernel of the plan has no address, or none so far."""
-        told = _Told.of(plan, len(given), [i for i, tensor in enumerate(given) if tensor is None])
+        told = _PlanByAddress.of(plan, len(given), [i for i, tensor in enumerate(given) if tensor is None])
         if told is None:
             return None
         return cls(module, owner, given, told, results=results, returned=returned, saved=saved, grad=grad)
@@ -101,7 +101,7 @@ class NativeProduct:
             False: a kernel of the plan has no address.
         """
         count = len(tensors)
-        told = _Told.of(plan, count, [count + i for i in range(self._operands) if i not in self._there])
+        told = _PlanByAddress.of(plan, count, [count + i for i in range(self._operands) if i not in self._there])
         if told is None:
             return False
         taken: list[int | None] = [None] * len(needed)
@@ -128,7 +128,7 @@ class _Launch(NamedTuple):
     offsets: list[int]
 
 
-class _Told(NamedTuple):
+class _PlanByAddress(NamedTuple):
     """A plan as the compiled launcher executes it.
 
     Attributes:
@@ -143,7 +143,7 @@ class _Told(NamedTuple):
     place: Callable[[int], int]
 
     @classmethod
-    def of(cls, plan: Plan, given: int, gone: Collection[int]) -> _Told | None:
+    def of(cls, plan: Plan, given: int, gone: Collection[int]) -> _PlanByAddress | None:
         """`None`: it has a step that only Python has.
 
         Args:

@@ -166,7 +166,7 @@ class NativeScan:
         return True
 
 
-class _Told(NamedTuple):
+class _ScanByAddress(NamedTuple):
     """A plan as the compiled launcher executes it.
 
     Attributes:
@@ -188,7 +188,7 @@ def told_forward(plan: Plan) -> ByAddress | None:
     return None if told is None else told.launch
 
 
-def _told(plan: Plan, num_given: int) -> _Told | None:
+def _told(plan: Plan, num_given: int) -> _ScanByAddress | None:
     """`None`: it has a step, or a result that is not returned, which only Python has."""
     launch, copies, sums = None, {}, {}
     together: list[SummedTogether] = []
@@ -204,7 +204,7 @@ def _told(plan: Plan, num_given: int) -> _Told | None:
             together.append(step)
         else:
             return None
-    return None if launch is None or plan.absent else _Told(launch, copies, sums, together)
+    return None if launch is None or plan.absent else _ScanByAddress(launch, copies, sums, together)
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
