@@ -385,7 +385,6 @@ class SkewedBackward(BackwardTemplate):
         assert found is not None
         self._number, delays = found
         self._rows = rows_before(delays, self._spec.chunk)
-        self._most = delays.most
         w.load("delay", self._inputs[delays.by])
         w.whole_steps("late", "delay", delays.most)
         w.assign("early", "0 - late")
@@ -412,32 +411,28 @@ class SkewedBackward(BackwardTemplate):
     def _whole(self) -> None:
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
-        w.integer("whole", f"(T - {self._most}) // {chunk}")
-        w.integer("whole", "whole * (whole > 0)")
         for param in self._moving():
             w.point(param, "behind", chunk)
-        for first, walked, partial in (("behind", "behind - whole", True), ("whole", "whole", False), ("0", "", True)):
-            with w.loop("i", "0", walked or f"{self._rows}"):
-                for param in self._moving():
-                    w.move(param, -chunk)
-                w.integer("c", f"{first} - 1 - i")
-                self._partial = partial
-                self._chunk("c", chunk, partial=partial)
+        # Chunks of which all elements have all steps need no conditions, but code that takes as long to compile.
+        with w.loop("i", "0", f"behind + {self._rows}"):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.integer("c", "behind - 1 - i")
+            self._chunk("c", chunk, partial=True)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
 
     def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
-        if partial:
-            for k in range(steps):
-                step = f"{number} * {self._spec.chunk} + {k} + late"
-                self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
+        for k in range(steps):
+            step = f"{number} * {self._spec.chunk} + {k} + late"
+            self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
         super()._chunk(number, steps, partial=partial, early=early)
 
     def _exists(self, k: int, partial: bool) -> str | None:
-        return f"exists_{k}" if partial else None
+        return f"exists_{k}"
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        if i != self._number or exists is None:
+        if i != self._number:
             return exists
         return f"({self._first} + {k} >= 0) & ({self._first} + {k} < T)"
 
@@ -457,11 +452,10 @@ class SkewedBackward(BackwardTemplate):
 
     def _recompute(self, k: int) -> None:
         super()._recompute(k)
-        if self._partial:
-            for i in range(self._num_states):
-                if i not in self._reloaded:
-                    state = f"state_{i}_{k + 1}"
-                    self._writer.select(state, f"exists_{k}", state, f"state_{i}_{k}")
+        for i in range(self._num_states):
+            if i not in self._reloaded:
+                state = f"state_{i}_{k + 1}"
+                self._writer.select(state, f"exists_{k}", state, f"state_{i}_{k}")
 
     def _store_gradient(self, i: int, param: Port, gradient: str, k: int, exists: str | None) -> None:
         if i == self._number and exists is not None:
