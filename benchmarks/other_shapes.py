@@ -1,6 +1,6 @@
 """States of other shapes: training steps of compiled kernels beside those of the loop.
 
-    python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...]
+    python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
 A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix joins. A
 network of excitatory and inhibitory neurons has a quarter as many of these. A training step is a forward and the
@@ -10,24 +10,15 @@ times; a figure is a median. Without a GPU, the kernels are in C++.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from measure import publish, synchronize, table, where
-from recurrence import Run, training
+from against_loop import main
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
 from flexsn_nn.surrogate import ATan
 
-SHAPES = ("250x256x128", "250x256x512")
-TURNS = 3
 BRANCHES = 4
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Dendritic(nn.Module):
@@ -104,7 +95,7 @@ CORES = (Dendritic, Branches, Populations, Disynaptic)
 
 
 class Layer(FlexSN):
-    """A layer that begins each call with its first state."""
+    """A core with its states."""
 
     core: Dendritic | Populations
 
@@ -114,68 +105,6 @@ class Layer(FlexSN):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         return self.core.states(inputs[0][0])
 
-    def forward(self, *inputs: Tensor, **options: object) -> Tensor | list[Tensor]:
-        self.reset()
-        return super().forward(*inputs, **options)  # type: ignore[arg-type]
-
-
-def timed(run: Run, calls: int) -> float:
-    """Milliseconds of a call."""
-    synchronize(DEVICE)
-    begun = time.perf_counter()
-    for _ in range(calls):
-        run()
-    synchronize(DEVICE)
-    return 1e3 * (time.perf_counter() - begun) / calls
-
-
-def compared(make: type[Dendritic | Populations], shape: str) -> list[str]:
-    """A row: the loop, kernels, the ratio, how, the first training step."""
-    steps, batch, neurons = map(int, shape.split("x"))
-    torch.manual_seed(0)
-    core = make(neurons).to(DEVICE)
-    x = 2 * torch.rand(steps, batch, neurons, device=DEVICE)
-    grad = torch.randn_like(x)
-    layers = [Layer(core, backend) for backend in ("torch", "triton" if DEVICE.type == "cuda" else "cpp")]
-    loop, kernels = (training(layer, x, grad) for layer in layers)
-    first = timed(kernels, 1)
-    timed(loop, 1)
-    times = [(timed(loop, 1), timed(kernels, 5)) for _ in range(TURNS)]
-    one, other = (statistics.median(values) for values in zip(*times, strict=True))
-    told = [line for line in layers[1].explain().splitlines() if "the last " in line]
-    in_one = all("one launch for all" in line or "clusters" in line for line in told)
-    how = "pieces" if not told else "one launch" if in_one else "step by step"
-    for line in told:
-        print(line, flush=True)
-    return [make.__name__, shape, f"{one:.1f}", f"{other:.3f}", f"{one / other:.1f}", how, f"{first / 1e3:.1f}"]
-
-
-def main(shapes: list[str], seconds: float, path: Path) -> None:
-    begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
-    for shape in shapes:
-        for make in CORES:
-            if time.perf_counter() - begun > seconds:
-                missing.append(f"{make.__name__}, {shape}: no time was left")
-                continue
-            rows.append(compared(make, shape))
-            print(rows[-1], flush=True)
-    header = ["step", "T x B x N", "loop, ms", "kernels, ms", "ratio", "by", "first training step, s"]
-    lines = [
-        "# States of other shapes",
-        "",
-        f"`python benchmarks/other_shapes.py`. {where(DEVICE)}",
-        "",
-        *table(header, rows),
-        "",
-        *(f"- not measured: {what}" for what in missing),
-    ]
-    publish(lines, path)
-
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "other_shapes.md")
-    parser.add_argument("--seconds", type=float, default=55.0)
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
-    options = parser.parse_args()
-    main(options.shapes, options.seconds, options.output)
+    main("other_shapes", "States of other shapes", CORES, Layer)

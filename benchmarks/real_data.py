@@ -2,6 +2,7 @@
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
+    python benchmarks/real_data.py --seconds-only --device cuda [--samples FILE] [--epochs 6] ...
 
 Data sets that a package ships or makes:
 
@@ -17,6 +18,9 @@ Data sets that a package ships or makes:
 
 Both libraries begin at the same weights and see the same batches. Seconds of an epoch are measured in turns, training
 alone, the first epoch left out. Networks: `real_data_networks.py`.
+
+`--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` reads the data sets from a
+file, which it writes first where there is none: for a machine without the packages that bring them.
 """
 
 from __future__ import annotations
@@ -179,6 +183,16 @@ TASKS = {
 }
 
 
+def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
+    """A data set, from `path` if given."""
+    if path is None:
+        return TASKS[name].load()
+    if not path.is_file():
+        torch.save({name: [vars(part) for part in task.load()] for name, task in TASKS.items()}, path)
+    training, test = torch.load(path)[name]
+    return Part(**training), Part(**test)
+
+
 @dataclass
 class Trained:
     """One library's network while it trains."""
@@ -236,18 +250,20 @@ def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[
     return found
 
 
-def row(name: str, seeds: int, epochs: int | None, device: str) -> str:
+def row(name: str, options: argparse.Namespace) -> str:
     """A row of the table."""
     task = TASKS[name]
-    training, test = (part.to(device) for part in task.load())
-    epochs = epochs or task.epochs
-    runs = [run(task, training, test, seed, epochs) for seed in range(seeds)]
+    training, test = (part.to(options.device) for part in samples_of(name, options.samples))
+    epochs = options.epochs or task.epochs
+    runs = [run(task, training, test, seed, epochs) for seed in range(options.seeds)]
     cells = []
     for side in zip(*runs, strict=True):
         scores = [score for score, _ in side]
-        spread = f" ± {stdev(scores):.2f}" if seeds > 1 else ""
-        seconds = median(second for _, times in side for second in times)
-        cells += [f"{mean(scores):.2f}{spread}%", f"{seconds:.3f}"]
+        spread = f" ± {stdev(scores):.2f}" if options.seeds > 1 else ""
+        seconds = f"{median(second for _, times in side for second in times):.3f}"
+        cells += [seconds] if options.seconds_only else [f"{mean(scores):.2f}{spread}%", seconds]
+    if options.seconds_only:
+        return f"| {name} | {cells[0]} | {task.peer} | {cells[1]} |"
     ours, our_seconds, theirs, their_seconds = cells
     return (
         f"| {name} | {epochs} | {ours} | {our_seconds} | {task.peer} | {theirs} | {their_seconds} | {task.published} |"
@@ -257,16 +273,25 @@ def row(name: str, seeds: int, epochs: int | None, device: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Writes the table."""
     parser = argparse.ArgumentParser(description="Accuracy on real data, over seeds.")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "real_data.md")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/real_data.md, or real_data_seconds.md")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="instead of each task's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--note", default="", help="a sentence about the run, for the table")
+    parser.add_argument("--samples", type=Path, help="file that has the data sets")
+    parser.add_argument(
+        "--seconds-only", action="store_true", help="no accuracies; one seed, and 6 epochs if not given"
+    )
     options = parser.parse_args(arguments)
+    if options.seconds_only:
+        options.seeds, options.epochs = 1, options.epochs or 6
+    if options.output is None:
+        name = "real_data_seconds.md" if options.seconds_only else "real_data.md"
+        options.output = ROOT / "benchmarks" / "results" / name
     rows = kept_rows(options.output)
     for name in options.only:
-        rows[name] = row(name, options.seeds, options.epochs, options.device)
+        rows[name] = row(name, options)
         write(options, [rows[name] for name in TASKS if name in rows])
 
 
@@ -279,19 +304,32 @@ def kept_rows(path: Path) -> dict[str, str]:
 def write(options: argparse.Namespace, rows: list[str]) -> None:
     """Writes the table with the rows so far."""
     device = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU ({platform.machine()})"
-    text = [
-        "# Accuracy on real data",
-        "",
-        "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
+    where = (
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {date.today()}; {options.seeds} seeds, mean ± standard deviation; seconds: "
-        f"median over epochs, both libraries in turns. {options.note}".rstrip(),
-        "",
-        "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-    ]
+        f"{platform.python_version()}, {date.today()}"
+    )
+    if options.seconds_only:
+        text = [
+            "# Seconds of an epoch on real data",
+            "",
+            "`python benchmarks/real_data.py --seconds-only`: training alone, the first epoch left out, both libraries",
+            f"in turns; medians. {where}. {options.note}".rstrip(),
+            "",
+            "| data | this project, s / epoch | the same network in | s / epoch |",
+            "|---|---|---|---|",
+        ]
+    else:
+        text = [
+            "# Accuracy on real data",
+            "",
+            "`python benchmarks/real_data.py`, whose head says what each network and each split is.",
+            f"{where}; {options.seeds} seeds, mean ± standard deviation; seconds: "
+            f"median over epochs, both libraries in turns. {options.note}".rstrip(),
+            "",
+            "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+    text += [*rows, ""]
     options.output.write_text("\n".join(text), encoding="utf-8")
     print(rows[-1], flush=True)
 

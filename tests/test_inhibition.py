@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Soft, Winner
+from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Normed, Soft, Winner
 from recurrent_cores import Cell, Dense
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 from torch import Tensor
@@ -92,6 +92,7 @@ REFUSED = {
     "cumsum": (lambda x, v: (v, x.cumsum(-1)), "aten.cumsum"),
     "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
     "position": (lambda x, v: (v, x * x.argmax(-1, keepdim=True)), "aten.argmax"),
+    "maximum and its position": (lambda x, v: (v, x - x.max(-1, keepdim=True).values), "aten.max.dim"),
 }
 
 
@@ -103,21 +104,47 @@ def test_refusals(name: str) -> None:
     assert "test_inhibition.py" in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
-    core = made(cell, 9, Dense(), soft=True)
-    tensors = sequences(core, 3, 11, 9)
+ONE = ("one launch for all steps", "one launch for all steps")
+
+
+def in_one_launch(core: Cell, tensors: list[Tensor], **bounds: float) -> list[str]:
+    """Checks results and gradients of kernels; how the forward and the backward ran, in words."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
-    results = scan(step, arguments, state_seqs=False)
-    torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), tensors[0])
-    assert {direction: how.split(",")[0] for direction, how in step.loops.told.items()} == {
-        "forward": "one launch for all steps",
-        "backward": "one launch for all steps",
-    }
-    for got, expected in zip(results, run(core, tensors, None, state_seqs=False), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    found = []
+    for results in (scan(step, arguments, state_seqs=False), run(core, tensors, None, state_seqs=False)):
+        wanted = [tensors[0], *core.parameters()]
+        found.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), wanted)])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, **bounds)
+    return [step.loops.told[direction] for direction in ("forward", "backward")]
+
+
+@pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
+def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
+    told = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
+    assert tuple(how.split(",")[0] for how in told) == ONE
+    assert all(how.endswith("exchange nothing") for how in told)
+
+
+@pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
+def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
+    """Matrices that do not fit into one program."""
+    core = made(cell, 210, Dense(), soft=True)
+    told = in_one_launch(core, sequences(core, 3, 19, 210), rtol=1e-4, atol=1e-4)
+    assert tuple(how.split(",")[0] for how in told) == ONE
+    assert all("values a step" in how for how in told)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("neurons", [210, 512])
+@pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
+def test_programs_that_share_reduced_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
+    core = made(cell, neurons, Dense(), soft=True)
+    told = in_one_launch(core, sequences(core, 7, 131, neurons), rtol=1e-3, atol=1e-3)
+    assert tuple(how.split(",")[0] for how in told) == ONE
+    assert all("values a step" in how for how in told)
 
 
 class _Inhibited(torch.nn.Module):

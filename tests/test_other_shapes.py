@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from shaped_cores import CORES, ON_PIECES, Core, Dendritic, Populations, Random, Statistics
+from shaped_cores import CORES, ON_PIECES, Core, Dendritic, InTheMiddle, Populations, Random, Statistics
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
-from flexsn_nn.random import normal_like
+from flexsn_nn.random import configure, normal_like, uniform_like
 from flexsn_runtime import CutSpecialization, ScanProgram
 
 T, B = 5, 3
@@ -218,25 +218,66 @@ def test_exported_programs(make: type[Core]) -> None:
 
 
 class Noisy(Core):
-    """Noise in each branch: a draw of its own."""
+    """Noise in each branch, drawn as a whole or by branches."""
+
+    whole = True
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
-        noise = torch.stack([normal_like(soma) for _ in range(self.branches)], -1)
+        noise = normal_like(branches) if self.whole else torch.stack([normal_like(soma) for _ in range(4)], -1)
         branches = branches / 2 + x.unsqueeze(-1) + noise
         soma = soma / 2 + branches.sum(-1)
         return soma, soma, branches
 
 
-def test_random_numbers_of_branches() -> None:
-    core = made(Noisy, torch.float32)
+def test_random_numbers_of_branches(interpreted: None) -> None:
+    """Those of a draw for each branch."""
+    core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
-    for backend in ("torch", "cpp"):
+    for backend, core.whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
         torch.manual_seed(0)
-        layer = Layer(core, backend)
-        found.append(called(layer)(torch.zeros(T, B, 5)))
-    close(found[1], found[0], 1e-5)
+        found.append(called(Layer(core, backend))(x))
+    assert all(map(torch.equal, found[0], found[1]))
+    for other in found[2:]:
+        close(other, found[0], 1e-5)
     assert found[0][2].std() > 0.5
-    assert "state 1 as 4 pieces" in layer.explain(torch.zeros(T, B, 5))
+    assert "state 1 as 4 pieces" in Layer(core, "cpp").explain(x)
+
+
+class NoisyPopulations(Populations):
+    """Noise in the input, and in a population of fewer neurons."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x + normal_like(x), s, v, inhibitory, u + uniform_like(u))
+
+
+def test_random_numbers_of_a_smaller_population(interpreted: None) -> None:
+    core, x = made(NoisyPopulations, torch.float32), torch.zeros(T, B, 5)
+    found = []
+    for backend in ("torch", "cpp", "triton"):
+        torch.manual_seed(0)
+        found.append(called(Layer(core, backend))(x))
+    close(found[1], found[0], 1e-5)
+    close(found[2], found[0], 1e-5)
+
+
+class NoisySoma(InTheMiddle):
+    """Noise in a soma whose input has branches."""
+
+    def forward(self, x: Tensor, branches: Tensor, soma: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x, branches, soma + normal_like(soma))
+
+
+def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
+    for make in (NoisySoma, Noisy):
+        core = made(make, torch.float32)
+        x = torch.zeros(T, B, *core.shapes()[0])
+        found = []
+        for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
+            configure(network, seed=3)
+            call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
+            found.append(list(call(x)))
+        close(found[1], found[0], 1e-5)
+        assert found[0][-1].std() > 0.1
 
 
 def test_parameters_that_are_assigned_are_read() -> None:

@@ -418,11 +418,13 @@ def test_a_draw_outside_of_a_step_is_refused() -> None:
         normal_like(torch.ones(3))
 
 
-def test_a_draw_of_another_shape_is_refused() -> None:
-    w = torch.ones(1, 1)
+@pytest.mark.parametrize("shape", [(1, 1), (5,), (2, 4), (2, 5, 4), (3, 6)], ids=str)
+def test_a_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    w = torch.ones(shape)
     for backend in ("torch", "cpp"):
-        with pytest.raises(DrawError, match=r"\[rows, 5\], and got a tensor of shape \[1, 1\]"):
-            FlexSN(lambda x, v: (x + uniform_like(w), v), 1, 1, 1, backend=backend)(torch.ones(2, 3, 5))
+        with pytest.raises(DrawError, match=r"\[rows, 5\], .*, and got a tensor of shape") as caught:
+            FlexSN(lambda x, v: (x + uniform_like(w).sum(), v), 1, 1, 1, backend=backend)(torch.ones(2, 3, 5))
+        assert str(list(shape)) in str(caught.value)
 
 
 def test_wrong_arguments_are_refused() -> None:

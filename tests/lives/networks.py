@@ -194,6 +194,12 @@ def _layer(name: str, family: str) -> nn.Module:
 
 @torch.no_grad()
 def to_grid(net: nn.Module) -> None:
-    """Rounds all parameters, in place, to multiples of `GRID` of moderate size."""
+    """Rounds all parameters, in place, to multiples of `GRID` of moderate size.
+
+    A `w` of which a neuron takes the sigmoid is a multiple of 1/2 from -1.5 to 1.5: at some others, as -1.75 and
+    0.3125, PyTorch's own sigmoid of one number and of many are a rounding apart, and kernels compute either.
+    """
+    logits = {id(module.w) for module in net.modules() if isinstance(module, PLIF)}
     for parameter in net.parameters():
-        parameter.copy_((parameter / GRID).round().clamp(-16, 16) * GRID)
+        step, most = (4 * GRID, 3) if id(parameter) in logits else (GRID, 16)
+        parameter.copy_((parameter / step).round().clamp(-most, most) * step)

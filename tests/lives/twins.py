@@ -85,8 +85,11 @@ class Twins:
         failed = isinstance(loop, Exception), isinstance(compiled, Exception)
         if all(failed):
             self.counts[f"{name}: raised"] += 1
-            if (_is_refusal(compiled) or isinstance(loop, ExampleError)) and self._are_apart():
-                self._heal()  # a backward that ends in the middle has reached other gradients, and graphs
+            # A backward that ends in the middle has reached other gradients, and graphs; a call in a reentrant
+            # checkpoint has left states outside of any graph, and the loop runs without one.
+            in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
+            if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
+                self._heal()
             loop, compiled = {}, {}
         elif _is_refusal(compiled) or isinstance(loop, ExampleError):
             # The loop does not know what no steps would return.

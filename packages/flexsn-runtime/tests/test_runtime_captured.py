@@ -131,6 +131,15 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     state.sum().backward()  # traced before: the gradient of what was computed
 
 
+def test_another_dtype_between_forward_and_backward_is_refused() -> None:
+    core = Decay().to(DEVICE)
+    program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
+    _, state = compiled(program, 1, [X], [V])
+    core.gain.data = core.gain.data.bfloat16()  # as `core.to(torch.bfloat16)` does with parameters
+    with pytest.raises(CapturedTensorError, match=r"was \[.*\] torch.float32 .* torch.bfloat16 now. Call backward\(\)"):
+        state.sum().backward()
+
+
 def test_what_is_kept_for_the_backward_is_of_what_was_computed() -> None:
     core = Decay().to(DEVICE)
     output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])

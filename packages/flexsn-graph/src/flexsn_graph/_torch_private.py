@@ -151,7 +151,7 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """What a tensor that was made on the spot holds, also while tracing."""
+    """Reads the number in a tensor that was made on the spot, also while tracing."""
     # This reads it, and not the core, whose own reads of values are refused.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
@@ -182,7 +182,7 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Functions that `torch.compile` has made run as they are written: in this thread, where torch can tell it."""
+    """Runs functions that `torch.compile` has made as they are written: in this thread, where torch tracks threads."""
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
     if in_this_thread is None:  # a version without it; also calls of other threads run as they are written meanwhile
         in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
@@ -239,7 +239,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """What is saved for a trace's own backward is nothing for the caller's saved-tensor hooks (checkpointing)."""
+    """Keeps what a trace's own backward saves away from the caller's saved-tensor hooks (checkpointing)."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -350,7 +350,7 @@ def record(
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """What is called in here while `record` runs leaves no nodes."""
+    """Calls in this context leave no nodes while `record` runs."""
     with disable_proxy_modes_tracing():
         yield
 

@@ -45,6 +45,6 @@ def without_fx_wrapper(entry: Any) -> Any:
 
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
-    """What `nn.Module.__call__` looks for besides the module's own hooks, by name."""
+    """Returns the global hooks that `nn.Module.__call__` runs besides the module's own, by name."""
     found = vars(torch.nn.modules.module).items()
     return {name: value for name, value in found if name.startswith("_global_") and isinstance(value, dict)}

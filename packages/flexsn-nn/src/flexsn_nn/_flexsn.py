@@ -243,6 +243,8 @@ class FlexSN(Runs):
                     return output
             repeated, inputs, changes = self._repeat(inputs, changes)
             if repeated is not None:
+                if counts is not None and counts.total is not None:
+                    self.__dict__["spike_counts"] = per_channel(counts.total, lead=0)
                 return repeated
             graph: GraphOfCall | None = self.__dict__.get("_graph")
             if graph is not None and torch.is_grad_enabled():
@@ -388,7 +390,13 @@ class FlexSN(Runs):
         if inputs and len(used) > len(transforms):
             _, used = before(call, used)
         program = self._program(used).scan
-        lines += [*kernels(program), *segments(program), *launchers(program), *products(program), *constants(program)]
+        lines += [
+            *kernels(program),
+            *segments(self._programs.scans),
+            *launchers(program),
+            *products(program),
+            *constants(program),
+        ]
         if inputs:
             counts = any(transform.num_states for transform in used)
             states = None if self._kernels_start_alike(given) and not counts else self._initial(given)

@@ -109,9 +109,14 @@ class Programs:
             program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
 
+    @property
+    def scans(self) -> list[ScanProgram]:
+        """Scan programs that were made so far."""
+        return [program.scan for program in self._made.values()]
+
     def kernel_names(self) -> list[str]:
         """Of the kernels of all programs that were built so far."""
-        steps = [step for program in self._made.values() for step in program.scan.specializations]
+        steps = [step for scan in self.scans for step in scan.specializations]
         return [name for step in steps for name in step.kernel_names]
 
     def _make(

@@ -27,14 +27,17 @@ def normal_like(x: Tensor) -> Tensor:
     """Draws numbers of mean 0 and variance 1, one for each element of the step, in a core.
 
     Args:
-        x: a floating-point tensor of the step's shape; its values do not matter.
+        x: a floating-point tensor of the step's shape, which is that of its first input; its values do not matter. A
+            state with one dimension more has a draw for each element of that dimension, as of
+            `torch.stack([normal_like(soma) for _ in range(branches)], -1)`; one with a dimension less, or with fewer
+            neurons (and more than one), has the first numbers of a draw.
 
     Returns:
         A tensor of the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
         converted; they are between -6.6 and 6.6, and equal to the bit on all backends.
 
     Raises:
-        DrawError: outside of a core of `FlexSN`; or `x` has another shape than the step.
+        DrawError: outside of a core of `FlexSN`; or `x` has another shape.
         InputDtypeError: an integer tensor.
 
     Example:

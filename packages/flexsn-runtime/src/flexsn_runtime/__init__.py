@@ -70,6 +70,7 @@ from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
 from flexsn_runtime.products import (
     Linked,
     Links,
+    RepeatedProducts,
     fewest_multiplications,
     linked_linear,
     spike_linear,
@@ -122,6 +123,7 @@ __all__ = [
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
+    "RepeatedProducts",
     "ResidualsError",
     "ScanKernel",
     "ScanProgram",

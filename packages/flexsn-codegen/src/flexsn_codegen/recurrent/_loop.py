@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -148,7 +148,8 @@ class Loop:
         parts: in order.
         carried: the values that go from step to step, their width and dtype.
         ring: those of them that do so in memory, and not in registers. Each program has its own elements of them.
-        exchanges: in the order of the products that read them.
+        exchanges: operands of products, in the order of the products.
+        reduced: operands of reductions, their width and dtype.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
         shifted: states that are in the memory of another one; a step loads them when it reads them.
@@ -163,11 +164,12 @@ class Loop:
     absent: frozenset[Port]
     shifted: frozenset[Port]
     ring: frozenset[Port] = frozenset()
+    reduced: Mapping[Port, tuple[int, torch.dtype]] = field(default_factory=dict)
 
     @property
-    def has_reductions(self) -> bool:
-        """True if one program needs all columns of its rows."""
-        return any(isinstance(part, Reduce) for part in self.parts)
+    def exchanged(self) -> frozenset[Port]:
+        """The values that programs exchange where several share a row."""
+        return frozenset({*(exchange.port for exchange in self.exchanges), *self.reduced})
 
     @property
     def has_products(self) -> bool:
@@ -231,11 +233,21 @@ class _Analysis:
                         raise NotOneLaunchError(f"{view.source.name} is written in the loop and behind it")
         exchanges = self._exchanges(parts)
         assert self._rows is not None
+        reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
         shifted = frozenset(self._staged.shifts)
         return Loop(
-            width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted, ring
+            width,
+            self._rows,
+            tuple(_side_by_side(parts, frozenset(carried))),
+            carried,
+            exchanges,
+            self._lasting,
+            self._staged.absent,
+            shifted,
+            ring,
+            reduced,
         )
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
@@ -421,6 +433,22 @@ class _Analysis:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
                 found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
+
+
+def _side_by_side(
+    parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
+) -> list[StageCall | Multiply | Reduce]:
+    """The parts, with products of one operand one after the other, unless a product reads what one of them gives."""
+    ordered: list[StageCall | Multiply | Reduce] = []
+    used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
+    for part in parts:
+        place = len(ordered)
+        if isinstance(part, Multiply) and part.port not in used | carried:
+            for i, other in enumerate(ordered):
+                if isinstance(other, Multiply) and other.operand == part.operand and other.port not in used:
+                    place = i + 1
+        ordered.insert(place, part)
+    return ordered
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:

@@ -92,6 +92,9 @@ class BackwardTemplate:
         w = self._writer
         if self._counting:
             self._walk_lengths()
+        elif self._spec.single:
+            self._shift_gradients("T")
+            self._walk_once()
         else:
             w.integer("chunks", f"T // {self._spec.chunk}")
             self._shift_gradients("T")
@@ -120,6 +123,12 @@ class BackwardTemplate:
             w.integer("c", f"{self._behind} - 1 - i")
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
+    def _walk_once(self) -> None:
+        """All steps, where they are one chunk: what the last one receives is a constant, and so are zero states."""
+        for param in self._moving():
+            self._writer.point(param)
+        self._chunk(None, self._spec.chunk)
+
     def _walk_lengths(self) -> None:
         """All steps, where inputs count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
@@ -127,34 +136,39 @@ class BackwardTemplate:
         w.integer("whole", f"least // {chunk}")
         w.integer("behind", f"({'largest' if ends else 'T'} + {chunk - 1}) // {chunk}")
         if ends:
-            self._skip(chunk)
+            self._skip(f"behind * {chunk}", "T")
         self._shift_gradients("largest" if ends else "T")
+        self._counted_chunks("behind", "whole")
+
+    def _counted_chunks(self, behind: str, count: str) -> None:
+        """From the chunk in front of `behind` to `whole`, where elements may have ended, and `count` chunks more."""
+        w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
-            w.point(param, "behind", chunk)
-        with w.loop("j", "whole", "behind"):
+            w.point(param, behind, chunk)
+        with w.loop("j", "whole", behind):
             for param in self._moving():
                 w.move(param, -chunk)
-            w.integer("c", "behind - 1 - (j - whole)")
+            w.integer("c", f"{behind} - 1 - (j - whole)")
             w.integer("left", f"T - c * {chunk}")
             self._chunk("c", chunk, partial=True)
-        self._load_early("0 < whole")
-        with w.loop("i", "0", "whole", self._spec.stages):
+        self._load_early(f"0 < {count}")
+        with w.loop("i", "0", count, self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", "whole - 1 - i")
-            self._chunk("c", chunk, early="i + 1 < whole")
+            self._chunk("c", chunk, early=f"i + 1 < {count}")
 
-    def _skip(self, chunk: int) -> None:
+    def _skip(self, first: str, behind: str) -> None:
         """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
         w = self._writer
         if self._grad_state_seqs:
-            with w.loop("n", f"behind * {chunk}", "T"):
-                w.integer("t", f"T - 1 - (n - behind * {chunk})")
+            with w.loop("n", first, behind):
+                w.integer("t", f"{behind} - 1 - (n - {first})")
                 for i, param in self._grad_state_seqs.items():
                     w.load(f"arriving_{i}", param, w.row(param, "t"))
                     w.accumulate(f"grad_state_{i}", f"arriving_{i}")
         if self._grad_inputs:
-            with w.loop("t", f"behind * {chunk}", "T"):
+            with w.loop("t", first, behind):
                 w.assign("ended", w.zeros(torch.float32))
                 for i, param in self._grad_inputs.items():
                     if i not in self._late:
@@ -215,7 +229,7 @@ class BackwardTemplate:
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
         self._reloaded = dict(spec.follows)
-        kept = [i for i in self._needed_states if i not in self._reloaded]
+        kept = [] if spec.single else [i for i in self._needed_states if i not in self._reloaded]
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
@@ -250,10 +264,11 @@ class BackwardTemplate:
                 if layouts[i].early:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
-    def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         """Walks back through so many steps from where the pointers are.
 
         Args:
+            number: of the chunk; `None`: it is the only one.
             partial: through the first `left` of them.
             early: the condition under which there is a chunk before, of which some inputs are loaded here, as those of
                 this one have been; `None`: all are loaded now.
@@ -276,11 +291,14 @@ class BackwardTemplate:
     def _exists(self, k: int, partial: bool) -> str | None:
         return f"{k} < left" if partial else None
 
-    def _load_states(self, number: str) -> None:
+    def _load_states(self, number: str | None) -> None:
         """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
         the loads behind it from being issued."""
         w = self._writer
         for i in self._needed_states:
+            if number is None:
+                w.assign(f"state_{i}_0", f"initial_{i}" if i in self._states else w.zeros(self._spec.state_dtypes[i]))
+                continue
             if i in self._reloaded:
                 source = self._reloaded[i]
                 param = self._inputs[source]

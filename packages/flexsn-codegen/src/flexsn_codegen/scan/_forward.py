@@ -117,6 +117,8 @@ class ForwardTemplate:
             w.point(param)
         if self._counting:
             self._walk_lengths(chunk)
+        elif spec.single:
+            self._walk_once(chunk)
         else:
             w.integer("chunks", f"T // {chunk}")
             self._whole_chunks(chunk)
@@ -140,15 +142,33 @@ class ForwardTemplate:
                 self._step(k)
             self._move(chunk)
 
+    def _walk_once(self, chunk: int) -> None:
+        """All steps, where they are one chunk."""
+        segment = self._spec.segment
+        self._load_inputs(chunk)
+        for k in range(chunk):
+            if self._checkpoints and k and k % segment == 0:
+                self._write_checkpoints(str(k // segment - 1), None)
+            self._step(k)
+
     def _walk_lengths(self, chunk: int) -> None:
         """All steps, where inputs count down."""
-        w, segment = self._writer, self._spec.segment
+        w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
         self._whole_chunks(chunk)
         ends = self._spec.ends
         w.integer("behind", f"(largest + {chunk - 1}) // {chunk}" if ends else f"T // {chunk}")
-        with w.loop("c", "chunks", "behind"):
+        self._counted_chunks(chunk, "chunks", "behind")
+        if ends:
+            self._after_all_ends(f"behind * {chunk}", "T")
+        elif self._spec.rest and chunk > 1:
+            self._rest(chunk, "behind")
+
+    def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
+        """Chunks in which some elements may have ended; the last one may be beyond T where steps end."""
+        w, segment, ends = self._writer, self._spec.segment, self._spec.ends
+        with w.loop("c", first, behind):
             w.integer("begun", f"c * {chunk}")
             self._first = "begun"
             exists = [f"begun + {k} < T" if ends else None for k in range(chunk)]
@@ -159,24 +179,20 @@ class ForwardTemplate:
                     self._write_checkpoints(row, both(None if k else "c > 0", exists[k]))
                 self._step(k, exists[k])
             self._move(chunk)
-        if ends:
-            with w.loop("t", f"behind * {chunk}", "T"):
-                self._write_zeros()
-        elif self._spec.rest and chunk > 1:
-            self._rest(chunk, "behind")
 
-    def _write_zeros(self) -> None:
-        """A step after the end of all elements."""
+    def _after_all_ends(self, first: str, behind: str) -> None:
+        """Steps after the end of all elements: outputs are zeros, states stay."""
         w = self._writer
-        w.assign("ended", w.zeros(torch.float32))
-        for param in self._outputs.values():
-            w.store(param, "ended", w.at(param))
-        for i, param in self._state_seqs.items():
-            w.store(param, f"state_{i}", w.at(param))
-        for param in self._bits.values():
-            w.store_bits(param, "ended", w.at(param))
-        for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
-            w.move(param, 1)
+        with w.loop("t", first, behind):
+            w.assign("ended", w.zeros(torch.float32))
+            for param in self._outputs.values():
+                w.store(param, "ended", w.at(param))
+            for i, param in self._state_seqs.items():
+                w.store(param, f"state_{i}", w.at(param))
+            for param in self._bits.values():
+                w.store_bits(param, "ended", w.at(param))
+            for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
+                w.move(param, 1)
 
     def _rest(self, chunk: int, chunks: str = "chunks") -> None:
         segment = self._spec.segment
@@ -217,12 +233,17 @@ class ForwardTemplate:
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._bits = w.add_bits(spec.bits)
         reloaded = dict(spec.follows)
-        kept = [i for i in range(len(spec.states)) if i not in reloaded] if spec.segment else []
+        keeps = spec.segment and not (spec.single and spec.chunk <= spec.segment)
+        kept = [i for i in range(len(spec.states)) if i not in reloaded] if keeps else []
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
+
+    def _moving_inputs(self) -> list[Port]:
+        layouts = self._spec.inputs
+        return [param for i, param in self._inputs.items() if i not in self._counting and not layouts[i].once]
 
     def _moving(self) -> list[Port]:
         return [
-            *(param for i, param in self._inputs.items() if i not in self._counting and not self._spec.inputs[i].once),
+            *self._moving_inputs(),
             *self._outputs.values(),
             *self._state_seqs.values(),
             *self._saved.values(),

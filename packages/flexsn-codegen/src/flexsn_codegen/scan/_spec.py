@@ -33,6 +33,7 @@ class ForwardSpec:
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
         rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
+        single: T is `chunk`, and no input counts down: the kernel has no loop over chunks.
         strided: layouts of what is written; what is not in it is dense.
         bits: which outputs are (also) written as bits, one for each element: whether it is not 0. Empty: none.
     """
@@ -53,6 +54,7 @@ class ForwardSpec:
     bits: tuple[bool, ...] = ()
     lifted_like: tuple[int, ...] = ()
     ends: bool = False
+    single: bool = False
     follows: tuple[tuple[int, int], ...] = ()
 
 
@@ -74,7 +76,7 @@ class BackwardSpec:
         stages: as in the forward.
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
-        rest: as in the forward.
+        rest, single: as in the forward.
         rows: each program walks the rows of the step, one after the other, and adds up over them what it writes of the
             gradients of lifted tensors, which are the same for all rows; the target must have `rows`. The kernel takes
             the integers ``"ROWS"`` and ``"ROW"``, the elements of a row; of the last row there may be fewer. No input's
@@ -108,4 +110,5 @@ class BackwardSpec:
     lifted_like: tuple[int, ...] = ()
     rows: bool = False
     ends: bool = False
+    single: bool = False
     follows: tuple[tuple[int, int], ...] = ()

@@ -97,19 +97,21 @@ class CoreSource:
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A part of a function that reduces rows: what it computes is reduced, or written.
+    """A part of a function on rows: its results are reduced, or written.
 
     Attributes:
         core: the function of one element. Of role `LIFTED` it takes what earlier stages reduced, counted over all.
         reductions: of each of its results, by which op and as which dtype; none: they are written.
         written: which results of the whole function its results are.
         whole: they have an element for each of a row; else there is one for the row.
+        dtypes: of its results.
     """
 
     core: CoreSource
     reductions: tuple[tuple[OpOverload, torch.dtype], ...] = ()
     written: tuple[Port, ...] = ()
     whole: bool = True
+    dtypes: tuple[torch.dtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

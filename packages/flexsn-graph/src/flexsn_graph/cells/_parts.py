@@ -1,4 +1,4 @@
-"""What a function that cuts becomes: pieces of arguments and results, and the steps on their elements."""
+"""Pieces of arguments and results of a function that cuts, and the steps on their elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Dimension: TypeAlias = tuple[Axis | Cells, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a kernel reads or writes of a tensor: for each of its dimensions the factors, outermost first."""
+    """Part of a tensor that a kernel reads or writes: for each dimension its factors, outermost first."""
 
     tensor: int
     dimensions: tuple[Dimension, ...]
@@ -96,7 +96,7 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts: as many steps as its results have different elements, mostly one.
+    """A function that cuts: one step for each set of results with the same elements, mostly one step.
 
     Attributes:
         steps: what computes them.

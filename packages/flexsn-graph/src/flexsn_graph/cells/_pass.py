@@ -320,7 +320,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """What two ways to factor a dimension have in common; refines axes, and unites them."""
+        """The common factors of two ways to factor a dimension; refines axes, and unites them."""
         left, right, found = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
@@ -389,7 +389,7 @@ class Pass:
         return replace(value, dims=dims, cells=value.cells.reshape(sizes).expand(counts_of(dims)), wide=None)
 
     def _leading(self, node: fx.Node, dim: Dim, unit: int) -> tuple[int, Dim]:
-        """A dimension as `(cells, the rest)`, the rest of so many elements."""
+        """Splits a dimension into `(cells, rest)`; the rest has `unit` elements."""
         count, rest = 1, list(dim)
         while size_of(rest) > unit:
             factor = rest[0]
@@ -413,7 +413,7 @@ class Pass:
         return count, tuple(rest)
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
-        """A dimension as `(the rest, so many cells)`."""
+        """Splits a dimension into `(rest, step)`: the last `step` elements of each group are cells of their own."""
         found, rest = 1, list(dim)
         while found < step:
             factor = rest[-1]
@@ -429,7 +429,7 @@ class Pass:
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
-        """The same, with one dimension's cells grouped otherwise."""
+        """The value with one dimension's cells grouped by other factors."""
         dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
         return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
 
@@ -674,7 +674,7 @@ class Pass:
         parts: Sequence[Part],
         results: dict[int, CellResult],
     ) -> CellModule:
-        """What computes the results in `group`, which have the same axes."""
+        """The module that computes the results in `group`, which have the same axes."""
         # In the order of one that is not summed, if there is one.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]

@@ -10,7 +10,7 @@ RULES: dict[Any, Rule] = {}
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Of `rule(work, node, *arguments)`: what it returns is the value of a call of one of `ops`."""
+    """Registers a rule for `ops`: `rule(work, node, *arguments)` returns the value of a call of one of them."""
 
     def decorate(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(ops, rule))

@@ -1,4 +1,4 @@
-"""What the ops do to dimensions: they cut, join, move and sum them."""
+"""Rules of ops that cut, join, move and sum dimensions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is known of the ops of a lowered function: the facts of those that work element by element, one row each; and
-which others are views, constants, sums.
+"""Facts about the ops of a lowered function: one row for each op that works element by element; and which others are
+views, constants, sums.
 
 A target says how each of these ops is written: `flexsn_codegen.register_op`. How other ops come down to them:
 `_decompositions`.
@@ -77,7 +77,7 @@ FILL_OPS: dict[Op, int | None] = {
     _prims.scalar_tensor.default: 0,
 }
 
-# Memory that nobody has written to; allowed as long as nobody reads it.
+# Memory without values; allowed as long as no op reads it.
 EMPTY_OPS: frozenset[Op] = frozenset(
     {
         _aten.empty.memory_format,
@@ -126,7 +126,7 @@ def is_zero(node: fx.Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What is true of an op that works element by element, whatever it is compiled for.
+    """Facts about an op that works element by element, independent of the target.
 
     Attributes:
         linear: sets of arguments, by position. In those of one set together the op is linear, the others being fixed
@@ -149,7 +149,7 @@ def register_facts(op: Op, facts: OpFacts) -> None:
 
 
 def facts_of(op: object) -> OpFacts | None:
-    """What is known of an op; `None`: it is none that works element by element, or nobody has said so."""
+    """Returns the facts about an op; `None` if it does not work element by element, or has no row."""
     return _FACTS.get(op)  # type: ignore[call-overload, no-any-return]
 
 
@@ -167,13 +167,13 @@ def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
     Ops of other namespaces than torch's own are given the benefit of the doubt (their shapes are
-    compared): whoever has a kernel rule for them knows what they are.
+    compared): their kernel rules state what they are.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
 
 
 def lacks_a_rule(op: object) -> bool:
-    """True if `op` works element by element, and nobody has said how to compute it in a kernel."""
+    """True if `op` works element by element and has no row that says how a kernel computes it."""
     return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
 
 

@@ -1,4 +1,4 @@
-"""What an argument or a result is, of a graph and of the kernels made of it."""
+"""Roles of arguments and results, of a graph and of the kernels made of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Role(StrEnum):
-    """What an argument or a result is.
+    """Role of an argument or a result.
 
     Of a kernel: `[T, …]` leads with time, `[rows, …]` with checkpoints. A graph is one step, and has `STATE` and
     `GRAD_STATE` on both sides: the state before the step comes in, the one after it goes out; of a VJP, the gradient
@@ -51,11 +51,11 @@ class Port(NamedTuple):  # as a key: a tuple's hash and comparison are no functi
     """One argument or result: `index` counts within its role."""
 
     role: Role
-    index: int  # type: ignore[assignment]  # in the place of a tuple's method
+    index: int  # type: ignore[assignment]  # replaces a tuple's method
 
     @property
     def name(self) -> str:
-        """What it is called in graphs and generated sources, for people to read: no role is told from a name."""
+        """Name in graphs and generated sources, for readers alone: no role is derived from a name."""
         return f"{self.role.value}_{self.index}"
 
 

@@ -17,7 +17,7 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class ProductFacts:
-    """What is true of a matrix product.
+    """Facts about a matrix product.
 
     Attributes:
         factors: positions of the two factors among its arguments.

@@ -1,4 +1,4 @@
-"""What the tracer hands on: a graph, what its arguments and results are, and how it reads captured tensors."""
+"""The tracer's result: a graph, the roles of its arguments and results, and how it reads captured tensors."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ class StepGraph:
 
     @property
     def gradients(self) -> tuple[int | None, ...]:
-        """Of a VJP: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the results."""
+        """Positions of the gradients of `[*inputs, *states, *lifted]` among the results of a VJP."""
         sought = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]
         return tuple(self.results.index(port) if port in self.results else None for port in sought)

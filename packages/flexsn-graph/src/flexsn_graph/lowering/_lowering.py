@@ -17,7 +17,7 @@ from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS, prims_of_induc
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
     """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
-    applied = {**table, **prims_of_inductor()}  # of a thousand ops, none of which a copy asks for its hash
+    applied = {**table, **prims_of_inductor()}  # a copy of a thousand ops, without hashing one of them
     for op in kept_ops():
         applied.pop(op, None)
     return trace_again(module, mode, applied)

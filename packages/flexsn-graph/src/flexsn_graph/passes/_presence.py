@@ -67,7 +67,7 @@ class Presence:
         self.flags = self._flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, whether a gradient flows to it in so many steps, at least 1."""
+        """True for each of `[*inputs, *states, *lifted]` that a gradient reaches within `num_steps >= 1` steps."""
         there = self._given
         reached = [False] * len(self._of)
         seen: dict[frozenset[int], int] = {}

@@ -22,10 +22,10 @@ _FROM: dict[object, tuple[int, ...]] = {
 
 
 def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
-    """What a result is made of that may be something else than 0 or 1; `None`: there is nothing of that kind.
+    """Finds a node behind a result that may be something else than 0 or 1; `None` if there is none.
 
-    Told from the operations: comparisons are 0 or 1, and so are products, selections and the larger or smaller ones of
-    such values, and what is left of 1.
+    Derived from the operations: comparisons are 0 or 1, and so are products, selections, maxima and minima of such
+    values, and 1 minus one of them.
 
     Args:
         result: its place among the step's results.

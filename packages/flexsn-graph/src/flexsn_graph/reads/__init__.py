@@ -1,4 +1,4 @@
-"""What a core reads in Python while it is traced, and whether it is there still at the next call."""
+"""Values that a core reads in Python while it is traced, and checks that they are the same at the next call."""
 
 from __future__ import annotations
 

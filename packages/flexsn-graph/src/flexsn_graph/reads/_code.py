@@ -1,4 +1,4 @@
-"""What the byte code of a function names besides its arguments."""
+"""Names in the byte code of a function besides its arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import CodeType
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What one code object reads by name, without the functions that are written in it.
+    """Names that one code object reads, without those of functions defined inside it.
 
     Attributes:
         variables: global variables and builtins.

@@ -18,7 +18,7 @@ class Guard:
 
     Attributes:
         watches: whether there is anything to check.
-        holds: the check. It also fails where an equal object has taken the place of what was read: `changed` tells.
+        holds: the check. It also fails where an equal object has taken the place of what was read: `changed` decides.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:
@@ -40,7 +40,7 @@ class Guard:
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
     def changed(self) -> dict[Place, Any]:
-        """What is there now, in each place where it is not what was read."""
+        """Returns the present value of each place whose value is not the one that was read."""
         found = {}
         for place, before in self._values.items():
             now = place.read()

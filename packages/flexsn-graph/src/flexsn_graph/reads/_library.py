@@ -1,4 +1,4 @@
-"""What is a library's, and read once: its functions, and the objects that it keeps for itself."""
+"""Parts of a library that are read once: its functions, and the objects that it keeps for itself."""
 
 from __future__ import annotations
 

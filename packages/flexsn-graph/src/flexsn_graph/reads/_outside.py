@@ -1,6 +1,6 @@
-"""What functions of libraries depend on besides their arguments: a clock, a setting, a file, a random generator.
+"""Dependences of library functions besides their arguments: a clock, a setting, a file, a random generator.
 
-A call of one from a user's function is seen while the core is traced. It is followed where it can be asked again at
+A call of one from a user's function is seen while the core is traced. It is followed where it can be called again at
 each call; a random generator is refused; the rest is read once, and named.
 """
 

@@ -65,7 +65,7 @@ class Place:
         raise NotImplementedError
 
     def get(self) -> Any:
-        """What is there; raises where nothing is."""
+        """Returns the value in the place; raises if there is none."""
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
@@ -85,14 +85,14 @@ class Place:
             raise NotTwinsError
 
     def read(self) -> Any:
-        """What is there, or `MISSING`."""
+        """Returns the value in the place, or `MISSING`."""
         try:
             return self.get()
         except _GONE:
             return MISSING
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
-        """Python source that is true if `before` is there still; `None`: other places tell.
+        """Python source that is true if the place still has `before`; `None` if other places decide.
 
         Args:
             token: the name of `token(before)`.
@@ -102,7 +102,7 @@ class Place:
         return f"{self.expression(bind)} is {token}"
 
     def token(self, before: Any) -> Any:
-        """What the condition compares with."""
+        """The object that the condition compares with."""
         return before
 
     def same(self, now: Any, before: Any) -> bool:
@@ -144,7 +144,7 @@ class DictEntry(Place):
 
 
 class ClassEntry(DictEntry):
-    """The same of a class, whose dictionary is another object each time that it is asked for."""
+    """An entry of a class, whose dictionary is another object each time it is read."""
 
     __slots__ = ("_cls",)
 
@@ -297,7 +297,7 @@ class Result(Place):
 
 
 class Equal(Result):
-    """The same, where each call makes another object."""
+    """A result of a call that makes another object each time; compared by equality."""
 
     __slots__ = ()
 
@@ -360,7 +360,7 @@ class Content(Place):
 
 
 class TensorAttributes(Content):
-    """What has been set on a tensor, but for the notes that torch's compiler makes there."""
+    """Attributes that have been set on a tensor, without those of torch's compiler."""
 
     __slots__ = ()
 
@@ -384,7 +384,7 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 
 class Cached(Place):
-    """What a function under `functools.lru_cache` keeps, of what it kept when the trace was made."""
+    """Entries of a function under `functools.lru_cache` that it had when the trace was made."""
 
     __slots__ = ("_cache",)
 

@@ -1,4 +1,4 @@
-"""What a core reads besides its arguments, and whether it is there still."""
+"""Values that a core reads besides its arguments, and checks that they are the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reads:
         follow: whether anything can change; otherwise nothing is recorded, and the tensors are held.
 
     Attributes:
-        holds: a check at once of all places; it may say no where nothing counts, and then `fetch` tells.
+        holds: a check at once of all places; it may say no where nothing counts, and then `fetch` decides.
         changed_by_core: names of what the core itself changes each time it runs, as a counter, which is not compared.
     """
 
@@ -223,7 +223,7 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """What is there now, in the places where it is not what was read."""
+        """Returns the present value of each place whose value is not the one that was read."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:
@@ -256,7 +256,7 @@ class Reads:
         return found
 
     def once(self) -> dict[str, SourceLocation | None]:
-        """What was asked and is not compared, a clock, say, by name, and where it was."""
+        """Names of what was read and is not compared (a clock, say), with their locations."""
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:

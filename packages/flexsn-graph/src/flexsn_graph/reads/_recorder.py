@@ -1,6 +1,6 @@
 """Follows what a core reads while it runs: each value that Python hands to it has a place, and so do the value's parts.
 
-Attributes are seen as they are read. What Python reads without telling (global variables, closures, elements of
+Attributes are seen as they are read. What Python reads without a hook (global variables, closures, elements of
 containers, special methods) is taken from the function that runs, or from the value that was handed out.
 """
 
@@ -80,7 +80,7 @@ _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
 _OF_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
-# By these, a function may tell one object from another one like it.
+# By these, a function may distinguish one object from another one like it.
 _OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
 _STARTED = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
@@ -97,11 +97,11 @@ class Recorder:
 
     Attributes:
         places: what was read, by key, in order.
-        once: names of what the core asked of a library that cannot be compared, and where.
+        once: names of what the core read from a library and cannot be compared, and where.
         surroundings: objects that the core can write to.
         overwritten: names of places that the core sets to tensors itself.
         in_backward: whether what is read now is read by a backward formula.
-        reads_identities: True if the core names a function that may tell one object from an equal one.
+        reads_identities: True if the core names a function that may distinguish one object from an equal one.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
-        """What runs in here in this thread is recorded."""
+        """Records what runs in this context in this thread."""
         self._begin_anew()
         try:
             with self._watch.paused():
@@ -215,7 +215,7 @@ class Recorder:
             self._meet_object(value, path)
 
     def _meet_function(self, function: FunctionType, path: str) -> None:
-        """What it reads is found once it runs."""
+        """Registers a function, whose reads are found once it runs."""
         self._register(function, path)
         if function.__dict__ and not is_library_function(function):
             self._meet_content(function.__dict__, path, ".")
@@ -246,7 +246,7 @@ class Recorder:
             self._observe(module, path)
 
     def _meet_wrapper(self, value: Any, path: str) -> bool:
-        """What leads to another value alone; whether it is such a thing."""
+        """Meets the value that a wrapper leads to; returns True if `value` is a wrapper."""
         if isinstance(value, MethodType):
             self._meet(value.__func__, path)
             self._meet(value.__self__, path.rpartition(".")[0] or path)
@@ -585,7 +585,7 @@ class Recorder:
         library = is_library(module)
         known = self._functions.get(code)
         if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
-            # Reached on a way that nobody saw: from an object of a library, say.
+            # Reached on a way that was not recorded: from an object of a library, say.
             for function in gc.get_referrers(code):
                 if isinstance(function, FunctionType) and function.__code__ is code:
                     self._meet(function, function.__qualname__)
@@ -645,7 +645,7 @@ class Recorder:
                     self._meet(module, module.__name__)
 
     def _read_functions(self) -> None:
-        """What functions have is read without running them."""
+        """Enters the user's functions without running them."""
         for function, path in [known for several in self._functions.values() for known in several]:
             if not is_library_function(function):
                 self._enter_function(function, path)
@@ -657,7 +657,7 @@ class Recorder:
                 self._read_of_library(module, path)
 
     def _read_of_library(self, module: ModuleType, path: str) -> None:
-        """What a library's module has under names that stand behind a dot: settings, but for its functions."""
+        """Reads a library's module under the names that follow a dot: settings, without its functions."""
         if (self.in_backward, id(module)) in self._met_libraries:
             return
         self._met_libraries[self.in_backward, id(module)] = module

@@ -50,7 +50,7 @@ class Twins:
         self.pair(core, other)
 
     def counterpart(self, value: Any) -> Any:
-        """The object of the other core in the place of `value`.
+        """The other core's object that corresponds to `value`.
 
         Raises:
             NotTwinsError: no place that was read leads to it.

@@ -33,7 +33,7 @@ class AttributeWatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is read in here is not told: whoever records reads attributes, too."""
+        """Suspends the reports of reads, since the recorder reads attributes, too."""
         before, self._busy = self._busy, True
         try:
             yield

@@ -81,7 +81,7 @@ class Places:
         return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
-        """What the ends are computed from, up to what is saved; captured tensors aside."""
+        """Nodes that the ends are computed from, up to saved ones, without captured tensors."""
         found: set[fx.Node] = set()
         waiting = list(ends)
         while waiting:
@@ -94,7 +94,7 @@ class Places:
         return found
 
     def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-        """What a node is a view of, and the views, the first one first."""
+        """The node that a node is a view of, and the views between them, the first one first."""
         views: list[fx.Node] = []
         while node not in self.ports and is_view(node):
             views.append(node)
@@ -109,7 +109,7 @@ class Places:
         return View(self.ports[root], tuple(call_of(v) for v in views), tuple(value.shape), value.dtype)
 
     def role(self, node: fx.Node) -> Role | None:
-        """Of a value that has a place."""
+        """Role of a value that has a place; `None` of others."""
         port = self.ports.get(node)
         return None if port is None else port.role
 

@@ -1,4 +1,4 @@
-"""What a step with matrix products is taken apart into."""
+"""Parts of a step with matrix products."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class View:
     dtype: torch.dtype
 
     def __call__(self, value: Tensor) -> Tensor:
-        """What is seen of a value of one step."""
+        """Applies the views to a value of one step."""
         seen: Tensor = replay(self.calls, value)
         return seen
 

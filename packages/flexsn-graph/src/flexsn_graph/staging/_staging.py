@@ -316,7 +316,7 @@ class _Staging:
         if not self._places.is_product(root) or root in self._direct:
             return False
         if views and port.role is not self._role:
-            return False  # whoever made the memory decides how it lies
+            return False  # the owner of the memory decides its layout
         for one in (root, *views):
             users = [u for u in one.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is one for entry in self._entries)
@@ -448,7 +448,7 @@ class _Staging:
         return found
 
     def _matrix_graph(self) -> fx.GraphModule:
-        """What products take of captured tensors, from the lifted ones."""
+        """A graph from the lifted tensors to the captured operands of products."""
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
         for node, port in zip(self._placeholders, self._arguments, strict=True):

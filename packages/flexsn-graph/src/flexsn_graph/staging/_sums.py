@@ -42,14 +42,14 @@ _ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """What has, in order, the elements of `of.sum(dims)`."""
+    """A node with the elements of `of.sum(dims)`, in order."""
 
     of: fx.Node
     dims: frozenset[int]
 
     @property
     def shape(self) -> Sequence[int]:
-        """Of what is summed."""
+        """Shape of the summed value."""
         shape: Sequence[int] = self.of.meta["val"].shape
         return shape
 
@@ -127,7 +127,7 @@ class _Sums:
         return node not in self._of_sums
 
     def _move(self, node: fx.Node) -> fx.Node | None:
-        """The same value with the sum last, if there is one in it; in the place of the node from now on."""
+        """Replaces a node by the same value with the sum last; `None` if there is no sum in it."""
         with self._graph.inserting_after(node):
             cursor = self._graph.call_function(_prims.view_of.default, (node,))  # what follows is put before it
         summed = None

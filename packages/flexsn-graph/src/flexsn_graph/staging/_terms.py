@@ -20,7 +20,7 @@ _prims = torch.ops.prims
 
 
 class SumsOverTime:
-    """What is summed over time, and what is done with the sums after the loop.
+    """Sums over time, and the operations on them after the loop.
 
     Args:
         stored: the values that have a place in memory; some come later.

@@ -1,4 +1,4 @@
-"""What nodes of a graph see of the values that have a place in memory."""
+"""Views of the values that have a place in memory, by nodes of a graph."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """What the last sums of a node, and views of them, are of."""
+    """The node before the last sums of a node and views of them."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node
 
 
 def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:
-    """What an assembled value is made of, and where it stands in it."""
+    """Parts of an assembled value, and the place of each in it."""
     target: Any = node.target
     args: Any = node.args
     if target is CAT_OP:

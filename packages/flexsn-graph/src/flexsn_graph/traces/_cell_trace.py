@@ -29,7 +29,7 @@ from flexsn_graph.tracing._tracer import Tracer, explained
 
 @dataclass(frozen=True, slots=True)
 class CellStep:
-    """What one kernel computes.
+    """The computation of one kernel.
 
     Attributes:
         step: its graph, from parts of the arguments to parts of results.
@@ -57,7 +57,7 @@ class CellStep:
         return not self.rows or any(f == Axis(last) for dim in part.dimensions for f in dim)
 
     def shape(self, arguments: Sequence[Tensor]) -> tuple[int, ...]:
-        """Of the step, for such arguments."""
+        """Shape of the step for these arguments."""
         return tuple(
             size if place is None else arguments[place[0]].shape[place[1]]
             for size, place in zip(self.sizes, self.where, strict=True)
@@ -144,7 +144,7 @@ def cells_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """What a function captures, changes and returns; the arguments are those of `trace_cells`.
+    """Finds what a function captures, changes and returns; the arguments are those of `trace_cells`.
 
     Args:
         reads: records what else the function reads.
@@ -182,7 +182,7 @@ def _row_of(graph: CellGraph) -> int | None:
 
 
 def _described_graph(graph: CellGraph) -> Any:
-    """What is the same whatever the sizes are."""
+    """Describes the parts of a graph that do not depend on sizes."""
     steps = [(str(s.step.graph), s.inputs, s.outputs, s.dtypes, s.where) for s in graph.steps]
     fixed = [[n for n, w in zip(s.sizes, s.where, strict=True) if w is None] for s in graph.steps]
     return steps, fixed, graph.results, graph.free, graph.dtypes

@@ -36,7 +36,7 @@ MAX_DIMENSIONS = len(_SIZES[0])
 
 @dataclass(frozen=True, slots=True)
 class ArgumentType:
-    """What the graph depends on, of an argument.
+    """Properties of an argument that the graph depends on.
 
     Attributes:
         dtype: of its elements.
@@ -113,7 +113,7 @@ def pointwise_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """What a function captures, changes and returns; the arguments are those of `trace_pointwise`.
+    """Finds what a function captures, changes and returns; the arguments are those of `trace_pointwise`.
 
     Args:
         reads: records what else the function reads.

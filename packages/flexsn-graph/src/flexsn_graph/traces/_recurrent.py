@@ -40,7 +40,7 @@ class RecurrentTrace(CoreTrace):
     forward: StagedStep
 
     def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
-        """That of the widest results: they may have different numbers of neurons, in as many rows."""
+        """The shape of the widest results; results may have different numbers of neurons, but have equal rows."""
         rows = {value.shape[:-1] for value in results}
         if len(rows) > 1 or any(not value.shape for value in results):
             return super()._shape_of(results)

@@ -106,7 +106,7 @@ def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
 
 
 def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
-    """What stands for a linear op of which some arguments are zero."""
+    """The replacement of a linear op of which some arguments are zero."""
     if node.target is _prims.add.default:
         return next(new[argument] for argument in node.all_input_nodes if argument not in zero)
     if node.target is _prims.sub.default and node.args[1] in zero:

@@ -69,7 +69,7 @@ class CoreCalls(TorchFunctionMode):
             together with something else. An in-place op on it changes all views, then; otherwise it is refused.
         whole: nothing is replaced: the core runs as it is, and what it computes is kept in `computed`.
         arguments: the core's, which nothing that is computed before the loop depends on; `None` in a backward pass.
-        note: is told what the core asks of a tensor that may be otherwise in a call, and where.
+        note: is called with what the core reads of a tensor that may be otherwise in a call, and where.
 
     Attributes:
         variables: those that have a gradient, by the number of the value that they stand for. A captured tensor has
@@ -140,7 +140,7 @@ class CoreCalls(TorchFunctionMode):
         return self._call(func, args, kwargs)
 
     def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What a user's function asks; a library's does the right thing whatever the answer is."""
+        """Records a read by a user's function; a library's is right for any value."""
         name = READ_ONCE[func]
         if name == "requires_grad" and self._captures.is_captured(args[0]):
             return  # it is compared
@@ -151,7 +151,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results of the core, with what is computed before the loop replaced; the core asks nothing any more."""
+        """Returns the results of the core, with values computed before the loop replaced. Called last."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
@@ -204,7 +204,7 @@ class CoreCalls(TorchFunctionMode):
     def _new_call(
         self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
     ) -> RecordedCall:
-        """What to do with a call, decided once, when it is met first."""
+        """Decides, at the first occurrence of a call, how it is treated."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
@@ -273,7 +273,7 @@ class CoreCalls(TorchFunctionMode):
             self.computed[number] = tensor.clone()  # it may be written to later
 
     def _find(self, tensor: Tensor) -> _Known | None:
-        """What is known of a tensor of the core's, if it was computed from captured tensors alone."""
+        """Finds the record of a tensor that was computed from captured tensors alone."""
         known = self._known.get(id(tensor))
         if known is not None and self._is_same(known):
             return known
@@ -297,7 +297,7 @@ class CoreCalls(TorchFunctionMode):
         return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
 
     def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
-        """Of a known value that has another history: a custom `autograd.Function` gave it one."""
+        """Records a known value with another history, given by a custom `autograd.Function`."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
@@ -334,7 +334,7 @@ class CoreCalls(TorchFunctionMode):
         return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
 
     def _roots(self, tensors: Sequence[Tensor]) -> set[int]:
-        """What a step has to be given that computes with these."""
+        """Numbers of the captured values that a step needs to compute with these tensors."""
         return set[int]().union(*(self._mode.behind(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
@@ -362,7 +362,7 @@ class CoreCalls(TorchFunctionMode):
         return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
 
     def _without_history(self, tensor: Tensor) -> Tensor:
-        """What stands for a captured tensor that was computed from others: a leaf, whose gradient ends there."""
+        """Replaces a captured tensor that was computed from others by a leaf, where its gradient ends."""
         if not self._has_history(tensor):
             return tensor
         return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)

@@ -80,7 +80,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """What ops in here read is not lifted for them, and, unless `recorded`, they are no part of the step.
+        """Lifts nothing for the ops in this context, which are no part of the step unless `recorded`.
 
         Yields:
             A list that they are put on.
@@ -204,7 +204,7 @@ class CaptureMode(TorchDispatchMode):
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
-        """What an op's argument is in each call, if the core does the same in each call."""
+        """Describes an op's argument, equally in each call if the core does the same in each call."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant made on the spot is a new tensor each time: its value counts.

@@ -1,4 +1,4 @@
-"""What a core reads besides its arguments, numbered."""
+"""Numbered values that a core reads besides its arguments."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Captures:
         return call is None or call.stays
 
     def identities(self, arguments: Any) -> tuple[int, ...]:
-        """Of what is not told apart by its `repr`: a NumPy array's is short."""
+        """Identities of arguments that their `repr` does not distinguish: a NumPy array's is short."""
         others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
         self._kept += others
         return tuple(map(id, others))

@@ -1,4 +1,4 @@
-"""What a step function takes and returns, checked in words."""
+"""Checks of what a step function takes and returns, with errors in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_arity(
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        return  # a built-in without a signature: the call itself will tell
+        return  # a built-in without a signature: the call itself raises
     try:
         signature.bind(*range(expected))
     except TypeError as error:
@@ -74,7 +74,7 @@ def as_tensors(results: Any) -> tuple[Tensor, ...]:
 
 
 def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Tensor, ...]:
-    """A core's results, as many as announced."""
+    """A core's results: `num_outputs + num_states` tensors."""
     values = as_tensors(results)
     if len(values) != num_outputs + num_states:
         raise CoreArityError(

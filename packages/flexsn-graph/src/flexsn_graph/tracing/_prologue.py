@@ -1,4 +1,4 @@
-"""What a core computes from captured tensors alone, and no step can: computed once, before the loop over time.
+"""Computations on captured tensors alone that no step can do: done once, before the loop over time.
 
 A row `w[0]` of a parameter, `w.softmax(0)`, `w @ u`: the result of such a call is lifted as if it had been captured.
 Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express: there they cost

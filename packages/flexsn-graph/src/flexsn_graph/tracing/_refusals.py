@@ -73,7 +73,7 @@ def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreErr
 
 
 def refuse_without_rule(node: fx.Node) -> None:
-    """Refuses an op that works element by element, and that nobody has said how to compute."""
+    """Refuses an op that works element by element and has no rule for kernels."""
     if lacks_a_rule(node.target):
         raise UnsupportedCoreError(
             f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",

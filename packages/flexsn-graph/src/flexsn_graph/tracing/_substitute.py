@@ -1,4 +1,4 @@
-"""What a function reads and writes besides computing: the tensors that it captures, and arguments that it changes."""
+"""Side effects of a function: the tensors that it captures, and the arguments that it changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Substituted(Converted):
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a run of a function showed.
+    """Observations of one run of a function.
 
     Attributes:
         captured: the tensors that it captures, in order of first use.
@@ -85,7 +85,7 @@ def effects_of(
     """Runs a function once, on fake tensors.
 
     Args:
-        fn: called with as many tensors as there are examples.
+        fn: called with `len(examples)` tensors.
         examples: of them; only shape, dtype and device are looked at.
         sizes: the shape that a captured tensor has meanwhile, if it has dimensions; `None`: its own.
         reads: records what else the function reads.

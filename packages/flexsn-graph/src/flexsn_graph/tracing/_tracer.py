@@ -176,7 +176,7 @@ class Tracer:
         """`[*primals] -> [*results]`, as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # With gradients, though nobody asks for one: so the same values are lifted as in the VJP.
+            # With gradients, though none is needed: so the same values are lifted as in the VJP.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -430,15 +430,15 @@ class Tracer:
                 found = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
         return results, [found.get(i) for i in range(len(wanted))]
 
-    # -- what autograd is asked for ----------------------------------------------------------------------
+    # -- targets of autograd ----------------------------------------------------------------------
 
     def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
-        """What autograd knows a value as: the captured tensor itself, and what stands for it or for a computed one."""
+        """Tensors that autograd follows for a value: the captured one, and its stand-in or that of a computed one."""
         both = (self.captures.tensors.get(number), calls.variables.get(number))
         return [t for t in both if t is not None and t.requires_grad]
 
     def _trained_targets(self, calls: CoreCalls) -> dict[int, list[Tensor]]:
-        """Those of the captured tensors that require a gradient, by number."""
+        """Targets of the captured tensors that require a gradient, by number."""
         return {n: self._targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
 
     def _gradients_of(
@@ -482,7 +482,7 @@ class Tracer:
 
     @contextmanager
     def _explaining(self, roots: Sequence[Tensor]) -> Iterator[None]:
-        """What autograd says of the core's gradient names the line of the user's that it is the gradient of."""
+        """Adds the user's line to errors that autograd raises about the core's gradient."""
         ran: list[Any] = []
         try:
             with noting_nodes([t.grad_fn for t in roots], self._ends()) as ran:

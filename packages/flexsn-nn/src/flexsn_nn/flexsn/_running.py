@@ -206,7 +206,7 @@ class Runs(Chooses):
             self._bits.refuse(self.core, str(error))
             without = tuple(transform for transform in transforms if not transform.bits)
             return self._run_kernels(inputs, states, keep, without, None)
-        if kinds is not None and _start_at_zero(transforms) and not any(t.num_outputs for t in transforms):
+        if kinds is not None:
             mode = self._step_mode
             self.__dict__["_repeats"] = _Repeats(program, (mode, keep and mode == "m", kinds))
         return self._without_bits(program, results)
@@ -352,7 +352,7 @@ class Runs(Chooses):
         single = own["_step_mode"] == "s"
         states, num_states = own["states"], own["num_states"]
         every = (*self._own_transforms, *transforms)
-        tensors, changes = inputs, None
+        tensors, changes, used = inputs, None, every
         if every:
             plain = len(inputs) == own["num_inputs"] and PLAIN.issuperset(map(type, inputs))
             if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
@@ -365,11 +365,16 @@ class Runs(Chooses):
         if every:
             call = self._call("cpp", inputs)  # kernels did run
             inputs, used = before(call, every)
-            none = None, inputs, tuple(t for t in used if t not in self._own_transforms)
-            if key_of(used) != program.key or (states and any(t.num_states for t in used)):
+            constant = self._own_transforms
+            none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
+            if key_of(used) != program.key:
                 return none
-            tensors = (*inputs, *added(call._replace(inputs=inputs), used, at_zero=True)[0])
+            left_out = not states and _start_at_zero(used) and self._kernels_start_alike(inputs)
+            more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
+            tensors = (*inputs, *more_inputs)
             changes = program.changes(used)
+            if more_states:
+                states = (*(states or self._initial(inputs)), *more_states)
         if single and program.stand_ins is not None:
             return none
         instead, completion = (None, None) if changes is None else changes
@@ -379,10 +384,13 @@ class Runs(Chooses):
             return none
         if program.scan.bits:
             results = self._without_bits(program, results)
-        end = own["num_outputs"]
-        carried = list(results[end : end + num_states])
+        end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
+        carried = list(results[behind:])
         # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
         finals = [sequence[-1] for sequence in carried] if keep else carried
+        if used:
+            tell_ends(used, results[end:behind], finals[count:])
+            carried, finals = carried[:count], finals[:count]
         own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from flexsn_hop import complete_captured
 from flexsn_nn.errors import DrawError
+from flexsn_nn.noise._shapes import Fitted, fitted
 
 _library = torch.library.Library("flexsn_nn", "DEF")
 _library.define("places(Tensor first, Tensor second, Tensor third, Tensor step) -> ()")
@@ -50,19 +51,18 @@ def number_draws(module: fx.GraphModule) -> None:
         return
     source, draws = sources[0], _calls(graph, ops.draw)
     means = not source.args
-    for stream, node in enumerate(draws):
+    stream = 0
+    for node in draws:
         x, bits = node.args
         with graph.inserting_before(node):
             if means:
                 mean = 0.5 if bits else 0.0
                 number = graph.call_function(torch.full_like, (x, mean), {"dtype": torch.float32})
-            elif bits:
-                options: dict[str, Any] = {"stream": stream, "bits": bits}
-                number = graph.call_function(torch.ops.flexsn_graph.uniform_number.default, source.args, options)
             else:
-                number = graph.call_function(
-                    torch.ops.flexsn_graph.normal_number.default, source.args, {"stream": stream}
-                )
+                how = _fitted(x, source.args[0])
+                numbers = [_number(graph, source, bits, stream + i) for i in range(how.num_draws)]
+                number = how.of(numbers, graph.call_function)
+                stream += how.num_draws
         _replace(node, number, node)
     for node in _calls(graph, ops.below):
         compared, p = node.args
@@ -75,6 +75,29 @@ def number_draws(module: fx.GraphModule) -> None:
     for node in sources:
         graph.erase_node(node)
     module.recompile()
+
+
+def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
+    """How the numbers of a draw are made.
+
+    Raises:
+        DrawError: the step has no numbers for this shape.
+    """
+    shape, step = (list(node.meta.get("example_value", node.meta.get("val")).shape) for node in (x, word))
+    how = fitted(shape, step)
+    if how is None:
+        raise DrawError(
+            f"a random number is drawn for each element of the step, {step}, or for branches in one dimension more or "
+            f"less, or for fewer neurons, and a tensor of shape {shape} was given: expand it to the step's shape."
+        )
+    return how
+
+
+def _number(graph: fx.Graph, source: fx.Node, bits: int, stream: int) -> fx.Node:
+    ops = torch.ops.flexsn_graph
+    if bits:
+        return graph.call_function(ops.uniform_number.default, source.args, {"stream": stream, "bits": bits})
+    return graph.call_function(ops.normal_number.default, source.args, {"stream": stream})
 
 
 def _calls(graph: fx.Graph, op: Any) -> list[fx.Node]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from flexsn_nn.errors import DrawError, InputDtypeError
-from flexsn_nn.noise._current import Places, Step, current
+from flexsn_nn.noise._current import Step, current
+from flexsn_nn.noise._shapes import Fitted, fitted
 
 # Uniform numbers of narrower dtypes have as many bits as they hold below 1, so that none is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -17,11 +20,10 @@ def draw_normal(x: Tensor) -> Tensor:
     _check(x, "normal_like")
     if torch.compiler.is_dynamo_compiling():
         return torch.ops.flexsn_nn.draw(x.detach(), 0)  # type: ignore[no-any-return]
-    step = _begin_draw("normal_like")
+    step = _step_of("normal_like")
     if step.places is None:
         return torch.zeros_like(x)
-    _check_shape(x, step.places, "normal_like")
-    return torch.ops.flexsn_graph.normal_number(*step.places, stream=step.draws - 1).to(x.dtype)  # type: ignore[no-any-return]
+    return _drawn(x, step, "normal_like", torch.ops.flexsn_graph.normal_number).to(x.dtype)
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
@@ -35,12 +37,11 @@ def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
             p = below.detach().float() if isinstance(below, Tensor) else torch.full_like(number, below)
             number = torch.ops.flexsn_nn.below(number, p.expand_as(number))
         return number.to(x.dtype)  # type: ignore[no-any-return]
-    step = _begin_draw(name)
+    step = _step_of(name)
     if step.places is None:
         mean = 0.5 if below is None else below
         return torch.zeros_like(x) + (mean.detach().to(x.dtype) if isinstance(mean, Tensor) else mean)
-    _check_shape(x, step.places, name)
-    number = torch.ops.flexsn_graph.uniform_number(*step.places, stream=step.draws - 1, bits=bits)
+    number = _drawn(x, step, name, torch.ops.flexsn_graph.uniform_number, bits=bits)
     if below is not None:
         number = number < (below.detach().float() if isinstance(below, Tensor) else below)
     return number.to(x.dtype)  # type: ignore[no-any-return]
@@ -53,25 +54,36 @@ def _check(x: Tensor, name: str) -> None:
         raise InputDtypeError(f"{name} draws floating-point numbers, and got a tensor of {x.dtype}: convert it first.")
 
 
-def _begin_draw(name: str) -> Step:
+def _step_of(name: str) -> Step:
     step = current.step
     if step is None:
         raise DrawError(
             f"{name} is called outside of a step whose numbers are known: it draws inside of a core that "
             "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
         )
-    step.draws += 1
     return step
 
 
-def _check_shape(x: Tensor, places: Places, name: str) -> None:
-    """Refuses a tensor of another shape than the step's. (The number of rows is read by no step.)"""
+def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
+    """Numbers of the shape of `x`. (Where it is the step's, the number of rows is not read.)
+
+    Raises:
+        DrawError: the step has no numbers for this shape.
+    """
+    places = step.places
+    assert places is not None
     word = places.first
     sizes = [word.size(d) for d in range(1, word.dim())]
     found = [x.size(d) for d in range(1, x.dim())]
-    if x.dim() != word.dim() or found != sizes:
-        step = ["rows", *map(str, sizes)] if word.dim() else []
+    how = fitted([0, *found], [0, *sizes]) if x.dim() and word.dim() else Fitted() if x.dim() == word.dim() else None
+    if how is None or (how.function is not None and x.size(0) != word.size(0)):
+        of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
-            f"{name} draws a number for each element of the step, [{', '.join(step)}], and got a tensor of shape "
-            f"{list(x.shape)}: expand it to the step's shape."
+            f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
+            f"dimension more or less, or for fewer neurons, and got a tensor of shape {list(x.shape)}: expand it to "
+            "the step's shape."
         )
+    draws = [number(*places, stream=step.draws + i, **options) for i in range(how.num_draws)]
+    step.draws += how.num_draws
+    result: Tensor = how.of(draws, lambda function, arguments: function(*arguments))
+    return result

@@ -118,7 +118,8 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
         adds = transform.num_inputs or transform.num_states
         if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
             continue
-        own_inputs, own_states = tuple(transform.inputs(call)), () if at_zero else tuple(transform.states(call))
+        own_inputs = () if kind.inputs is Transform.inputs else tuple(transform.inputs(call))
+        own_states = () if at_zero or kind.states is Transform.states else tuple(transform.states(call))
         num_states = 0 if at_zero else transform.num_states
         if len(own_inputs) != transform.num_inputs or len(own_states) != num_states:
             raise ParameterError(
@@ -138,6 +139,8 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
     """
     outputs, states = list(outputs), list(states)
     for transform in transforms:
+        if not transform.num_outputs and not transform.num_states and type(transform).ended is Transform.ended:
+            continue
         own_outputs, outputs = outputs[: transform.num_outputs], outputs[transform.num_outputs :]
         own_states, states = states[: transform.num_states], states[transform.num_states :]
         transform.ended(own_outputs, own_states)

@@ -17,8 +17,9 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
 from flexsn_runtime.plans._buckets import LaunchPlan
-from flexsn_runtime.segments._choice import Choice
+from flexsn_runtime.segments._choice import AheadChoice, Choice
 from flexsn_runtime.segments._in_segments import in_segments
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -71,7 +72,7 @@ class ForwardScan:
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
-        segments: Choice | None = None,
+        segments: Choice | AheadChoice | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
         shape = trace.step_shape
@@ -112,7 +113,7 @@ class ForwardScan:
             self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
-        config, rest = step.chunks(config, num_steps, step.cost.num_ops)
+        config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
         operands = Operands(arguments, layouts, shape, form.order, step.counts, step.late)
         spec = ForwardSpec(
@@ -131,6 +132,7 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=operands.strided(
                 (param, size, strides) for param, size, strides, _ in self._written if param.role is not Role.BITS
             ),
@@ -142,17 +144,8 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            launched = in_segments(
-                launched,
-                kernel.params,
-                step,
-                spec,
-                step.core(residuals),
-                integers,
-                config,
-                arguments.device,
-                segments,
-            )
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            launched = in_segments(scan, step.core(residuals), segments)
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)
 

@@ -20,6 +20,9 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
+# Of matrices that float32 numbers in three parts are multiplied by, of neurons or of their gates; as measured
+# for a GRU of 512 neurons and a LIF of 1024 (benchmarks/results/clusters_float32.md).
+_MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 2 << 20
 # Of a float32 step that reads many values of earlier steps: an operand in parts beside them is spilled, compiled for an
 # H100, unless it is multiplied in pieces. With values in memory, more warps spill less.
 _FEW_SHIFTED = 8
@@ -41,19 +44,21 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield _whole_rows(loop)
         return
     if triton_interpreted():
-        exchanged = not loop.has_reductions
         # One program after the other: none may wait.
+        exchanged = not loop.reduced or held_tiles(loop, 1, from_zero=from_zero) is None
         yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     held = held_tiles(loop, processors, from_zero=from_zero)
     if held is not None:
         yield held
-    if loop.has_reductions:
-        if held is None:
-            raise NotOneLaunchError("a row is reduced, and the matrices do not fit into the registers of one program")
-        return
-    yield from exchanged_tiles(loop, device, from_zero=from_zero)
+    elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
+        raise NotOneLaunchError(
+            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs do that exchange "
+            "three parts of each number"
+        )
+    if held is None or not loop.reduced:
+        yield from exchanged_tiles(loop, device, from_zero=from_zero)
 
 
 def _whole_rows(loop: Loop) -> Tiles:
@@ -87,13 +92,16 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
-    tiles = _best(loop.num_rows, loop.width, _weights(loop, from_zero), properties.multi_processor_count, shared)
+    gathered = tuple((width, dtype.itemsize) for width, dtype in loop.reduced.values())
+    weights = _weights(loop, from_zero)
+    tiles = _best(loop.num_rows, loop.width, weights, gathered, properties.multi_processor_count, shared)
     if tiles is not None and loop.ring and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _RING_CHUNK), num_warps=_RING_WARPS, ahead=1)
     elif tiles is not None and len(loop.shifted) > _FEW_SHIFTED and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _SHIFTED_CHUNK), ahead=1)
     if tiles is None:
-        raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program")
+        rows = ", or rows that are reduced into its registers" if gathered else ""
+        raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program{rows}")
     yield tiles
     for chunk in (tiles.chunk // 2, tiles.chunk // 4):
         yield replace(tiles, chunk=chunk, ahead=1)
@@ -136,29 +144,56 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
     return tuple(found)
 
 
+def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
+    """True if numbers in parts are multiplied by matrices beyond what an exchange is worth."""
+    weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
+    gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
+    size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
+    return size > (_MOST_OF_GATES if gates else _MOST_OF_PARTS)
+
+
 @functools.lru_cache(maxsize=256)
-def _best(rows: int, width: int, weights: tuple[_Weight, ...], processors: int, shared: int) -> Tiles | None:
-    """The tiles that need the fewest turns; of these, small ones: many small programs beat few large ones."""
+def _best(
+    rows: int,
+    width: int,
+    weights: tuple[_Weight, ...],
+    gathered: tuple[tuple[int, int], ...],
+    processors: int,
+    shared: int,
+) -> Tiles | None:
+    """The tiles that need the fewest turns; of these, small ones: many small programs beat few large ones.
+
+    Args:
+        gathered: columns, and bytes of one, of values that programs exchange for reductions.
+    """
     float32 = any(weight.matrix == 6 for weight in weights)
     largest = max(weight.terms for weight in weights)
     # As measured on an H200 (benchmarks/results/recurrence.md).
     chunk = 128 if largest > 512 or (float32 and largest > 256) else 512
     if float32 and len(weights) > 1 and largest > 128:
         chunk = 64  # each piece has sums of its own, six of them
-    num_warps = 8 if float32 and largest > 256 else 4
+    in_parts = any(weight.operand > 2 for weight in weights)
+    num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
     # Whole operands are read the soonest. More rows of operands in parts do not fit into registers.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
-    for ahead, some_heights, some_columns in ((whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])):
+    choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
+    if float32 and largest > 512 and not in_parts:  # its matrices leave little room for operands
+        choices.insert(0, (1, _ROWS, _COLUMNS))
+    for ahead, some_heights, some_columns in choices:
         found: list[tuple[int, int, int, Tiles]] = []
         for height in some_heights:
             for columns in some_columns:
                 if columns > 16 and columns >= 2 * width:
                     continue
-                tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead)
-                if tiles.count <= processors and _fits(tiles, weights, shared):
-                    groups = -(-rows // height)
-                    found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                for least in (2 * height, 16) if columns > height else (16,):
+                    tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead, least=least)
+                    room = _OPERAND_BYTES * 32 * num_warps
+                    whole = all(height * (1 << (n - 1).bit_length()) * max(4, size) <= room for n, size in gathered)
+                    if tiles.count <= processors and whole and _fits(tiles, weights, shared):
+                        groups = -(-rows // height)
+                        found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+                        break
         if found:
             return min(found, key=lambda one: one[:3])[-1]
     return None

@@ -131,7 +131,7 @@ class Specialization(CoreSpecialization):
             plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
         return plan
 
-    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
+    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
         """How a kernel walks through so many steps.
 
         Args:
@@ -139,12 +139,13 @@ class Specialization(CoreSpecialization):
             ops_per_step: in the kernel.
 
         Returns:
-            The configuration, and whether the kernel has a part for what is left of T behind whole chunks.
+            The configuration, whether the kernel has a part for what is left of T behind whole chunks, and whether all
+            steps are one chunk.
         """
         if self.late:  # shared memory for chunks in flight would be missing from the cache of scattered loads
             return replace(config, stages=1), True
         short = one_chunk(config, num_steps, ops_per_step)
-        return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
+        return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
         """How many steps lie between two checkpoints."""

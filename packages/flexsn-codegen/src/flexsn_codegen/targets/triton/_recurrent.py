@@ -10,7 +10,11 @@ writes its own elements there, those of the even and the odd steps in turns, so 
 
 While it waits, the program has the loads of the next step and the stores of this one under way.
 
-A program that has all columns of its rows exchanges nothing: it multiplies what is in its registers.
+A reduction of a row needs all of its columns: programs that share rows exchange its operand, too, and each reduces the
+whole row, in one order. Products of one operand are computed together, chunk by chunk: all chunks of an operand in
+three parts do not fit into registers.
+
+A program that has all columns of its rows exchanges nothing: it multiplies and reduces what is in its registers.
 
 Where rows end, a group of rows computes as many steps as its longest, and in the forward one more: what that one stores
 is what all later ones would. Gradients of later steps are zeros.
@@ -18,7 +22,7 @@ is what all later ones would. Gradients of later steps are zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +60,9 @@ class Tiles:
         ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
         exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
             and `ahead` are of no use, and programs need not run at the same time.
+        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as
+            one of them, and one that has no more columns than rows by rows alone: each warp would compute all of
+            the others.
     """
 
     rows: int
@@ -64,13 +71,14 @@ class Tiles:
     num_warps: int
     ahead: int
     exchanged: bool = True
+    least: int = _LEAST
 
     def __post_init__(self) -> None:
         assert self.exchanged or self.count == 1
 
     def columns(self, width: int) -> int:
         """How many columns of a value of this width one program has."""
-        return max(_LEAST, _power(-(-width // self.count)))
+        return max(self.least, _power(-(-width // self.count)))
 
     def chunks(self, width: int) -> list[int]:
         """The terms of a sum over so many, by chunks: with padding."""
@@ -152,9 +160,9 @@ class _LoopWriter:
         self._params: dict[Port, None] = {}
         self._sizes = ["T", "B"]
         self._number = {exchange.port: i for i, exchange in enumerate(loop.exchanges)}
+        self._gathered = {port: len(loop.exchanges) + i for i, port in enumerate(loop.reduced)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
-        assert not (self._of_rows and tiles.exchanged), "a reduction needs all columns of a row"
         self._later: list[str] = []  # stores that nobody waits for
         self._repeated: list[str] = []  # those of them that stand for all later steps, at the step `place`
         self._repeats = spec.ends and not spec.backwards
@@ -178,8 +186,10 @@ class _LoopWriter:
         for width in sorted(self._widths()):
             self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
         if tiles.exchanged:
-            for chunk in sorted({size for e in self._loop.exchanges for size in tiles.chunks(e.width)}):
-                self._line(f"terms_{chunk} = tl.arange(0, {chunk})")
+            sizes = {size for e in self._loop.exchanges for size in tiles.chunks(e.width)}
+            sizes |= {_padded(part.operand.width) for part in self._loop.parts if isinstance(part, Reduce)}
+            for size in sorted(sizes):
+                self._line(f"terms_{size} = tl.arange(0, {size})")
         self._load_matrices()
         groups = "tl.cdiv(B, BLOCK)"
         self._line("rows_in_all = tl.cast(B, tl.int64)")
@@ -201,9 +211,14 @@ class _LoopWriter:
         doc = "All steps of a recurrent loop. One program: BLOCK rows, some columns of each value, all T."
         write = partial(jit_function, arguments=arguments, unspecialised=self._sizes, body=body, doc=doc)
         kernel = framed(name, TRITON, self._params, self._sizes, cores.values(), text, write)
-        exchanges = self._loop.exchanges if self._tiles.exchanged else ()
-        slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in exchanges)
+        slots = tuple(self._slots()) if self._tiles.exchanged else ()
         return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
+
+    def _slots(self) -> Iterator[tuple[torch.dtype, int, int]]:
+        for exchange in self._loop.exchanges:
+            yield self._slot_dtype(exchange), self._parts(exchange), _padded(exchange.width)
+        for width, dtype in self._loop.reduced.values():
+            yield register_dtype(dtype), 1, _padded(width)
 
     def _widths(self) -> set[int]:
         found = {width for width, _ in self._loop.carried.values()}
@@ -264,8 +279,7 @@ class _LoopWriter:
             else:
                 pointer = self._param(Role.STATE, i)
                 self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
-            if self._tiles.exchanged and port in self._number:
-                self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
+            self._publish(Columns(port, 0, width), f"state_{i}", width, "0")
             if port in self._loop.ring:
                 self._line(f"dev.store({self._in_ring(port, '0')}, state_{i}, mask_{width})")
         if self._loop.ring:
@@ -274,7 +288,7 @@ class _LoopWriter:
         if self._tiles.exchanged:
             events = self._events()
             arrives, waits = _synchronisation(events)
-            if any(e.carried for e in self._loop.exchanges) and events[-1][1] == "write":
+            if not self._exchanged().isdisjoint(self._loop.carried) and events[-1][1] == "write":
                 self._line("dev.arrive(counter)")
                 self._line("epoch = 1")
             else:
@@ -355,13 +369,13 @@ class _LoopWriter:
         last: dict[Port, int] = {}
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
-                if part.port in self._number:
+                if part.port in self._exchanged():
                     last[part.port] = i
             elif isinstance(part, StageCall):
-                last |= {w.port: i for w in part.writes if w is not None and w.port in self._number}
+                last |= {w.port: i for w in part.writes if w is not None and w.port in self._exchanged()}
         found = []
         for i, part in enumerate(self._loop.parts):
-            if isinstance(part, Multiply):
+            if not isinstance(part, StageCall):
                 found.append((i, "read"))
             if i in last.values():
                 found.append((i, "write"))
@@ -369,18 +383,22 @@ class _LoopWriter:
 
     def _step(self, arrives: set[int], waits: set[int]) -> None:
         self._fetched: set[tuple[Columns, int]] = set()
+        self._rows: dict[Columns, str] = {}  # fetched for reductions
         self._values: dict[Columns, str] = {}  # what the step has computed
         self._new: dict[Port, str] = {}
         self._taken: dict[Port, str] = {}  # from the ring
         self._next_store = 0
         if self._repeats:
             self._line("until = tl.where(step == behind, T, step + 1)")
-        loaded = False
+        loaded, multiplied = False, set[int]()
         for i, part in enumerate(self._loop.parts):
+            if i in waits and self._tiles.count > 1:
+                self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
             if isinstance(part, Multiply):
-                if i in waits and self._tiles.count > 1:
-                    self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
-                self._multiply(i, part)
+                if i not in multiplied:
+                    products = self._together(i, part)
+                    multiplied |= products.keys()
+                    self._multiply(products)
             elif isinstance(part, Reduce):
                 self._reduce(i, part)
             else:
@@ -462,17 +480,31 @@ class _LoopWriter:
                 self._next_store += 1
 
     def _reduce(self, i: int, part: Reduce) -> None:
-        """A reduction of the rows that the program has whole."""
+        """A reduction of rows, which the program has whole, or else fetches."""
         columns = part.operand
-        value = self._carried.get(columns.port) or self._values[columns]
-        own = f"own_{columns.width}[None, :]"
+        width, own = columns.width, f"own_{columns.width}[None, :]"
+        if self._tiles.exchanged:
+            value, own = self._fetched_rows(columns), f"terms_{_padded(width)}[None, :]"
+        else:
+            value = self._carried.get(columns.port) or self._values[columns]
         numbers = "".join(f", {number}" for number in self._numbers(part))
         result = f"row_{i}"
-        self._line(f"{result} = dev.{_REDUCTIONS[part.product.op]}({value}, {own} < {columns.width}{numbers})")
+        self._line(f"{result} = dev.{_REDUCTIONS[part.product.op]}({value}, {own} < {width}{numbers})")
         self._values[Columns(part.port, 0, 1)] = result
         if part.stored is not None:
             self._store(f"tl.broadcast_to({result}, [BLOCK, {self._tiles.columns(1)}])", 1, 0)
             self._next_store += 1
+
+    def _fetched_rows(self, columns: Columns) -> str:
+        """All columns of a value that programs exchange for reductions."""
+        name = self._rows.get(columns)
+        if name is None:
+            number, (whole, _) = self._gathered[columns.port], self._loop.reduced[columns.port]
+            name = self._rows[columns] = f"row_{number}_{columns.first}_{columns.width}"
+            terms = f"terms_{_padded(columns.width)}[None, :]"
+            place = f"{self._slot(number, whole, 1, 'odd', 0)} + {columns.first} + {terms}"
+            self._line(f"{name} = dev.fetch({place}, (rows >= 0) & ({terms} < {columns.width}))")
+        return name
 
     def _numbers(self, part: Reduce) -> list[str]:
         """What a reduction takes besides the values."""
@@ -482,28 +514,47 @@ class _LoopWriter:
         width = part.operand.width
         return [repr(1.0 / width), repr(1.0 / (width - correction)) if width > correction else 'float("inf")']
 
-    def _multiply(self, i: int, part: Multiply) -> None:
-        exchange = self._exchange(part.operand.port)
-        operand, chunks = self._name(part.operand), range(len(self._blocks(part.operand)))
+    def _together(self, i: int, part: Multiply) -> dict[int, Multiply]:
+        """Product `i` and those behind it that are computed with it, by number."""
+        found = {i: part}
+        if self._tiles.exchanged and self._parts(self._exchange(part.operand.port)) > 1:
+            for j, other in enumerate(self._loop.parts[i + 1 :], i + 1):
+                given = found[j - 1].port in self._exchanged()
+                if given or not isinstance(other, Multiply) or other.operand != part.operand:
+                    break
+                found[j] = other
+        return found
+
+    def _multiply(self, products: Mapping[int, Multiply]) -> None:
+        """Products of one operand."""
+        operand = next(iter(products.values())).operand
+        exchange = self._exchange(operand.port)
+        name, chunks = self._name(operand), range(len(self._blocks(operand)))
         dot = "dot" if self._tiles.exchanged else "dot_held"
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
         # Sums that do not wait for each other: of the terms of a float32, or else of the chunks.
         sums = terms if len(terms) > 1 else chunks
-        for first, count in part.pieces:
+        pieces = [(i, first, count) for i, part in products.items() for first, count in part.pieces]
+        for i, first, count in pieces:
             for k in range(len(sums)):
                 size = self._tiles.columns(count)
                 self._line(f"total_{i}_{first}_{k} = tl.zeros([BLOCK, {size}], tl.float32)")
-        self._fetch(part.operand, 0, self._ahead(exchange))
+        self._fetch(operand, 0, self._ahead(exchange))
         for j in chunks:
-            self._fetch(part.operand, j + self._ahead(exchange), 1)
-            for first, _ in part.pieces:
+            self._fetch(operand, j + self._ahead(exchange), 1)
+            for i, first, _ in pieces:
                 for k, (a, b) in enumerate(terms):
                     total = f"total_{i}_{first}_{k if len(terms) > 1 else j}"
-                    self._line(f"{total} = dev.{dot}({operand}_{j}_{a}, matrix_{i}_{first}_{j}_{b}, {total})")
+                    self._line(f"{total} = dev.{dot}({name}_{j}_{a}, matrix_{i}_{first}_{j}_{b}, {total})")
+        for i, part in products.items():
+            self._sum(i, part, terms, len(sums))
+
+    def _sum(self, i: int, part: Multiply, terms: Sequence[tuple[int, int]], num_sums: int) -> None:
+        """The results of a product."""
         for first, count in part.pieces:
-            totals = [f"total_{i}_{first}_{k}" for k in range(len(sums))]
+            totals = [f"total_{i}_{first}_{k}" for k in range(num_sums)]
             if len(terms) > 1:  # the small ones first
                 order = sorted(range(len(terms)), key=lambda k: -sum(terms[k]))
                 text = " + ".join(totals[k] for k in order)
@@ -531,9 +582,7 @@ class _LoopWriter:
             self._later.append(f"dev.store({place}, {value}, mask_{width})")
         elif columns.port in self._carried:
             self._new[columns.port] = value
-        if self._tiles.exchanged and columns.port in self._number:
-            exchange = self._exchange(columns.port)
-            self._publish(columns, value, width, "1 - odd" if exchange.carried else "odd", whole=False)
+        self._publish(columns, value, width, "1 - odd" if columns.port in self._carried else "odd")
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
@@ -546,11 +595,13 @@ class _LoopWriter:
     def _slot_dtype(self, exchange: Exchange) -> torch.dtype:
         return torch.bfloat16 if exchange.dtype == torch.float32 else exchange.dtype
 
-    def _slot(self, exchange: Exchange, slot: str, part: int) -> str:
+    def _exchanged(self) -> frozenset[Port]:
+        return frozenset({*self._number, *self._gathered}) if self._tiles.exchanged else frozenset()
+
+    def _slot(self, number: int, width: int, parts: int, slot: str, part: int) -> str:
         """Where the columns of a slot begin, in each row."""
-        number = self._number[exchange.port]
-        pointer, size = self._param(Role.OPERAND, number), _padded(exchange.width)
-        return f"{pointer} + ((({slot}) * {self._parts(exchange)} + {part}) * padded + rows) * {size}"
+        pointer, size = self._param(Role.OPERAND, number), _padded(width)
+        return f"{pointer} + ((({slot}) * {parts} + {part}) * padded + rows) * {size}"
 
     def _in_ring(self, port: Port, slot: str) -> str:
         """Where the program's elements of a value are."""
@@ -567,17 +618,26 @@ class _LoopWriter:
             self._line(f"{found} = dev.load({self._in_ring(port, 'odd')}, mask_{width})")
         return found
 
-    def _publish(self, columns: Columns, value: str, width: int, slot: str, *, whole: bool) -> None:
-        exchange = self._exchange(columns.port)
-        parts = self._parts(exchange)
-        names = [value]
-        if parts > 1:
-            name = f"part_{value}"
-            self._split(name, value, parts)
-            names = [f"{name}_{k}" for k in range(parts)]
-        for k, text in enumerate(names):
-            place = f"{self._slot(exchange, slot, k)} + ({columns.first} + own_{width}[None, :])"
-            self._line(f"dev.publish({place}, {text}, mask_{width})")
+    def _publish(self, columns: Columns, value: str, width: int, slot: str) -> None:
+        """Gives other programs what they read of a value."""
+        if not self._tiles.exchanged:
+            return
+        own = f"({columns.first} + own_{width}[None, :])"
+        if columns.port in self._number:
+            exchange = self._exchange(columns.port)
+            parts = self._parts(exchange)
+            names = [value]
+            if parts > 1:
+                name = f"part_{value}"
+                self._split(name, value, parts)
+                names = [f"{name}_{k}" for k in range(parts)]
+            for k, text in enumerate(names):
+                place = f"{self._slot(self._number[columns.port], exchange.width, parts, slot, k)} + {own}"
+                self._line(f"dev.publish({place}, {text}, mask_{width})")
+        if columns.port in self._gathered:
+            whole, _ = self._loop.reduced[columns.port]
+            place = f"{self._slot(self._gathered[columns.port], whole, 1, slot, 0)} + {own}"
+            self._line(f"dev.publish({place}, {value}, mask_{width})")
 
     def _ahead(self, exchange: Exchange) -> int:
         """How many chunks of an operand are loaded before the first one is multiplied."""
@@ -627,7 +687,8 @@ class _LoopWriter:
         if block.value is None:
             mask = f"(rows >= 0) & {inside}" if inside else "rows >= 0"
             for k in range(self._parts(exchange)):
-                place = f"{self._slot(exchange, 'odd', k)} + {operand.first} + {block.terms('None, :')}"
+                slot = self._slot(self._number[operand.port], exchange.width, self._parts(exchange), "odd", k)
+                place = f"{slot} + {operand.first} + {block.terms('None, :')}"
                 self._line(f"{name}_{k} = dev.fetch({place}, {mask})")
             return
         value = self._carried.get(operand.port) or self._values[block.value]

@@ -197,6 +197,9 @@ class TritonWriter(KernelWriter):
         self.line(f"{port.name}_shifted = {before} - {steps} * {self._time(port)}")
         self._offsets[port] = f"{port.name}_shifted"
 
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        self.line(f"{name} = tl.where({number} > 0, {text}, {other})")
+
     def any(self, name: str, value: str) -> None:
         self.line(f"{name} = tl.max({value}, axis=0)")
 

@@ -22,6 +22,36 @@ from flexsn_codegen.targets.triton.device._base import div, load, store
 
 
 @triton.jit
+def _block(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows and columns of a program's block."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    return row, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr, OUT_UNIT: tl.constexpr):
+    """Channels and widths, in numbers; the innermost are given in units."""
+    if LAST:
+        channels = channels * UNIT
+    else:
+        width = width * UNIT
+        out_width = out_width * OUT_UNIT
+    return channels, width, out_width
+
+
+@triton.jit
+def _extent(images, channels, height, width, LAST: tl.constexpr):
+    """Numbers of rows and columns of images of this size."""
+    if LAST:
+        rows = images * height * width
+        columns = channels
+    else:
+        rows = images * height
+        columns = width
+    return rows, columns
+
+
+@triton.jit
 def _place(row, column, height, width, LAST: tl.constexpr):
     """Number of the image, and row and column in it."""
     if LAST:
@@ -137,17 +167,9 @@ def maximum_kernel(
 ):
     """Maxima; if `CODES`, their codes: `[cdiv(images, PER), ...]`, channels-last `[cdiv(pixels, PER), channels]`."""
     PER: tl.constexpr = 8 // BITS
-    byte_row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    if LAST:
-        channels = channels * UNIT
-        columns = channels
-        rows = images * out_height * out_width
-    else:
-        width = width * UNIT
-        out_width = out_width * OUT_UNIT
-        columns = out_width
-        rows = images * out_height
+    byte_row, column = _block(ROWS, COLUMNS)
+    channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
+    rows, columns = _extent(images, channels, out_height, out_width, LAST)
     packed = tl.zeros([ROWS, COLUMNS], tl.int32)
     for part in range(PER):
         if LAST:
@@ -203,17 +225,9 @@ def average_kernel(
     ACC: tl.constexpr,
 ):
     """Averages."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    if LAST:
-        channels = channels * UNIT
-        columns = channels
-        rows = images * out_height * out_width
-    else:
-        width = width * UNIT
-        out_width = out_width * OUT_UNIT
-        columns = out_width
-        rows = images * out_height
+    row, column = _block(ROWS, COLUMNS)
+    channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
+    rows, columns = _extent(images, channels, out_height, out_width, LAST)
     image, out_y, out_x = _place(row, column, out_height, out_width, LAST)
     top = out_y * SH - PH
     left = out_x * SW - PW
@@ -334,20 +348,11 @@ def gradient_kernel(
 
     Rows and columns are those of cells of `SH x SW` pixels, whose windows are at the same places.
     """
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row, column = _block(ROWS, COLUMNS)
+    channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
     cells_down = tl.cdiv(height, SH)
-    if LAST:
-        channels = channels * UNIT
-        cells_across = tl.cdiv(width, SW)
-        columns = channels
-        rows = images * cells_down * cells_across
-    else:
-        width = width * UNIT
-        out_width = out_width * OUT_UNIT
-        cells_across = tl.cdiv(width, SW)
-        columns = cells_across
-        rows = images * cells_down
+    cells_across = tl.cdiv(width, SW)
+    rows, columns = _extent(images, channels, cells_down, cells_across, LAST)
     image, cell_y, cell_x = _place(row, column, cells_down, cells_across, LAST)
     in_rows = row < rows
     in_columns = column < columns

@@ -1,0 +1,107 @@
+"""Training steps of compiled kernels beside those of the loop: a row for each step function and shape.
+
+`inhibition.py` and `other_shapes.py` give their step functions to `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, synchronize, table, where
+from recurrence import Run, training
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
+
+SHAPES = ("250x256x128", "250x256x512")
+TURNS = 3
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADER = ("step", "T x B x N", "loop, ms", "kernels, ms", "ratio", "by", "first training step, s")
+
+
+class Fresh(nn.Module):
+    """A layer that begins each call with its first state."""
+
+    def __init__(self, layer: FlexSN) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.reset()
+        result: Tensor = self.layer(x)
+        return result
+
+
+def timed(run: Run, calls: int) -> float:
+    """Milliseconds of a call."""
+    synchronize(DEVICE)
+    begun = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize(DEVICE)
+    return 1e3 * (time.perf_counter() - begun) / calls
+
+
+def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
+    """A row: the loop, kernels, the ratio, how, the first training step."""
+    steps, batch, neurons = map(int, shape.split("x"))
+    torch.manual_seed(0)
+    core = make(neurons).to(DEVICE)
+    x = 2 * torch.rand(steps, batch, neurons, device=DEVICE)
+    grad = torch.randn_like(x)
+    layers = [layer(core, backend) for backend in ("torch", "triton" if DEVICE.type == "cuda" else "cpp")]
+    loop, kernels = (training(Fresh(one), x, grad) for one in layers)
+    first = timed(kernels, 1)
+    timed(loop, 1)
+    times = [(timed(loop, 1), timed(kernels, 5)) for _ in range(TURNS)]
+    one, other = (statistics.median(values) for values in zip(*times, strict=True))
+    told = [line for line in layers[1].explain().splitlines() if "the last " in line]
+    how = "one launch" if told else "pieces"
+    if any("step by step" in line for line in told):
+        how = "step by step"
+    for line in told:
+        print(line, flush=True)
+    return [
+        core.__class__.__name__,
+        shape,
+        f"{one:.1f}",
+        f"{other:.3f}",
+        f"{one / other:.1f}",
+        how,
+        f"{first / 1e3:.1f}",
+    ]
+
+
+def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callable[[Any, str], FlexSN]) -> None:
+    """Reads the command line, and writes a table.
+
+    Args:
+        name: of the script, without its ending.
+        title: of the table.
+        cores: step functions, each made with a number of neurons.
+        layer: makes a layer of a core and the name of a backend.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"{name}.md")
+    parser.add_argument("--seconds", type=float, default=55.0, help="after these, no other row begins")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), metavar="TxBxN")
+    parser.add_argument("--only", nargs="*", default=[core.__name__ for core in cores], metavar="NAME")
+    options = parser.parse_args()
+    begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
+    for shape in options.shapes:
+        for make in cores:
+            if make.__name__ not in options.only:
+                continue
+            if time.perf_counter() - begun > options.seconds:
+                missing.append(f"- not measured: {make.__name__}, {shape}: no time was left")
+                continue
+            rows.append(compared(make, layer, shape))
+            print(rows[-1], flush=True)
+            head = [f"# {title}", "", f"`python benchmarks/{name}.py`. {where(DEVICE)}", ""]
+            publish([*head, *table(HEADER, rows), "", *missing], options.output)
