@@ -274,7 +274,7 @@ class BackwardTemplate:
                 this one have been; `None`: all are loaded now.
         """
         self._early = early is not None
-        self._first = f"{number} * {self._spec.chunk}"
+        self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
         self._load_states(number)
         for k in range(steps):
             for i, name in self._counting.items():
@@ -440,7 +440,7 @@ class SkewedBackward(BackwardTemplate):
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
 
-    def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         for k in range(steps):
             step = f"{number} * {self._spec.chunk} + {k} + late"
             self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
@@ -454,7 +454,7 @@ class SkewedBackward(BackwardTemplate):
             return exists
         return f"({self._first} + {k} >= 0) & ({self._first} + {k} < T)"
 
-    def _load_states(self, number: str) -> None:
+    def _load_states(self, number: str | None) -> None:
         w, first = self._writer, self._first
         for i in self._needed_states:
             name = f"state_{i}_0"

@@ -143,7 +143,7 @@ class Specialization(CoreSpecialization):
             steps are one chunk.
         """
         if self.late:  # shared memory for chunks in flight would be missing from the cache of scattered loads
-            return replace(config, stages=1), True
+            return replace(config, stages=1), True, False
         short = one_chunk(config, num_steps, ops_per_step)
         return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
