@@ -153,7 +153,7 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What calls of one layout do, in order: allocate, take the steps, return what was allocated.
+    """Calls of one layout, as data: they allocate, take the steps, and return what was allocated.
 
     Attributes:
         device: of what is allocated.

@@ -217,7 +217,8 @@ class BackwardScan:
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
             number = min(segments.number, arguments.num_steps // config.chunk)
-            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            worth = segments.rule.launched
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
             launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
