@@ -84,7 +84,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.long(all_but=["for each neuron", "for each channel", "a number"])
+@pytest.mark.long(all_but=["for each neuron", "a number"])
 def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, neuron, shape = CASES[case]
     fused, apart = pair(make(), neuron())
@@ -127,7 +127,7 @@ def test_gradients_are_differences() -> None:
         state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
         return state
 
-    x = 0.2 * random(9, 2, 4)  # nothing fires, and the surrogate's gradient counts nowhere
+    x = 0.2 * random(9, 1, 4)  # nothing fires, and the surrogate's gradient counts nowhere
     delay = 0.1 + 5 * random(4, seed=3)
     fused[1].v_threshold = 1e6  # type: ignore[assignment]
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), delay.requires_grad_()), fast_mode=True)
@@ -151,6 +151,7 @@ APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", APART)
+@pytest.mark.long(all_but=["a step with sums over neurons"])
 def test_else_the_delay_runs_before(case: str) -> None:
     delay, neuron = APART[case]
     torch.manual_seed(0)

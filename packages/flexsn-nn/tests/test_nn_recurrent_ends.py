@@ -86,7 +86,7 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.long(all_but=["recurrent-False", "with delays-False"])
+@pytest.mark.long(all_but=["with delays-False"])
 def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     check(name, "cpu", (6, 19, 20), keep, monkeypatch)
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import torch
 
-from flexsn_codegen.scan._forward import both, count, counting, load_counts, load_delays
+from flexsn_codegen.scan._forward import both, count, counting, late_alone, load_counts, load_delays, rows_before
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
@@ -35,7 +35,8 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: what is read and written, and how.
     """
-    return BackwardTemplate(core, vjp, spec).write(name)
+    template = SkewedBackward if late_alone(spec.inputs) is not None else BackwardTemplate
+    return template(core, vjp, spec).write(name)
 
 
 class BackwardTemplate:
@@ -273,7 +274,7 @@ class BackwardTemplate:
                 this one have been; `None`: all are loaded now.
         """
         self._early = early is not None
-        self._first = f"{number} * {self._spec.chunk}"
+        self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
         self._load_states(number)
         for k in range(steps):
             for i, name in self._counting.items():
@@ -314,13 +315,17 @@ class BackwardTemplate:
             if self._early and self._spec.inputs[i].early:
                 w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
             elif i not in self._counting and not self._spec.inputs[i].once:
-                w.load(f"input_{i}_{k}", param, w.at(param, k), both(self._has_begun(i, k), exists))
+                w.load(f"input_{i}_{k}", param, w.at(param, k), self._input_exists(i, k, exists))
         for i, param in self._saved.items():
             w.load(f"saved_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_outputs.items():
             w.load(f"grad_output_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_state_seqs.items():
             w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
+
+    def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
+        """The condition under which an input has a value at step `k` of the chunk."""
+        return both(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
         """The condition under which an input has a value at step `k` of the chunk; `None`: always."""
@@ -342,7 +347,7 @@ class BackwardTemplate:
             self._call([f"result_{i}" for i in range(count)], self._vjp, k)
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
-            w.store(param, gradient, w.at(param, k), both(self._has_begun(i, k), exists))
+            self._store_gradient(i, param, gradient, k, exists)
         # Not by multiplying with zero: what is computed beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
@@ -356,6 +361,9 @@ class BackwardTemplate:
             position = self._lifted_gradients[i]
             if position is not None:
                 w.accumulate(f"grad_lifted_{i}", f"result_{position}", spec.lifted_dtypes[i], exists)
+
+    def _store_gradient(self, i: int, param: Port, gradient: str, k: int, exists: str | None) -> None:
+        self._writer.store(param, gradient, self._writer.at(param, k), self._input_exists(i, k, exists))
 
     def _update(
         self, name: str, value: str, exists: str | None, before: str | None = None, *, flag: bool = False
@@ -378,3 +386,97 @@ class BackwardTemplate:
         """What stands for an argument of the step or its VJP at step `k` of the chunk."""
         moving = port.role in (Role.INPUT, Role.STATE, Role.SAVED) or port in self._grad_outputs.values()
         return f"{port.name}_{k}" if moving else port.name
+
+
+class SkewedBackward(BackwardTemplate):
+    """The backward of a step with one input that is late: each element walks as many steps later as its delay has.
+
+    So a program reads that input and writes its gradient row by row; what else has steps, it reads from the row of each
+    element. Scattered stores take several times as long as scattered loads.
+    """
+
+    def _declare_inputs(self) -> None:
+        w, layouts = self._writer, self._spec.inputs
+        self._inputs = w.add_inputs(layouts, self._used | counting(layouts))
+        self._counting = {}
+        found = late_alone(layouts)
+        assert found is not None
+        self._number, delays = found
+        self._rows = rows_before(delays, self._spec.chunk)
+        w.load("delay", self._inputs[delays.by])
+        w.whole_steps("late", "delay", delays.most)
+        w.assign("early", "0 - late")
+        self._late = {self._number: "late"}
+        for i, param in self._inputs.items():
+            if i != self._number and not layouts[i].once:
+                w.shift(param, "early")
+
+    def _declare_others(self) -> None:
+        super()._declare_others()
+        w = self._writer
+        others = (param for i, param in self._grad_inputs.items() if i != self._number)
+        read = (*self._saved.values(), *self._grad_outputs.values(), *self._grad_state_seqs.values())
+        for param in (*read, *others):
+            w.shift(param, "early")
+
+    def _declare_carried(self) -> None:
+        super()._declare_carried()
+        w = self._writer
+        for flag in self._spec.flags:  # elements differ
+            compared = "==" if flag.given else "!="
+            w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
+
+    def _whole(self) -> None:
+        w, chunk = self._writer, self._spec.chunk
+        w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
+        for param in self._moving():
+            w.point(param, "behind", chunk)
+        # Chunks of which all elements have all steps need no conditions, but code that takes as long to compile.
+        with w.loop("i", "0", f"behind + {self._rows}"):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.integer("c", "behind - 1 - i")
+            self._chunk("c", chunk, partial=True)
+        for i, param in self._grad_states.items():
+            w.store(param, f"grad_state_{i}")
+
+    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+        for k in range(steps):
+            step = f"{number} * {self._spec.chunk} + {k} + late"
+            self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
+        super()._chunk(number, steps, partial=partial, early=early)
+
+    def _exists(self, k: int, partial: bool) -> str | None:
+        return f"exists_{k}"
+
+    def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
+        if i != self._number:
+            return exists
+        return f"({self._first} + {k} >= 0) & ({self._first} + {k} < T)"
+
+    def _load_states(self, number: str | None) -> None:
+        w, first = self._writer, self._first
+        for i in self._needed_states:
+            name = f"state_{i}_0"
+            if i in self._reloaded:
+                param = self._inputs[self._number]
+                w.load(name, param, w.at(param, -1), f"({first} > 0) & ({first} - 1 < T)")
+                continue
+            begun = f"{first} + late > 0"
+            param = self._checkpoints[i]
+            w.load(name, param, w.row(param, f"{number} + {self._rows}", -1), f"({begun}) & ({first} + late < T)")
+            if i in self._states:
+                w.select(name, begun, name, f"initial_{i}")
+
+    def _recompute(self, k: int) -> None:
+        super()._recompute(k)
+        for i in range(self._num_states):
+            if i not in self._reloaded:
+                state = f"state_{i}_{k + 1}"
+                self._writer.select(state, f"exists_{k}", state, f"state_{i}_{k}")
+
+    def _store_gradient(self, i: int, param: Port, gradient: str, k: int, exists: str | None) -> None:
+        if i == self._number and exists is not None:
+            self._writer.select("gradient", exists, gradient, self._writer.zeros(torch.float32))
+            gradient = "gradient"
+        super()._store_gradient(i, param, gradient, k, exists)

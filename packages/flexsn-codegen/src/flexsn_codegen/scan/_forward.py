@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.source._source import CoreSource, InputLayout, KernelSource
+from flexsn_codegen.source._source import CoreSource, InputLayout, KernelSource, Late
 from flexsn_codegen.targets._base import KernelWriter
 from flexsn_graph import Port, Role
 
@@ -33,12 +33,28 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
             may be absent.
         spec: what is read and written, and how.
     """
-    return ForwardTemplate(core, spec).write(name)
+    template = SkewedForward if late_alone(spec.inputs) is not None and spec.segment else ForwardTemplate
+    return template(core, spec).write(name)
 
 
 def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
     """Inputs that kernels load once, whatever the step reads: counts end programs, and delays shift other inputs."""
-    return frozenset(Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once)
+    return frozenset(
+        Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once or layout.late
+    )
+
+
+def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
+    """The one input that is late and its delays, where no input counts down; else `None`."""
+    late = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
+    if len(late) != 1 or any(layout.counts_down for layout in layouts):
+        return None
+    return late[0]
+
+
+def rows_before(delays: Late, segment: int) -> int:
+    """Rows of checkpoints that are added where elements begin segments by their delays: see `SkewedForward`."""
+    return -(-delays.most // segment)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
@@ -292,3 +308,53 @@ class ForwardTemplate:
     def _move(self, steps: int) -> None:
         for param in self._moving():
             self._writer.move(param, steps)
+
+
+class SkewedForward(ForwardTemplate):
+    """The forward for a `SkewedBackward`: each element's segments begin as many steps later as its delay has.
+
+    Segment `j` of an element begins at step `j * segment + delay`, also of `j` below 0. Row `j - 1 + rows_before(...)`
+    of the checkpoints has the states before it. In each segment of the kernel's own, one of these steps is.
+    """
+
+    def _declare_written(self) -> None:
+        super()._declare_written()
+        w, segment = self._writer, self._spec.segment
+        found = late_alone(self._spec.inputs)
+        assert found is not None
+        number, delays = found
+        self._rows = rows_before(delays, segment)
+        w.assign("phase", f"{self._late[number]} % {segment}")
+        w.assign("segments_late", f"{self._late[number]} // {segment}")
+        for param in self._checkpoints.values():
+            w.shift(param, "segments_late")
+
+    def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
+        w, segment = self._writer, self._spec.segment
+        with w.loop("c", first, behind):
+            self._first = f"c * {chunk}"
+            self._load_inputs(chunk)
+            for k in range(chunk):
+                for i in self._checkpoints:
+                    if k % segment:
+                        w.select(f"kept_{i}", f"phase == {k % segment}", f"state_{i}", f"kept_{i}")
+                    else:
+                        w.assign(f"kept_{i}", f"state_{i}")
+                self._step(k)
+                if k % segment == segment - 1:
+                    number = f"c * {chunk // segment} + {k // segment}"
+                    for i, param in self._checkpoints.items():
+                        row = w.row(param, f"{number} + {self._rows - 1}")
+                        w.store(param, f"kept_{i}", row, f"({number} > 0) | (phase > 0)")
+            self._move(chunk)
+
+    def _rest(self, chunk: int, chunks: str = "chunks") -> None:
+        w, segment = self._writer, self._spec.segment
+        with w.loop("t", f"{chunks} * {chunk}", "T"):
+            self._first = "t"
+            self._load_inputs(1, "t")
+            for i, param in self._checkpoints.items():
+                row = w.row(param, f"t // {segment} + {self._rows - 1}")
+                w.store(param, f"state_{i}", row, f"(t > 0) & (t % {segment} == phase)")
+            self._step(0)
+            self._move(1)

@@ -54,7 +54,8 @@ class Delayed(Transform):
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """The delayed sequence, where kernels do not delay it."""
         x, *others = call.inputs
-        if call.delays and x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x):
+        fits = x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x)
+        if call.delays and fits and not others:  # the gradients of others would be summed over different steps
             return call.inputs, self
         return (self.layer.of(x), *others), None
 

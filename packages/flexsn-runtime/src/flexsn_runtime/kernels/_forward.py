@@ -98,6 +98,7 @@ class ForwardScan:
         kept_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, segment) + spare_rows
+            rows += sum(-(-delays.most // segment) for delays in step.late.values())  # that begin before the first step
             kept_shape = (rows, *shape)
             if padding is not None:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -145,11 +146,15 @@ class Specialization(CoreSpecialization):
             The configuration, whether the kernel has a part for what is left of T behind whole chunks, and whether all
             steps are one chunk.
         """
+        if self.late:  # shared memory for chunks in flight would be missing from the cache of scattered loads
+            return replace(config, stages=1), True, False
         short = one_chunk(config, num_steps, ops_per_step)
         return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
         """How many steps lie between two checkpoints."""
+        if self.late:
+            return plan.backward.chunk
         return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
