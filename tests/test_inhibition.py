@@ -107,7 +107,7 @@ def test_refusals(name: str) -> None:
 ONE = ("one launch for all steps", "one launch for all steps")
 
 
-def in_one_launch(core: Cell, tensors: list[Tensor], **bounds: float) -> list[str]:
+def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
     """Checks results and gradients of kernels; how the forward and the backward ran, in words."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
@@ -117,7 +117,7 @@ def in_one_launch(core: Cell, tensors: list[Tensor], **bounds: float) -> list[st
         wanted = [tensors[0], *core.parameters()]
         found.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), wanted)])
     for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, **bounds)
+        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
     return [step.loops.told[direction] for direction in ("forward", "backward")]
 
 
@@ -132,7 +132,7 @@ def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
 def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
     """Matrices that do not fit into one program."""
     core = made(cell, 210, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 3, 19, 210), rtol=1e-4, atol=1e-4)
+    told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
     assert tuple(how.split(",")[0] for how in told) == ONE
     assert all("values a step" in how for how in told)
 
@@ -142,7 +142,7 @@ def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_programs_that_share_reduced_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
     core = made(cell, neurons, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 7, 131, neurons), rtol=1e-3, atol=1e-3)
+    told = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
     assert tuple(how.split(",")[0] for how in told) == ONE
     assert all("values a step" in how for how in told)
 

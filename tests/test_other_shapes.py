@@ -220,7 +220,7 @@ def test_exported_programs(make: type[Core]) -> None:
 class Noisy(Core):
     """Noise in each branch, drawn as a whole or by branches."""
 
-    whole = True
+    whole: bool = True
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         noise = normal_like(branches) if self.whole else torch.stack([normal_like(soma) for _ in range(4)], -1)
@@ -233,7 +233,8 @@ def test_random_numbers_of_branches(interpreted: None) -> None:
     """Those of a draw for each branch."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
-    for backend, core.whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
+    for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
+        vars(core)["whole"] = whole
         torch.manual_seed(0)
         found.append(called(Layer(core, backend))(x))
     assert all(map(torch.equal, found[0], found[1]))
