@@ -5,7 +5,9 @@
 A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
 `FlexSN.forward` on, and `files` those that they are written in; the generated check of what a core read is a call, and
 in no file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is
-the time of such a call without the count, the least of several runs that the rows take in turns, on the CPU.
+the time of such a call without the count, the least of several runs that the rows take in turns, on the CPU. Of
+recurrent steps in one launch, and of bits of spikes, the kernels are those for a GPU; here, none of them is run, so
+that `us` is what the host needs beside them.
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ from typing import Any
 
 import torch
 from measure import publish, table, where
+from torch import nn
 
-from flexsn_nn import ALIF, LIF, FlexSN
+from flexsn_nn import ALIF, LIF, RLIF, FlexSN, functional
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.memory import PackedSpikes
+from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
+from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 STEPS, BATCH, FEATURES = 4, 4, 32
 WARM, CALLS, RUNS = 6, 200, 10
@@ -82,6 +89,43 @@ def works() -> list[tuple[str, Call]]:
         neuron.count_spikes = True
         return neuron
 
+    def fused(given: torch.Tensor) -> tuple[Call, Call]:
+        layer = NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp"))
+
+        def infer() -> object:
+            with torch.no_grad():
+                return layer.eval()(given)
+
+        def train() -> object:
+            functional.reset_net(layer.train())
+            leaves = [leaf, *layer.parameters()]
+            return torch.autograd.grad(layer(leaf), leaves, grad)
+
+        return infer, train
+
+    def recurrent() -> tuple[Call, Call]:
+        neuron = RLIF(FEATURES, backend="triton")
+        leaves = [leaf, *neuron.parameters()]
+
+        def train() -> object:
+            neuron.reset()
+            return torch.autograd.grad(neuron(leaf), leaves, grad)
+
+        return inferring(RLIF(FEATURES, backend="triton"), x), train
+
+    def packing() -> Call:
+        layer, neuron = nn.Linear(FEATURES, FEATURES, bias=False), LIF(backend="cpp")
+        net = nn.Sequential(neuron, layer)
+
+        def train() -> object:
+            neuron.reset()
+            with PackedSpikes(net):
+                y = net(leaf)
+            return torch.autograd.grad(y, [leaf, *net.parameters()], grad)
+
+        return train
+
+    norms, loops = fused(x), recurrent()
     rows = [
         ("inference, LIF", inferring(LIF(backend="cpp"), x)),
         ("inference, ALIF", inferring(ALIF(backend="cpp"), x)),
@@ -92,11 +136,26 @@ def works() -> list[tuple[str, Call]]:
         ("training step, ALIF", training(ALIF(backend="cpp"))),
         ("training step, LIF, states kept", training(keeping(LIF(backend="cpp")))),
         ("training step, LIF, counting", training(counting(LIF(backend="cpp")))),
+        ("inference, norm fused", norms[0]),
+        ("training step, norm fused", norms[1]),
+        ("training step, spikes as bits, with a linear layer", packing()),
+        ("inference, RLIF in one launch", loops[0]),
+        ("training step, RLIF in one launch", loops[1]),
     ]
     for _, call in rows:
         for _ in range(WARM):
             call()
     return rows
+
+
+def without_kernels_of_a_gpu() -> None:
+    """Has them launch nothing: an interpreter would run them."""
+
+    def nothing(launch: object, *given: object) -> None:
+        pass
+
+    for kind in (CooperativeLaunch, PreparedKernel):
+        kind.__call__ = nothing  # type: ignore[assignment, method-assign]
 
 
 def least(rows: list[tuple[str, Call]]) -> list[float]:
@@ -117,6 +176,7 @@ def main() -> None:
     parser.add_argument("--paths", action="store_true", help="print the functions, too")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    without_kernels_of_a_gpu()
     rows = works()
     lines = []
     for (name, call), us in zip(rows, least(rows), strict=True):

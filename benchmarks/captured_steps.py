@@ -3,13 +3,15 @@
     python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
         [--seconds 100]
 
-The networks of whole_networks.py with LIF neurons, their norms in the neurons' steps, images in channels-last memory.
-A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison of everything that may
-have changed, the replay, and copies of its results. It stands beside the same step run by Python, in turns, and beside
-the sum of the times of the kernels that the captured step launches. "issued in" is the time that the CPU needs for a
-captured step, whether or not the GPU has done its work yet. "captured after" is the time from the end of the first step
-to the end of the first one that is a replay: runs by Python, the recording, and the replay. What fails has
-its error in its row, and `--seconds` is when nothing else is begun.
+The networks of whole_networks.py with LIF neurons, norms in the neurons' steps, pooling by kernels, and channels-last
+images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison of everything
+that may have changed, the replay, and copies of its results. It stands beside the same step run by Python, in turns,
+and beside the sum of the times of the kernels that the captured step launches. "issued in" is the time that the CPU
+needs for a captured step, whether or not the GPU has done its work yet. "captured after" is the time from the end of
+the first step to the end of the first one that is a replay: runs by Python, the recording, and the replay. "between
+two" is what is left of the step for each kernel. It cannot be less than the time between two kernels that do nothing,
+each of which waits for the one before, in a graph of many: the last column is the step beside its kernels and so many
+of these gaps. What fails has its error in its row, and `--seconds` is when nothing else is begun.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from measure import issue_time, kernel_time, publish, synchronize, table, where
-from torch import Tensor, nn
-from whole_networks import CASES, FORMATS, Case, by_clock, said
+import triton
+from measure import graphed, issue_time, kernel_time, milliseconds, publish, synchronize, table, where
+from torch import Tensor
+from whole_networks import CASES, FORMATS, Case, by_clock, mean_loss, said
 
-from flexsn_nn import LIF, graphs
+from flexsn_nn import LIF, graphs, spike_pooling
 from flexsn_nn.fusion import fuse_norms
 from flexsn_nn.graphs import CapturedStep
 
 TURNS = 5
 RUNS_BEFORE_A_REPLAY = 3
-
-
-def loss_of(output: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(output.mean(0).float(), labels)
+IDLE_KERNELS = 512
+MEASURED_MS = 150
 
 
 def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor]:
@@ -44,6 +46,7 @@ def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor
     net = case.make(LIF).to(device)
     if case.normed:
         fuse_norms(net)
+        spike_pooling(net)
     frames = torch.rand(case.shape, device=device)
     form = case.formats[-1]
     if len(case.formats) > 1:
@@ -53,7 +56,7 @@ def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor
     rate = torch.tensor(1e-3, device=device)
     optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, fused=device.type == "cuda")
     autocast = None if case.dtype == torch.float32 else case.dtype
-    return graphs.capture(net, loss_of, optimizer, autocast=autocast), frames, labels
+    return graphs.capture(net, mean_loss, optimizer, autocast=autocast), frames, labels
 
 
 def seconds(function: Callable[[], object], device: torch.device) -> float:
@@ -76,10 +79,11 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
         captured.step.run(frames, (labels,))
 
     step()
+    count = calls_of(by_clock(step) if device.type == "cuda" else MEASURED_MS)
     walls: dict[Callable[[], None], list[float]] = {step: [], by_python: []}
     for _ in range(TURNS):
         for run, times in walls.items():
-            times.append(by_clock(run) if device.type == "cuda" else 1e3 * seconds(run, device))
+            times.append(by_clock(run, count) if device.type == "cuda" else 1e3 * seconds(run, device))
     by_graph, plain = (statistics.median(times) for times in walls.values())
     issued = min(issue_time(step, device, calls=8) for _ in range(TURNS))
     cells = [f"{first:.2f}", f"{later:.2f}", f"{plain:.3f}", f"{issued:.3f}", f"{by_graph:.3f}"]
@@ -87,21 +91,63 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
     return cells, step
 
 
-def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device) -> list[str]:
+def calls_of(milliseconds: float) -> int:
+    """Steps that are measured together: as many for the wall time as for the kernels', since clocks fall under load."""
+    return max(8, int(MEASURED_MS / milliseconds))
+
+
+class Idle(NamedTuple):
+    """Kernels in a graph that do nothing, each of which waits for the one before: µs for each.
+
+    Attributes:
+        period: from the begin of one to that of the next.
+        kernel: of one, by the profiler.
+    """
+
+    period: float
+    kernel: float
+
+    @property
+    def gap(self) -> float:
+        return self.period - self.kernel
+
+
+@triton.jit
+def nothing_kernel(pointer):  # type: ignore[no-untyped-def]
+    pass
+
+
+def idle(device: torch.device) -> Idle:
+    """Measures a graph of kernels that do nothing."""
+    place = torch.zeros(1, device=device)
+
+    def many() -> None:
+        for _ in range(IDLE_KERNELS):
+            nothing_kernel[(1,)](place, num_warps=1)
+
+    replay = graphed(many)
+    period = statistics.median(milliseconds(replay, device) for _ in range(TURNS))
+    microseconds, count = kernel_time(replay, 5)
+    return Idle(1e3 * period / IDLE_KERNELS, microseconds / count)
+
+
+def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, gap: float) -> list[str]:
     """A row with the time of the kernels."""
     if device.type != "cuda":
-        return [*cells, "", "", ""]
+        return [*cells, *[""] * 5]
     try:
-        microseconds, count = kernel_time(step, 5)
+        microseconds, count = kernel_time(step, calls_of(float(cells[-1])))
     except Exception as error:
-        return [*cells, "", said(error), ""]
-    kernels = microseconds / 1e3
-    return [*cells, f"{count:.0f}", f"{kernels:.3f}", f"{float(cells[-1]) / kernels:.3f}"]
+        return [*cells, "", said(error), "", "", ""]
+    kernels, wall = microseconds / 1e3, float(cells[-1])
+    between, bound = 1e3 * (wall - kernels) / count, kernels + count * gap / 1e3
+    found = [f"{count:.0f}", f"{kernels:.3f}", f"{wall / kernels:.3f}", f"{between:.2f}", f"{wall / bound:.3f}"]
+    return [*cells, *found]
 
 
 HEADER = (
     "network", "format", "first step, s", "captured after, s", "by Python, ms", "issued in, ms", "captured, ms",
-    "kernels", "their time, ms", "of their time",
+    "kernels", "their time, ms", "of their time", "between two, µs", "of their time and gaps",
 )  # fmt: skip
 
 
@@ -121,19 +167,29 @@ def main() -> None:
         if not any(part in case.name for part in chosen.only):
             continue
         if time.perf_counter() - begun > chosen.seconds:
-            found.append((case, ["not run", "", "", "", ""], None))
+            found.append((case, ["not run", *[""] * (len(HEADER) - 3)], None))
             continue
         try:
             found.append((case, *measured(case, device)))
         except Exception as error:
-            found.append((case, [said(error), "", "", "", ""], None))
+            found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
     # A profiler may leave launches slower in this process: all walls stand before it.
+    empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0)
     rows = [
-        (case.name, FORMATS[case.formats[-1]], *(cells if step is None else with_kernels(cells, step, device)))
+        (
+            case.name,
+            FORMATS[case.formats[-1]],
+            *(cells if step is None else with_kernels(cells, step, device, empty.gap)),
+        )
         for case, cells, step in found
     ]
     title = "# Captured training steps: wall time and their kernels' time"
-    publish([title, "", where(device), "", *table(HEADER, rows)], chosen.output)
+    gaps = (
+        f"Of {IDLE_KERNELS} kernels in a graph that do nothing, each waits for the one before: {empty.period:.2f} µs "
+        f"for each, {empty.kernel:.2f} of them the kernel's by the profiler. The gap, {empty.gap:.2f} µs, is what the "
+        "last column adds for each kernel."
+    )
+    publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], chosen.output)
 
 
 if __name__ == "__main__":

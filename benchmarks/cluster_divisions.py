@@ -1,44 +1,48 @@
 """Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
+        [--dtypes float32 bfloat16] [--tiles] [--lock FILE]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
 training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
 launches step by step: the share of other spikes in a forward, and the largest difference in a backward, of the largest
-value. It needs a GPU with clusters.
+value. `--tiles` compares divisions among programs without clusters instead. Of several processes with the same
+`--lock`, one measures at a time. It needs a GPU with clusters.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from clusters import DEVICE, OURS
+from clusters import DEVICE, OURS, alone
 from measure import milliseconds, publish, table, where
 from recurrence import training
 from torch import Tensor
 
 from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
-from flexsn_codegen.targets.cuda import Cluster
+from flexsn_codegen.targets.cuda import Cluster, cluster_needs
 from flexsn_codegen.targets.cuda._nvrtc import cubin
+from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Role
 from flexsn_runtime import RecurrentSpecialization
 from flexsn_runtime.recurrent import _one_launch, _staged_autograd
-from flexsn_runtime.recurrent._clusters import matrix_registers
-from flexsn_runtime.recurrent._one_launch import InClusters, Memory, in_cluster
+from flexsn_runtime.recurrent._clusters import division as fitted
+from flexsn_runtime.recurrent._clusters import turns
+from flexsn_runtime.recurrent._one_launch import InClusters, InPrograms, Memory, in_cluster, in_programs
 from flexsn_runtime.recurrent._over_time import OverTime
 
 SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
-_MOST_REGISTERS = 208  # of the matrices in a thread
 
 
 class Caught:
@@ -59,20 +63,32 @@ class Caught:
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Those of at most two blocks for a processor, and of work for half of the processors at least."""
-        for row_tiles in (1, 2, 4):
-            for blocks in (4, 8, 16):
-                used = blocks * -(-self.loop.num_rows // (8 * row_tiles))
+        """Of each number of blocks, those of the fewest turns, with as few rows as that allows or one tile more; a
+        warp has a quarter of its terms in registers at least.
+        """
+        loop, from_zero = self.loop, self.over.from_zero
+        for blocks in (4, 8, 16):
+            found: dict[int, list[Cluster]] = {}
+            for row_tiles in (1, 2, 3, 4):
                 for splits in (1, 2, 4, 8):
-                    cluster = Cluster(blocks, splits, row_tiles)
-                    if processors / 2 <= used + blocks and used <= 2 * processors and self._fits(cluster):
-                        yield cluster
+                    cluster = fitted(loop, Cluster(blocks, splits, row_tiles), from_zero=from_zero)
+                    if cluster is not None:
+                        terms = cluster_needs(loop, cluster, from_zero=from_zero).terms
+                        if 4 * cluster.held_of(terms) >= terms:
+                            found.setdefault(turns(loop, cluster, processors, from_zero=from_zero), []).append(cluster)
+            if found and min(found) <= 2:
+                best = found[min(found)]
+                yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
-    def _fits(self, cluster: Cluster) -> bool:
-        threads, tiles = cluster.threads(self.loop.width), cluster.tiles(self.loop.width) * cluster.blocks
-        registers = matrix_registers(self.loop, cluster)
-        room = min(255, 65536 // threads) if threads <= 1024 else 0
-        return tiles % cluster.splits == 0 and 24 <= registers <= min(room - 40, _MOST_REGISTERS)
+    def tiles(self) -> Iterator[Tiles]:
+        """Divisions among programs that exchange through global memory, for most of an H100 and its shared memory."""
+        loop = self.loop
+        of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
+        for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
+            count = -(-loop.width // columns)
+            if 100 <= count * -(-loop.num_rows // rows) <= 132 and columns * loop.width * of_a_number <= 220 << 10:
+                for chunk, num_warps, ahead in ((128, 4, 1), (128, 8, 1), (256, 8, 1), (64, 8, 1), (128, 8, 4)):
+                    yield Tiles(rows, count, chunk, num_warps, ahead)
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
@@ -108,21 +124,30 @@ def differs(one: Caught) -> str:
     return f"{max((float((a != b).float().mean()) for a, b in spikes), default=float('nan')):.1e}"
 
 
-def measured(one: Caught, launch: InClusters) -> list[str]:
-    function = launch.compile(one.over)
+def measured(one: Caught, launch: InClusters | InPrograms) -> list[str]:
+    if isinstance(launch, InClusters):
+        function = launch.compile(one.over)
+        at_once, what = function.at_once, f"{function.registers}, {function.spilled}"
+    else:
+        room, what = launch.room(one.over), ""
+        at_once = room // launch.tiles.count
+        if not at_once:
+            raise CompilationError(f"room for {room} programs")
     for memory, before in one.started:
         memory.copy_(before)
     launch.run(one.over)
     torch.cuda.synchronize()
     how_far = differs(one)
     time_of = milliseconds(lambda: launch.run(one.over), DEVICE, warmup=2, rep=8)
-    turns = "?" if function.at_once is None else -(-launch.groups // max(1, function.at_once))
-    return [
-        f"{1e3 * time_of / one.over.num_steps:.2f}",
-        str(turns),
-        f"{function.registers}, {function.spilled}",
-        how_far,
-    ]
+    in_turn = "?" if at_once is None else -(-launch.groups // max(1, at_once))
+    return [f"{1e3 * time_of / one.over.num_steps:.2f}", str(in_turn), what, how_far]
+
+
+def in_words(division: Cluster | Tiles) -> str:
+    if isinstance(division, Tiles):
+        return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
+    held = "" if division.held is None else f", {division.held} held"
+    return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
 
 
 def compiled(text: str, capability: tuple[int, int]) -> None:
@@ -131,47 +156,47 @@ def compiled(text: str, capability: tuple[int, int]) -> None:
         cubin(text, capability)
 
 
-def main(only: list[str], shapes: list[str], seconds: float, path: Path) -> None:
+def main(
+    only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path, lock: Path | None, *, tiles: bool
+) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    work: list[tuple[list[str], Caught, Cluster, InClusters]] = []
-    for name in only:
-        for shape in shapes:
-            for dtype in (torch.float32, torch.bfloat16):
-                kind = str(dtype).removeprefix("torch.")
-                try:
-                    loops = caught(name, shape, dtype)
-                except Exception as error:
-                    missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
-                    continue
-                for direction, one in loops.items():
-                    for cluster in one.divisions(processors):
-                        try:
-                            launch = in_cluster(one.step, one.over, one.loop, one.memory, cluster)
-                        except NotOneLaunchError as error:
-                            missing.append(f"{name}, {shape}, {kind}, {direction}: {error}")
-                            break
-                        work.append(([name, shape, kind, direction], one, cluster, launch))
-    print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
-    texts = list(dict.fromkeys(launch.kernel.text(launch.tensors(one.over)) for _, one, _, launch in work))
-    workers = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=workers) as pool:
-        capability = torch.cuda.get_device_capability(DEVICE)
-        list(pool.map(compiled, texts, [capability] * len(texts)))
-    print(f"{len(texts)} compiled after {time.perf_counter() - begun:.0f} s", flush=True)
-    for labels, one, cluster, launch in work:
-        if time.perf_counter() - begun > seconds:
-            missing.append(f"{', '.join(labels)}, {cluster}: no time was left")
-            continue
-        division = f"{cluster.blocks} x {cluster.splits}, {cluster.row_tiles}"
+    work: list[tuple[list[str], Caught, Cluster | Tiles, InClusters | InPrograms]] = []
+    for name, shape, kind in itertools.product(only, shapes, dtypes):
         try:
-            rows.append([*labels, division, *measured(one, launch)])
-        except Exception as error:  # a division that has no room
-            rows.append([*labels, division, str(error).splitlines()[0][:60], "", "", ""])
-        print(rows[-1], flush=True)
-    columns = ["layer", "T x B x H", "dtype", "direction", "blocks x splits, row tiles"]
+            loops = caught(name, shape, getattr(torch, kind))
+        except Exception as error:
+            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+            continue
+        for direction, one in loops.items():
+            for division in one.tiles() if tiles else one.divisions(processors):
+                arguments = one.step, one.over, one.loop, one.memory
+                try:
+                    launch: InClusters | InPrograms
+                    if isinstance(division, Tiles):
+                        launch = in_programs(*arguments, division)
+                    else:
+                        launch = in_cluster(*arguments, division)
+                except NotOneLaunchError as error:
+                    missing.append(f"{name}, {shape}, {kind}, {direction}: {error}")
+                    break
+                work.append(([name, shape, kind, direction], one, division, launch))
+    print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
+    compile_all([(one, launch) for _, one, _, launch in work])
+    print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
+    with alone(lock):
+        for labels, one, division, launch in work:
+            if time.perf_counter() - begun > seconds:
+                missing.append(f"{', '.join(labels)}, {in_words(division)}: no time was left")
+                continue
+            try:
+                rows.append([*labels, in_words(division), *measured(one, launch)])
+            except Exception as error:  # a division that has no room
+                rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
+            print(rows[-1], flush=True)
+    columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]
     lines = [
-        "# Divisions of recurrent loops among clusters",
+        "# Divisions of recurrent loops among " + ("programs" if tiles else "clusters"),
         "",
         f"`python benchmarks/cluster_divisions.py`. {where(DEVICE)}",
         "",
@@ -182,11 +207,34 @@ def main(only: list[str], shapes: list[str], seconds: float, path: Path) -> None
     publish(lines, path)
 
 
+def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
+    """Compiles kernels of clusters in processes, those of programs in threads."""
+    cores = len(os.sched_getaffinity(0))
+    texts = [launch.kernel.text(launch.tensors(one.over)) for one, launch in work if isinstance(launch, InClusters)]
+    capability = torch.cuda.get_device_capability(DEVICE)
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compiled, dict.fromkeys(texts), [capability] * len(texts)))
+
+    def compile_one(one: Caught, launch: InPrograms) -> None:
+        with contextlib.suppress(Exception):  # measuring it says what is wrong
+            launch.room(one.over)
+
+    with ThreadPoolExecutor(cores) as threads:
+        for one, launch in work:
+            if isinstance(launch, InPrograms):
+                threads.submit(compile_one, one, launch)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cluster_divisions.md")
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--only", nargs="*", default=["RLIF"], choices=list(OURS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--lock", type=Path)
     options = parser.parse_args()
-    main(options.only, options.shapes, options.seconds, options.output)
+    main(
+        options.only, options.shapes, options.dtypes, options.seconds, options.output, options.lock, tiles=options.tiles
+    )

@@ -1,16 +1,18 @@
 """Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
-        [--dtypes float32 bfloat16]
+        [--dtypes float32 bfloat16] [--steps] [--lock FILE]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
-of a training step, which is the forward and the backward of a random gradient to the input and the matrices. It
-needs a GPU with clusters. `cluster_divisions.py` compares divisions of a step.
+of a training step, which is the forward and the backward of a random gradient to the input and the matrices.
+`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time. It needs a
+GPU with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import os
 import time
@@ -51,44 +53,60 @@ class Made:
         self.forward: Run = inference(layer, x)
         self.training: Run = training(layer, x, torch.randn_like(x))
 
-    def times(self) -> tuple[str, str]:
+    def times(self, lock: Path | None) -> tuple[str, str]:
         """Microseconds a step of the forward, ms of a training step."""
-        gc.collect()  # of graphs before, whose nodes of leaves have other streams
-        forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
-        return (
-            f"{1e3 * forward / self.steps:.2f}",
-            f"{milliseconds(graphed(self.training), DEVICE, warmup=2, rep=15):.3f}",
-        )
+        self.forward()  # compiles
+        self.training()
+        with alone(lock):
+            gc.collect()  # of graphs before, whose nodes of leaves have other streams
+            forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
+            both = milliseconds(graphed(self.training), DEVICE, warmup=2, rep=15)
+        return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
 
 
 @contextmanager
-def clusters(on: bool) -> Iterator[None]:
-    os.environ["FLEXSN_CLUSTERS"] = "1" if on else "0"
+def alone(lock: Path | None) -> Iterator[None]:
+    """No other process with this lock measures at the same time."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def without(variable: str) -> Iterator[None]:
+    os.environ[variable] = "0"
     yield
-    os.environ["FLEXSN_CLUSTERS"] = "1"
+    del os.environ[variable]
 
 
-def compared(name: str, shape: str, dtype: torch.dtype) -> list[list[str]]:
+def compared(name: str, shape: str, dtype: torch.dtype, lock: Path | None, *, steps: bool) -> list[list[str]]:
     """A row for each way."""
     hidden = int(shape.split("x")[2])
     rows = []
-    with clusters(True):
-        begun = time.perf_counter()
-        made = Made(OURS[name](hidden), shape, dtype)
-        made.training()
-        torch.cuda.synchronize()
-        first = f"{time.perf_counter() - begun:.1f}"
-        rows.append(["ours", *made.times(), first])
-    with clusters(False):
-        rows.append(["ours without clusters", *Made(OURS[name](hidden), shape, dtype).times(), ""])
+    begun = time.perf_counter()
+    made = Made(OURS[name](hidden), shape, dtype)
+    made.training()
+    torch.cuda.synchronize()
+    first = f"{time.perf_counter() - begun:.1f}"
+    rows.append(["ours", *made.times(lock), first])
+    with without("FLEXSN_CLUSTERS"):
+        rows.append(["ours without clusters", *Made(OURS[name](hidden), shape, dtype).times(lock), ""])
+    if steps:
+        with without("FLEXSN_ONE_LAUNCH"):
+            rows.append(["ours, step by step", *Made(OURS[name](hidden), shape, dtype).times(lock), ""])
     for tf32 in (True, False) if dtype == torch.float32 else (True,):
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
             how = "cuDNN" + ("" if dtype != torch.float32 else ", TF32" if tf32 else ", float32")
-            rows.append([how, *Made(CUDNN[name](hidden), shape, dtype).times(), ""])
+            rows.append([how, *Made(CUDNN[name](hidden), shape, dtype).times(lock), ""])
     return rows
 
 
-def main(only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
+def main(
+    only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path, lock: Path | None, *, steps: bool
+) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     for name in only or list(OURS):
         for kind in dtypes:
@@ -98,7 +116,7 @@ def main(only: list[str], shapes: list[str], dtypes: list[str], seconds: float, 
                     missing.append(f"{name}, {shape}, {kind}: no time was left")
                     continue
                 try:
-                    found = compared(name, shape, dtype)
+                    found = compared(name, shape, dtype, lock, steps=steps)
                 except Exception as error:
                     missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
                     continue
@@ -124,5 +142,9 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=[], choices=list(OURS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--lock", type=Path)
     options = parser.parse_args()
-    main(options.only, options.shapes, options.dtypes, options.seconds, options.output)
+    main(
+        options.only, options.shapes, options.dtypes, options.seconds, options.output, options.lock, steps=options.steps
+    )

@@ -4,8 +4,9 @@
 
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
-A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under autocast; of
-"channels last", inputs and weights lie so in memory.
+"Convolutions alone" are the library's that a layer cannot do without, and nothing between them: a bound of any way that
+calls them. A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under
+autocast; of "channels last", inputs and weights lie so in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
@@ -77,6 +78,34 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
     return torch.autocast(DEVICE.type, torch.bfloat16) if dtype == torch.bfloat16 else nullcontext()
 
 
+def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
+    """Of the library's convolutions of a layer, and nothing else: those of its input and gradients of weights for all
+    steps at once, those of its state step by step.
+    """
+    steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
+    convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
+    weights = [m.weight.detach().to(dtype) for m in convolutions]
+    numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    grads = [torch.randn_like(torch.convolution(frames, w, None, *numbers)) for w in weights]
+    of_step = (frames[: x.shape[1]], grads[-1][: x.shape[1]])
+
+    def forward() -> None:
+        for w in weights[:-1]:
+            torch.convolution(frames, w, None, *numbers)
+        for _ in range(steps):
+            torch.convolution(of_step[0], weights[-1], None, *numbers)
+
+    def both() -> None:
+        forward()
+        backward = torch.ops.aten.convolution_backward.default
+        for _ in range(steps):
+            backward(of_step[1], of_step[0], weights[-1], None, *numbers, [True, False, False])
+        for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+            backward(g, frames, w, None, *numbers, [i + 1 < len(weights), True, False])
+
+    return measured([forward, both])
+
+
 def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
     """Of a forward and a training step, called as usual and from a graph."""
     leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
@@ -91,8 +120,13 @@ def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
             output = layer(leaf)
         torch.autograd.grad(output, wanted, weight.to(output.dtype))
 
+    return measured([forward, both])
+
+
+def measured(runs: Sequence[Run]) -> list[str]:
+    """Milliseconds of each, called as usual and from a graph."""
     found = []
-    for run in (forward, both):
+    for run in runs:
         found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")
         gc.collect()
         try:
@@ -119,6 +153,9 @@ def main(shape: str, seconds: float, path: Path) -> None:
                 x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(size)
             rows.append([name, kind, by, *times(layer, x, dtype)])
             print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
+            if backend == "auto":
+                rows.append([name, kind, "convolutions alone", *alone(layer, x, dtype)])
+                print(rows[-1], flush=True)
             del layer
             gc.collect()
     lines = [

@@ -1,29 +1,32 @@
 """Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
 
-    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--seconds 240]
+    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...]
+        [--seconds 240]
 
 The first table is of one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
 gradients in parts, as neurons write them, with the parts of the weight. "Narrowed" has the pass over memory, too, that
 spikes take which come from no neuron. Errors are against float64, the root of the mean square, of that of the result.
 `--sweep` measures tiles instead, `--profile` the kernels of whole training steps.
 The second one is of whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
-neurons and with ReLU, measured in turns. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
+neurons and with ReLU, measured in turns, once the compiled launcher is there, as it is after 64 steps. "Host" is the
+time that a step takes to be issued. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import networks
 import torch
-from measure import graphed, in_processes, milliseconds, publish, table, where
+from measure import graphed, in_processes, issue_time, milliseconds, publish, table, where
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,12 +37,25 @@ from flexsn_runtime.products._tiles import Tile
 
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
-SWEPT = ((64000, 512, 512), (3200, 1024, 1024), (8192, 4096, 4096))
-TILES = (
-    Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 4), Tile(128, 128, 64, 8, 2), Tile(128, 128, 64, 8, 3),
-    Tile(64, 128, 64, 4, 2), Tile(64, 128, 64, 4, 3), Tile(64, 128, 32, 4, 4), Tile(128, 64, 64, 4, 3),
-    Tile(128, 64, 32, 4, 4), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3), Tile(128, 256, 32, 8, 3),
-    Tile(64, 256, 32, 8, 3),
+SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
+# Rows and columns of a tile, chunk, warps, stages; for three parts, and for two.
+_TILES = {
+    ("y", 3): (
+        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2),
+        (64, 128, 32, 4, 4), (128, 64, 64, 8, 3),
+    ),
+    ("y", 2): ((128, 64, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 32, 4, 4)),
+    ("dW", 3): ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (128, 64, 64, 8, 3)),
+    ("dW", 2): ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (128, 64, 64, 8, 3)),
+    ("ds", 3): (
+        (128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3), (64, 64, 64, 4, 3),
+        (128, 128, 32, 8, 4),
+    ),
+    ("ds", 2): ((64, 128, 32, 4, 3), (128, 64, 32, 4, 4)),
+}  # fmt: skip
+# For sums that stay in the tensor cores.
+_STAYING = (
+    (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (64, 256, 32, 4, 3), (128, 64, 64, 4, 3),
 )  # fmt: skip
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
@@ -137,10 +153,13 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
+    """The first factor in registers comes first."""
     cases = []
-    for work in WORKS:
-        for parts in (3, 2):
-            cases += [Swept(work, parts, tile) for tile in TILES]
+    for held in (True, False):
+        for (work, parts), tiles in _TILES.items():
+            cases += [Swept(work, parts, Tile(*tile, held=held)) for tile in tiles]
+            if parts == 2 and work != "dW":
+                cases += [Swept(work, parts, Tile(*tile, leaves=False, held=held)) for tile in _STAYING]
     return cases
 
 
@@ -155,35 +174,40 @@ def run_of(case: Swept, of: Operands) -> Callable[[], object]:
     }[case.work]
 
 
-def compiled(case: Swept) -> None:
-    """Leaves the kernel in the cache on disk; Triton compiles anew for one program that shares a sum."""
-    for shape in SWEPT:
-        try:
-            run_of(case, operands(shape, 0.1))()
-        except Exception as failure:  # what is measured says it again
-            print(case, str(failure)[:100], flush=True)
-            return
+def compiled(cases: list[Swept]) -> None:
+    """Leaves kernels in the cache on disk."""
+    made = [operands(shape, 0.1) for shape in SWEPT]
+    for case in cases:
+        for of in made:
+            try:
+                run_of(case, of)()
+            except Exception as failure:  # what is measured says it again
+                print(case, str(failure)[:100], flush=True)
 
 
 def sweep(deadline: float) -> list[str]:
-    in_processes(compiled, swept())
+    cases = swept()
+    in_processes(compiled, [cases[i::12] for i in range(12)])
     rows = []
     for shape in SWEPT:
+        print(shape, time.monotonic(), flush=True)
         of = operands(shape, 0.1)
         base = {work: milliseconds(graphed(by_torch(work, of)), of.s.device) for work in WORKS}
         for case in swept():
             if time.monotonic() > deadline:
                 break
             try:
-                taken = milliseconds(graphed(run_of(case, of)), of.s.device, warmup=3, rep=15)
+                run = run_of(case, of)
+                wrong = error(case.work, of, cast(Tensor, run()))
+                taken = milliseconds(graphed(run), of.s.device, warmup=2, rep=10)
             except Exception as failure:
                 print(case, str(failure)[:100], flush=True)
                 continue
             ratio = f"{taken / base[case.work]:.2f}"
-            rows.append((case.work, case.parts, " x ".join(map(str, shape)), f"{taken:.3f}", ratio,
+            rows.append((case.work, case.parts, " x ".join(map(str, shape)), f"{taken:.4f}", ratio, f"{wrong:.1e}",
                          *case.tile))  # fmt: skip
     rows.sort(key=lambda row: (row[0], -int(row[1]), row[2], float(row[3])))
-    header = ("work", "parts", "M x K x N", "ms", "of torch's float32", *Tile._fields)
+    header = ("work", "parts", "M x K x N", "ms", "of torch's float32", "error", *Tile._fields)
     return table(header, rows)
 
 
@@ -286,7 +310,7 @@ def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
         net = case.make(spiking).cuda()
         products = exact_products(net, also=case.also) if exact else None
         step = training_step(net, x, labels)
-        for _ in range(3):
+        for _ in range(4):
             step()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -295,21 +319,22 @@ def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
         if products is not None:
             print(products, flush=True)
         made[title] = step, graphed(step), precision, peak
-    times: dict[str, tuple[list[float], list[float]]] = {title: ([], []) for title in made}
+    times: dict[str, tuple[list[float], list[float], list[float]]] = {title: ([], [], []) for title in made}
     for _ in range(rounds):
         for title, (called, replay, precision, _) in made.items():
             torch.set_float32_matmul_precision(precision)
             times[title][0].append(milliseconds(called, x.device, warmup=5, rep=25))
             times[title][1].append(milliseconds(replay, x.device, warmup=5, rep=25))
+            times[title][2].append(issue_time(called, x.device))
     torch.set_float32_matmul_precision("highest")
-    medians = {title: [statistics.median(one) for one in both] for title, both in times.items()}
-    for title, both in medians.items():
+    medians = {title: [statistics.median(one) for one in all_] for title, all_ in times.items()}
+    for title, (*both, host) in medians.items():
         ratios = [
             f"{mine / theirs:.2f}"
             for base in ("ReLU, float32", "ReLU, TF32")
-            for mine, theirs in zip(both, medians[base], strict=True)
+            for mine, theirs in zip(both, medians[base][:2], strict=True)
         ]
-        yield case.name, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
+        yield case.name, title, *(f"{one:.3f}" for one in (*both, host)), *ratios, f"{made[title][3]:.0f}"
 
 
 def kernels(name: str) -> Iterator[tuple[str, ...]]:
@@ -319,7 +344,7 @@ def kernels(name: str) -> Iterator[tuple[str, ...]]:
     net = case.make(True).cuda()
     exact_products(net, also=case.also)
     step = training_step(net, case.x, case.labels)
-    for _ in range(100):  # by then the compiled launcher is there
+    for _ in range(4):
         step()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -331,11 +356,13 @@ def kernels(name: str) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
+    os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_products.md")
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
     parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
     parser.add_argument("--networks", action="store_true", help="leave out the table of one product")
+    parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="linear networks alone, and which")
     parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
@@ -358,12 +385,12 @@ def main() -> None:
             rows += product_rows((25088, 2048, 512), rate)
         lines += ["One product:", "", *table(header, rows), ""]
         publish(lines, arguments.output)
-    header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "of ReLU in float32",
+    header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "host, ms", "of ReLU in float32",
               "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
-    rows = [row for name in NETWORKS for row in network_rows(linear_case(name))]
+    rows = [row for name in arguments.only or NETWORKS for row in network_rows(linear_case(name))]
     lines += ["A training step, forward and backward:", ""]
     publish([*lines, *table(header, rows)], arguments.output)
-    for name in ("Spikformer block", "VGG-8"):
+    for name in () if arguments.only else ("Spikformer block", "VGG-8"):
         torch.cuda.empty_cache()
         rows += network_rows(large_case(name), rounds=3)
         publish([*lines, *table(header, rows)], arguments.output)

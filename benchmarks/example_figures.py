@@ -4,7 +4,8 @@
 
 Each runs in a process of its own, in an empty folder, without arguments (distributed.py in two processes, by torchrun).
 The table has what it prints that can be had again, so no times. Ends with status 1 if one of them fails or does not
-print it. With `--only`, the rows of the other examples are taken over from the table that is there.
+print it. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples are taken over from the
+table that is there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FIGURES = {
     "evidence": rf"accuracy {PERCENT} over \d+ steps",
     "resonator": rf"accuracy {PERCENT}",
     "shapes": rf"accuracy {PERCENT}",
+    "vowels": rf"accuracy {PERCENT} of \d+ recordings in \d+ streams",
     "convert": r"\d+ of \d+ spikes differ",
     "mixed_precision": rf"held-out accuracy {PERCENT}",
     "recurrent": rf"accuracy {PERCENT} over \d+ steps",

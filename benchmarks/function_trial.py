@@ -6,7 +6,7 @@ Medians of whole calls, taken in turns within one process; ratios are medians of
 CPU, in one thread, the time is that of the process with what Python needs, which others on the machine do not change.
 The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike, take most of
 the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest
-difference between the kernel's result and eager mode's.
+difference between the kernel's result and eager mode's. `raises`: `torch.compile` of the function raises in this pass.
 
 On a GPU, each function has a process of its own. All of them compile at the same time, and measure one after the other.
 The GPU waits until the calls of a round are in its queue, so that the time is its own, without Python's. `--times 16`
@@ -326,22 +326,29 @@ def by_process(call: Callable[[], Any]) -> float:
     return (clock() - begun) / 3 * 1e3
 
 
-def in_turns(calls: list[Callable[[], Any]], rounds: int, device: torch.device) -> list[list[float]]:
-    """Times in ms, a list for each call."""
+def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
+    """Times in ms, a list for each call; empty for `None`."""
     for call in calls:
-        for _ in range(3):
+        for _ in range(3 if call is not None else 0):
             call()
     times: list[list[float]] = [[] for _ in calls]
     measured = on_gpu if device.type == "cuda" else by_process
     gc.collect()
     for _ in range(rounds):
         for own, call in zip(times, calls, strict=True):
-            own.append(measured(call))
+            if call is not None:
+                own.append(measured(call))
     return times
 
 
-def calls_of(trial: Trial, device: torch.device) -> tuple[dict[str, list[Callable[[], Any]]], float]:
-    """For each pass the calls of the three ways, which have compiled, and the largest difference of the results."""
+Calls = dict[str, list[Callable[[], Any] | None]]
+
+
+def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
+    """For each pass the calls of the three ways, which have compiled, and the largest difference of the results.
+
+    A call of `torch.compile` that raises is `None`.
+    """
     torch._dynamo.reset()
     compiled, fused = torch.compile(trial.function), pointwise(trial.function, autograd=True)
     ways = (trial.function, compiled, fused)
@@ -349,28 +356,36 @@ def calls_of(trial: Trial, device: torch.device) -> tuple[dict[str, list[Callabl
     with torch.no_grad():
         pairs = zip(_results(fused(*plain)), _results(trial.function(*plain)), strict=True)
         differs = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
-    found = {"inference": [inference(way, plain) for way in ways]}
+    found: Calls = {"inference": [inference(way, plain) for way in ways]}
     if trial.trains:
         leaves = arguments_of(trial, device, trained=True)
         given = [torch.rand_like(r) for r in _results(trial.function(*leaves))]
         found["training"] = [training(way, leaves, given) for way in ways]
-    for calls in found.values():
-        for call in calls:
-            call()
+    for what, calls in found.items():
+        for i, call in enumerate(calls):
+            assert call is not None
+            try:
+                call()
+            except Exception as error:
+                if i != 1:
+                    raise
+                print(f"{trial.name}, {what}: torch.compile raises {type(error).__name__}: {error}", flush=True)
+                calls[i] = None
     return found, differs
 
 
-def rows_of(
-    name: str, found: dict[str, list[Callable[[], Any]]], differs: float, device: torch.device, rounds: int
-) -> list[list[str]]:
+def rows_of(name: str, found: Calls, differs: float, device: torch.device, rounds: int) -> list[list[str]]:
     rows = []
     for what, calls in found.items():
         times = in_turns(calls, rounds, device)
         ratios = [
-            statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)) for k in (0, 1)
+            f"{statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)):.2f}"
+            if times[k]
+            else ""
+            for k in (0, 1)
         ]
-        medians = [f"{statistics.median(own):.3f}" for own in times]
-        rows.append([name, what, *medians, *(f"{r:.2f}" for r in ratios), f"{differs:.1e}"])
+        medians = [f"{statistics.median(own):.3f}" if own else "raises" for own in times]
+        rows.append([name, what, *medians, *ratios, f"{differs:.1e}"])
     return rows
 
 

@@ -309,7 +309,7 @@ def shortest(device: torch.device) -> list[list[str]]:
                 launched = []
                 for call in calls:
                     timed(call, 70, device)  # the compiled launcher takes over what repeats
-                    launched.append(min(1e6 * timed(call, 50, device)[0] / 50 for _ in range(3)))
+                    launched.append(min(1e6 * timed(call, 30, device)[0] / 30 for _ in range(8)))
                 figures = [
                     text
                     for ours, serial in (in_graph, launched)

@@ -1,9 +1,11 @@
 """Training on long sequences: seconds of an epoch of examples/long_sequence.py, by what runs its neurons.
 
-    python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 4] [--seconds 60]
+    python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
-`serial` are kernels without segments of time. A batch of the loop and of snnTorch takes as long as many of ours: where
-an epoch would take longer than a fourth of `--seconds`, one batch is measured and multiplied, and the table says so.
+`serial` are kernels without segments of time. On a GPU, both are measured by calls and as captured steps
+(`flexsn_nn.graphs.capture`), which Python does not slow down. A batch of the loop and of snnTorch takes as long as
+thousands of ours: one batch of at most 2,000 steps is measured, and multiplied by steps and batches; the table says so.
+The table is written after each measurement.
 On the CPU, seconds are those that the process computes, in one thread: other processes do not lengthen them by waiting.
 """
 
@@ -17,19 +19,24 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from measure import publish, synchronize, table, where
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from flexsn_nn import FlexSN
+from flexsn_nn.graphs import capture
 from flexsn_runtime.plans._segments import using_segments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
-WARM = 6  # batches in which kernels are compiled and warm-ups are learned
+WARM = 16  # batches in which kernels are compiled, warm-ups are learned and steps are captured
+STEPS = 2000  # of a batch of the loops
+
+Step = Callable[[Tensor, Tensor], object]
 
 
 class Leaky(nn.Module):
@@ -51,9 +58,28 @@ class Leaky(nn.Module):
         return torch.stack(spikes)
 
 
-def ours(classes: int, backend: str) -> nn.Module:
-    network: nn.Module = example.Network(classes, backend)
-    return network
+class Way(NamedTuple):
+    """One way to run the neurons.
+
+    Attributes:
+        make: a network for a number of classes.
+        rule: the rule of its segments, as a context.
+        is_loop: True if each step of time is several launches.
+        is_captured: True if training steps are CUDA graphs.
+    """
+
+    make: Callable[[int], nn.Module]
+    rule: Callable[[], AbstractContextManager[None]] = nullcontext
+    is_loop: bool = False
+    is_captured: bool = False
+
+
+def ours(backend: str) -> Callable[[int], nn.Module]:
+    def make(classes: int) -> nn.Module:
+        network: nn.Module = example.Network(classes, backend)
+        return network
+
+    return make
 
 
 def peer(classes: int) -> nn.Module:
@@ -61,48 +87,85 @@ def peer(classes: int) -> nn.Module:
     return network
 
 
-def epoch(network: nn.Module, data: Any, seconds: float, warm: int) -> tuple[float, bool]:
-    """Seconds of an epoch, and whether all its batches were run.
+def training_step(network: nn.Module, way: Way) -> Step:
+    if not way.is_captured:
+        optimizer = example.optimizer_of(network)
+        return lambda x, y: example.train_step(network, optimizer, x, y)
+    adam = torch.optim.Adam(network.parameters(), lr=1e-2, capturable=True)
+    captured: Step = capture(network, cross_entropy, adam)
+    return captured
 
-    Args:
-        seconds: that it may take.
-        warm: batches before.
-    """
-    optimizer = example.optimizer_of(network)
+
+def epoch(step: Step, data: Any, rounds: int) -> float:
+    """Seconds of an epoch: the least of some rounds."""
     device = data.train_x.device
-    batches = torch.arange(len(data.train_x), device=device).split(example.BATCH)
-
-    def run(batch: Tensor) -> None:
-        example.train_step(network, optimizer, data.train_x[batch], data.train_y[batch])
-
+    # Batches of one size, so that there is one graph; the last one begins earlier.
+    firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
+    batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time
-    for _ in range(warm):
-        run(batches[0])
+    for _ in range(WARM):
+        step(*batches[0])
+        synchronize(device)  # so that counts of repairs can be read
+    took = []
+    for _ in range(rounds):
+        begun = clock()
+        for batch in batches:
+            step(*batch)
         synchronize(device)
-    begun = clock()
-    run(batches[0])
-    synchronize(device)
-    one = clock() - begun
-    if one * len(batches) > seconds:
-        return one * len(batches), False
-    begun = clock()
-    for batch in batches:
-        run(batch)
-    synchronize(device)
-    return clock() - begun, True
+        took.append(clock() - begun)
+    return min(took)
 
 
-def ways(device: torch.device) -> dict[str, tuple[Callable[[int], nn.Module], AbstractContextManager[None], int]]:
-    """By name: a network, the rule of its segments, and how many batches it is warmed up with."""
-    kernels = "triton" if device.type == "cuda" else "cpp"
-    found: dict[str, tuple[Callable[[int], nn.Module], AbstractContextManager[None], int]] = {
-        "kernels": (lambda classes: ours(classes, kernels), nullcontext(), WARM),
-        "serial": (lambda classes: ours(classes, kernels), using_segments(None), WARM),
-        "loop": (lambda classes: ours(classes, "torch"), nullcontext(), 0),
-    }
+def epoch_of_loop(step: Step, data: Any) -> float:
+    """Seconds of an epoch, multiplied from one batch of at most `STEPS` steps."""
+    device, (samples, steps) = data.train_x.device, data.train_x.shape
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    x, y = data.train_x[: example.BATCH], data.train_y[: example.BATCH]
+    step(x[:, :64], y)
+    synchronize(device)
+    begun = clock()
+    step(x[:, :STEPS], y)
+    synchronize(device)
+    took = clock() - begun
+    return float(took * max(steps / STEPS, 1.0) * -(-samples // example.BATCH))
+
+
+def ways(device: torch.device) -> dict[str, Way]:
+    kernels = ours("triton" if device.type == "cuda" else "cpp")
+
+    def serial() -> AbstractContextManager[None]:
+        return using_segments(None)
+
+    found = {"kernels": Way(kernels), "serial": Way(kernels, serial)}
+    if device.type == "cuda":
+        found["captured"] = Way(kernels, is_captured=True)
+        found["captured, serial"] = Way(kernels, serial, is_captured=True)
+    found["loop"] = Way(ours("torch"), is_loop=True)
     if importlib.util.find_spec("snntorch") is not None:
-        found["snnTorch"] = (peer, nullcontext(), 0)
+        found["snnTorch"] = Way(peer, is_loop=True)
     return found
+
+
+def segments_of(network: nn.Module) -> str:
+    """Segments of time, as `explain()` names them."""
+    hidden = network.hidden
+    assert isinstance(hidden, FlexSN)
+    lines = hidden.explain().splitlines()
+    return "; ".join(line.split(": ", 1)[1] for line in lines if "side by side" in line) or "none"
+
+
+def measure(way: Way, data: Any, rounds: int) -> tuple[str, str]:
+    """Seconds of an epoch, and the segments."""
+    torch.manual_seed(0)
+    with way.rule():
+        network = way.make(data.classes).to(data.train_x.device)
+        step = training_step(network, way)
+        if way.is_loop:
+            return f"~{epoch_of_loop(step, data):.3g}", "none"
+        seconds = f"{epoch(step, data, rounds):.3g}"
+        if way.is_captured:
+            print(step.explain())  # type: ignore[attr-defined]
+        return seconds, segments_of(network)
 
 
 def main() -> None:
@@ -111,46 +174,52 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", type=int, default=8, help="of an epoch of waves")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all epochs together, but for warming up")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs; the least is kept")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
     output = chosen.output or results / f"long_training{'' if device.type == 'cuda' else '_cpu'}.md"
-    samples = chosen.batches * example.BATCH
     tasks = {
         "pixel by pixel": example.pixels(2000, 0).to(device),
-        "raw audio": example.waves(samples, example.RATE, 0).to(device),
+        "raw audio": example.waves(chosen.batches * example.BATCH, example.RATE, 0).to(device),
     }
-    rows: list[list[str]] = []
-    has_snntorch = importlib.util.find_spec("snntorch") is not None
+    every = ways(device)
+    cells: dict[tuple[str, str], str] = {}
+    segments = dict.fromkeys(tasks, "")
     lines = [
         "# Training on long sequences",
         "",
         f"`python benchmarks/long_training.py --device {device.type}`: seconds of an epoch of",
-        f"examples/long_sequence.py, {example.BATCH} sequences a batch and {example.HIDDEN} neurons, in eager mode.",
-        "`serial`: kernels that walk all steps one after the other. `~`: one batch was measured and multiplied."
+        f"examples/long_sequence.py, {example.BATCH} sequences a batch and {example.HIDDEN} neurons; the least of "
+        f"{chosen.rounds} epochs.",
+        "`serial`: kernels that walk all steps one after the other."
+        + (
+            " `captured`: training steps in CUDA graphs; all others are run in eager mode."
+            if "captured" in every
+            else ""
+        ),
+        f"`~`: one batch of at most {STEPS} steps was measured, and multiplied by steps and batches."
         + (" Seconds that one thread computes." if device.type == "cpu" else "")
-        + ("" if has_snntorch else " snnTorch was not installed."),
+        + ("" if "snnTorch" in every else " snnTorch was not installed."),
         where(device),
         "",
     ]
-    for name, data in tasks.items():
-        row = [name, str(data.train_x.shape[1]), str(len(data.train_x))]
-        for make, rule, warm in ways(device).values():
-            torch.manual_seed(0)
-            with rule:
-                network = make(data.classes).to(device)
-                took, whole = epoch(network, data, float("inf") if warm else chosen.seconds / 4, warm)
-                if row[3:] == []:
-                    assert isinstance(network.hidden, FlexSN)
-                    told = network.hidden.explain()
-                    segments = [line.split(": ", 1)[1] for line in told.splitlines() if "side by side" in line]
-            row.append(f"{'' if whole else '~'}{took:.3g}")
-            print(row, flush=True)
-        rows.append([*row, "; ".join(segments) or "none"])
-        header = ["task", "steps", "sequences", *ways(device), "segments"]
-        publish([*lines, *table(header, rows)], output)
+    for name, way in every.items():
+        for task, data in tasks.items():
+            cells[task, name], found = measure(way, data, chosen.rounds)
+            print(task, name, cells[task, name], found, flush=True)
+            if name == "kernels":
+                segments[task] = found
+        rows = [
+            [
+                *(task, data.train_x.shape[1], len(data.train_x)),
+                *(cells.get((task, name), "") for name in every),
+                segments[task],
+            ]
+            for task, data in tasks.items()
+        ]
+        publish([*lines, *table(["task", "steps", "sequences", *every, "segments"], rows)], output)
 
 
 if __name__ == "__main__":

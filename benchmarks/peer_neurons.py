@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def has(library: str) -> bool:
-    """Whether it is installed."""
+    """True if it is installed."""
     return importlib.util.find_spec(library) is not None
 
 
@@ -31,6 +31,14 @@ def spikingjelly_loop() -> nn.Module:
 
     looped: nn.Module = LoopedLIFNode(tau=2.0, step_mode="m")
     return looped
+
+
+def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU: the fourth call is captured."""
+    graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
+        "spikingjelly.activation_based._cuda_graph"
+    ).StaticCudaGraph(step)
+    return graph
 
 
 class SnnTorchLeaky(nn.Module):

@@ -11,9 +11,11 @@ their steps (`fuse_norms`), the same with pooling by kernels (`spike_pooling`), 
 networks compiled, the latter with norms and residual additions in the neurons' steps (`AbsorbingBackend`), with bits
 (`PackingBackend`), and with both. SpikingJelly's LIFNode (its Triton kernels; its loop; compiled) and, in networks
 without norms, snnTorch's Leaky run where they are installed. In each memory format (of the convolutions' weights and of
-the input), eager and as a CUDA graph. A picture of the ratios to ReLU is written beside the table.
-Numbers are printed as they are found. What fails has its error in its row, and `--seconds` is when nothing else is
-begun.
+the input), eager and as a CUDA graph. Rows "captured" are steps as their users call them: `flexsn_nn.graphs.capture`,
+and SpikingJelly's `StaticCudaGraph` of forward and backward, with the optimizer and resets after it, as in its own
+training script; such a call copies its arguments into the graph's memory, and its peak is that of the capture. A
+picture of the ratios to ReLU is written beside the table. Numbers are printed as they are found. What fails has its
+error in its row, and `--seconds` is when nothing else is begun.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import math
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,10 +38,10 @@ import torch
 from measure import graphed, kernel_time, milliseconds, publish, table, where
 from network_plot import draw
 from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
-from peer_neurons import SnnTorchLeaky, has, resets, spikingjelly_lif, spikingjelly_loop
+from peer_neurons import SnnTorchLeaky, has, resets, spikingjelly_graph, spikingjelly_lif, spikingjelly_loop
 from torch import Tensor, nn
 
-from flexsn_nn import LIF, spike_pooling
+from flexsn_nn import LIF, CaptureWarning, graphs, spike_pooling
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import AbsorbingBackend, fuse_norms
 from flexsn_nn.memory import PackedSpikes, PackingBackend
@@ -69,6 +72,8 @@ class Case:
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
+# Of a turn, at most eight steps.
+MEASURED_MS = 100
 
 CASES = (
     Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
@@ -110,6 +115,7 @@ class Variant:
         compiled: whether by `torch.compile`, and with `packed`, by `PackingBackend`.
         absorbed: whether by `AbsorbingBackend`.
         pooled: whether by `spike_pooling`.
+        captured: by `flexsn_nn.graphs.capture`; neurons of SpikingJelly, by its `StaticCudaGraph`.
     """
 
     activation: Activation
@@ -119,6 +125,7 @@ class Variant:
     compiled: bool = False
     absorbed: bool = False
     pooled: bool = False
+    captured: bool = False
 
 
 def variants(case: Case) -> dict[str, Variant]:
@@ -131,9 +138,14 @@ def variants(case: Case) -> dict[str, Variant]:
     found["the same, bits packed afterwards"] = Variant(LIF, fused=normed, pooled=normed, packed=True, by_kernels=False)
     if has("spikingjelly"):
         found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
-        found["SpikingJelly LIFNode, a loop"] = Variant(spikingjelly_loop)
+        found["a loop of SpikingJelly LIFNode"] = Variant(spikingjelly_loop)
     if has("snntorch") and not case.normed:
         found["snnTorch Leaky"] = Variant(SnnTorchLeaky)
+    found["captured ReLU"] = Variant(nn.ReLU, captured=True)
+    found["captured FlexSN LIF"] = Variant(LIF, fused=normed, pooled=normed, captured=True)
+    found["captured FlexSN LIF, spikes as bits"] = Variant(LIF, fused=normed, pooled=normed, packed=True, captured=True)
+    if has("spikingjelly"):
+        found["captured SpikingJelly LIFNode"] = Variant(spikingjelly_lif, captured=True)
     found["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
     found["compiled"] = Variant(LIF, compiled=True)
     found["compiled, absorbing"] = Variant(LIF, compiled=True, absorbed=True)
@@ -160,6 +172,10 @@ class RowName(NamedTuple):
         return next(one for one in self.case.formats if FORMATS[one] == self.form)
 
 
+def mean_loss(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.mean(0).float(), labels)
+
+
 def training_step(
     case: Case, variant: Variant, memory_format: torch.memory_format, device: torch.device
 ) -> Callable[[], None]:
@@ -184,6 +200,20 @@ def training_step(
     others = resets(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
+    if variant.captured:
+        if others:
+            return spikingjelly_step(case, net, optimizer, others, frames, labels)
+        rate = torch.tensor(1e-3, device=device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, fused=True)
+        autocast = None if case.dtype == torch.float32 else case.dtype
+        captured = graphs.capture(net, mean_loss, optimizer, autocast=autocast)
+
+        def captured_step() -> None:
+            with packing:
+                captured(frames, labels)
+
+        return captured_step
+
     def step() -> None:
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
@@ -191,7 +221,7 @@ def training_step(
             reset_net(net)
             for reset in others:
                 reset()
-            loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
+            loss = mean_loss(out, labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -199,7 +229,38 @@ def training_step(
     return step
 
 
-def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
+def spikingjelly_step(
+    case: Case,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    others: Sequence[Callable[[], object]],
+    frames: Tensor,
+    labels: Tensor,
+) -> Callable[[], None]:
+    """A step by SpikingJelly's `StaticCudaGraph`, as its training script uses it."""
+
+    def forward_and_backward(frames: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(frames.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
+            loss = mean_loss(net(frames), labels)
+        loss.backward()
+        return loss
+
+    graph = spikingjelly_graph(forward_and_backward)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        graph(frames, labels)
+        optimizer.step()
+        for reset in others:
+            reset()
+
+    return step
+
+
+Steps = dict[RowName, Callable[[], None]]
+
+
+def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
     """Of steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
 
     Both times are the median of several turns, and the least. They take turns: a host that is slow for a while is so
@@ -207,8 +268,11 @@ def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
 
     Args:
         until: nothing is prepared any more then, by `time.perf_counter`.
+
+    Returns:
+        The results, and the steps that are not captured: what has no graph holds little memory.
     """
-    steps: dict[RowName, Callable[[], None]] = {}
+    steps: Steps = {}
     found: dict[RowName, Row | str] = {}
     peaks = {}
     for row in rows:
@@ -218,26 +282,30 @@ def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
         try:
             before = torch.cuda.memory_allocated()
             step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
-            for _ in range(3):
+            # A replay allocates nothing: of a captured step, the peak is that of the capture.
+            before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
+            for _ in range(before_peak):
                 step()
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            step()
+            for _ in range(until_peak):
+                step()
             torch.cuda.synchronize()
             peaks[row] = (torch.cuda.max_memory_allocated() - before) / 2**20
             steps[row] = step
         except Exception as error:
             found[row] = said(error)
     times: dict[RowName, tuple[list[float], list[float]]] = {row: ([], []) for row in steps}
+    counts = {row: max(1, min(8, int(MEASURED_MS / by_clock(step, 1)))) for row, step in steps.items()}
     for _ in range(TURNS):
         for row, step in steps.items():
-            for threads, measured in zip((True, False), times[row], strict=True):
+            for threads, measured in zip((True, row.variant.captured), times[row], strict=True):
                 with torch.autograd.set_multithreading_enabled(threads):
-                    measured.append(by_clock(step))
+                    measured.append(by_clock(step, counts[row]))
     for row, (in_own, in_caller) in times.items():
         medians, least = map(statistics.median, (in_own, in_caller)), map(min, (in_own, in_caller))
         found[row] = (*itertools.chain(*zip(medians, least, strict=True)), peaks[row])
-    return found
+    return found, {row: step for row, step in steps.items() if not row.variant.captured}
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
@@ -251,24 +319,29 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
     return 1e3 * (time.perf_counter() - begun) / count
 
 
-def device_times(row: RowName) -> Row | str:
-    """Of a step: its kernels' time, and that of its CUDA graph, in ms; or why there is none."""
+def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
+    """Of a step: its kernels' time, and that of its CUDA graph, in ms; or why there is none.
+
+    Args:
+        step: a step that ran before; `None`: one is made.
+    """
     try:
-        return _device_times(row)
+        return _device_times(row, step)
     except Exception as error:
         return said(error)
     finally:
         clean()
 
 
-def _device_times(row: RowName) -> Row:
-    device = torch.device("cuda")
-    step = training_step(row.case, row.variant, row.memory_format, device)
-    for _ in range(4):
-        step()
+def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
+    device, captured = torch.device("cuda"), row.variant.captured
+    if step is None:
+        step = training_step(row.case, row.variant, row.memory_format, device)
+        for _ in range(6 if captured else 4):
+            step()
     kernels, _ = kernel_time(step, 5)
     try:
-        in_graph = milliseconds(graphed(step), device, warmup=50, rep=200)
+        in_graph = milliseconds(step if captured else graphed(step), device, warmup=50, rep=200)
     except Exception:
         in_graph = float("nan")  # what waits for the device cannot be captured
     return kernels / 1e3, in_graph
@@ -337,6 +410,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
+    warnings.simplefilter("error", CaptureWarning)  # what runs by Python is not "captured"
     begun = time.perf_counter()
     rows = [
         RowName(case, FORMATS[memory_format], name)
@@ -349,14 +423,17 @@ def main() -> None:
     ]
     # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
     found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
+    steps: Steps = {}
     for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):
-        for row, result in walls(list(group), begun + chosen.seconds * 0.6).items():
+        measured, kept = walls(list(group), begun + chosen.seconds * 0.6)
+        steps |= kept
+        for row, result in measured.items():
             tell(begun, row, result)
             found[row].append(result)
         clean()
     for row in rows:
         late = time.perf_counter() - begun > chosen.seconds
-        found[row].append("not run" if late else device_times(row))
+        found[row].append("not run" if late else device_times(row, steps.pop(row, None)))
         tell(begun, row, found[row][-1])
     lines = []
     for (case, form, name), results in found.items():
@@ -374,8 +451,9 @@ def main() -> None:
             "(forward, cross entropy, backward, fused SGD), in ms; in brackets, the ratio to ReLU's in the same run.",
             f"Wall times are the median of {TURNS} turns, which the neurons of a network take one after another, and",
             "the least, which others on the host disturbed least. bf16 is autocast. The second pair of them is with",
-            "`set_multithreading_enabled(False)` of torch.autograd. The kernels' time is the profiler's. Eager steps",
-            "of neurons launched by:",
+            "`set_multithreading_enabled(False)` of torch.autograd. The kernels' time is the profiler's. Captured rows",
+            "are `graphs.capture`, and SpikingJelly's StaticCudaGraph of forward and backward; their last column is",
+            "the step as it is called. Eager steps of neurons launched by:",
             f"{launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",

@@ -43,7 +43,6 @@ SEVERAL_OWNERS: Mapping[str, str] = {
     "_Builder": "of a step's graph, and of a NIR graph",
     "_Carried": "values that a segment hands on, and those of a compiled loop",
     "_Known": "what a trace knows of a call, and a scan of a backward",
-    "_Prepared": "what is prepared for a stage, and for a loop of stages",
     "_Reader": "of a network's graph for NIR, and for its spikes",
     "_Tracer": "of a network for NIR, and for its dataflow",
 }

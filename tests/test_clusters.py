@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,7 +24,19 @@ from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 2))
+TOGETHER: Any = None  # what two processes wait at
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
+
+# Of one or several warps for a sum, with matrices in registers, in shared memory and in both.
+DIVISIONS = (
+    Cluster(2, 1, 1),
+    Cluster(4, 2, 2),
+    Cluster(8, 4, 1),
+    Cluster(16, 1, 4),
+    Cluster(8, 2, 3, held=1),
+    Cluster(2, 4, 3, held=0),
+    Cluster(4, 1, 2, held=5),
+)
 
 
 def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
@@ -71,9 +84,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-*"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-*", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize(
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank], ids=lambda cell: cell.__name__
+)
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
@@ -93,7 +108,7 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
     ) -> Any:
         for rows in (128, 600):
             many = dataclasses.replace(loop, num_rows=rows)
-            found[over.direction, rows] = next(_clusters.clusters_for(many, 132), None)
+            found[over.direction, rows] = next(_clusters.clusters_for(many, 132, from_zero=over.from_zero), None)
         raise NotOneLaunchError("its divisions are looked at")
 
     monkeypatch.setattr(Loops, "kernel", kernel)
@@ -101,9 +116,9 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
     differentiated(core, sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
     assert found == {
         ("forward", 128): Cluster(4, 2, 1),
-        ("forward", 600): Cluster(4, 4, 4),
+        ("forward", 600): Cluster(4, 2, 3),
         ("backward", 128): Cluster(4, 2, 1),
-        ("backward", 600): Cluster(4, 4, 4),
+        ("backward", 600): Cluster(4, 2, 3),
     }
 
 
@@ -134,17 +149,29 @@ def test_it_is_the_loop(
 ) -> None:
     if dtype != torch.float32:  # where programs that exchange through global memory are faster
         divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
-        monkeypatch.setattr(_one_launch, "clusters_for", lambda *_: iter(divisions))
+        monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
     assert told == ["forward", "backward"]
 
 
 @gpu
-@pytest.mark.parametrize("cluster", [Cluster(2, 1, 1), Cluster(4, 2, 2), Cluster(8, 4, 1), Cluster(16, 1, 4)], ids=repr)
+@pytest.mark.parametrize("cluster", DIVISIONS, ids=repr)
 def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_: iter([cluster]))
+    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
     check(RLIF, 7, 45, 120, torch.float32)
     assert told == ["forward", "backward"]
+
+
+@gpu
+@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0)], ids=repr)
+@pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
+def test_divisions_of_cells(
+    cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several matrices, of which a part is in shared memory."""
+    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
+    check_dense(cell, 120)
+    assert "forward" in told
 
 
 @gpu
@@ -157,11 +184,15 @@ def test_cells(cell: type[Cell], told: list[str]) -> None:
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank], ids=lambda cell: cell.__name__)
 def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
+    check_dense(cell, 144)
+
+
+def check_dense(cell: type[Cell], size: int) -> None:
     """With dense matrices, within float32's rounding of float64."""
-    core = made(cell, 144, Dense(), torch.float32)
-    tensors = sequences(core, 12, 50, 144, dtype=torch.float32, bits=10)
+    core = made(cell, size, Dense(), torch.float32)
+    tensors = sequences(core, 12, 50, size, dtype=torch.float32, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
-    exact = made(cell, 144, Dense(), torch.float64)
+    exact = made(cell, size, Dense(), torch.float64)
     wanted, exact_gradients = differentiated(
         exact, tuple(t.detach().double().requires_grad_() for t in tensors), None, state_seqs=False
     )
@@ -175,6 +206,43 @@ def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
     assert told == ["forward"] * 10_000
+
+
+def in_step(barrier: Any) -> None:
+    """Has this process wait for another one later."""
+    global TOGETHER
+    TOGETHER = barrier
+
+
+def differences(launches: int) -> tuple[str, int]:
+    """How a loop runs, and how many of its results are others than the loop's."""
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
+    expected = run(core, tensors, None)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    with torch.no_grad():
+        scan(step, arguments, state_seqs=True)
+        torch.cuda.synchronize()
+        TOGETHER.wait(timeout=120)
+        for _ in range(launches):
+            for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
+                differing += (a != b).sum()
+    return step.loops.told["forward"], int(differing)
+
+
+@gpu
+@pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
+def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the GPU in turn: none of its blocks may wait for one that does not run."""
+    monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:
+        for how, differing in pool.map(differences, [2000, 2000]):
+            assert ("clusters" in how) == clusters
+            assert how.startswith("one launch")
+            assert differing == 0
 
 
 @gpu

@@ -19,7 +19,7 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_runtime.native import NativeScan
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHAPE = (5, 6, 7, 11, 13)
+SHAPE = (5, 6, 3, 11, 13)
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,7 @@ def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any 
         return [[t.clone() for t in _step(twin, x, weight, asked)] for weight in weights]
 
 
+@pytest.mark.long(all_but=["cpu-torch.float32-contiguous-plif", "cpu-torch.bfloat16-last-lif"])
 @pytest.mark.parametrize("neuron", [LIF, PLIF], ids=["lif", "plif"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from scan_cores import CASES, Case, Problem, problem
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
@@ -18,7 +20,7 @@ from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state, register_scan_low
 from flexsn_nn.neuron import LIF
 from flexsn_runtime import KernelLowering, PointwiseProgram, TargetName, prepare, scan
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.graphs import _scan_op
+from flexsn_runtime.graphs import _graph_step, _scan_op
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 from flexsn_runtime.plans._segments import SegmentRule, using_segments
 
@@ -135,18 +137,42 @@ def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Rec
     assert repaired[-1] == 0
 
 
-@pytest.mark.long(all_but=["cpp"])
-def test_a_program_that_is_compiled_ahead_of_time_is_serial(
-    language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long(all_but=["cpp-4"])
+@pytest.mark.parametrize("warm_up", [4, 16])
+def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
+    warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its forward walks segments, however long the warm-up is, and its backward is serial."""
+    made: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr(_graph_step, "_made", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts), fullgraph=True, backend="aot_eager")
-    with using_segments(RULE):
+    with using_segments(replace(RULE, longest=2 * warm_up)):
         found = with_gradients(run(*p.inputs, *p.states), p.leaves)
     assert not list(steps.values())
+    assert "_forward_guess" in kernels_of(made)
+    assert "_backward_maps" not in kernels_of(made)
     check(found, serially(p, language, state_seqs=False))
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+    """They are a mask there: all guesses behind the end of a sequence would be wrong."""
+    neuron = LIF(backend="hop")
+    lengths = torch.tensor([STEPS, 31, 0])
+    run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with using_segments(RULE):
+        found = train(run, x)
+    assert "_forward_guess" not in kernels_of(steps)
+    assert "_backward_maps" in kernels_of(steps)
+    with using_segments(None):
+        serial = LIF(backend=language)
+        wanted = train(lambda x: serial(x, lengths=lengths), x)
+    assert torch.equal(found[0][0], wanted[0][0])
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
 
 
 def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -209,3 +235,48 @@ def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) ->
             torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
     assert "_forward_guess" in kernels_of(steps)
     assert "_backward_maps" in kernels_of(steps)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.11's own export
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Segments within a program that runs without Python; where T is dynamic, their number depends on it."""
+    if device == "cpu":
+        request.getfixturevalue("compiler")
+    network = InOnePass().to(device)
+    rule = SegmentRule(elements=2**20, largest=600, steps=16, fewest=2, most=5, warm_up=16, longest=32)
+    v = torch.zeros(3, 8, device=device)
+
+    def sequence(length: int) -> Tensor:
+        return torch.randn(length, 3, 8, generator=torch.Generator().manual_seed(length)).to(device)
+
+    shapes = {"x": {0: torch.export.Dim("T", min=2)}, "v": None} if dynamic else None
+    with torch.no_grad(), using_segments(rule):
+        exported = torch.export.export(network, (sequence(200), v), dynamic_shapes=shapes)
+        package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "network.pt2"))
+    with zipfile.ZipFile(package) as files:
+        source = "".join(files.read(name).decode() for name in files.namelist() if name.endswith(".cpp"))
+    assert "repair" in source
+    run = torch._inductor.aoti_load_package(package)
+    with torch.no_grad(), using_segments(None):
+        for length in (200, 1000, 9, 2) if dynamic else (200,):
+            x = sequence(length)
+            for one, other in zip(run(x, v), network(x, v), strict=True):
+                assert torch.equal(one, other)
+
+
+class InOnePass(nn.Module):
+    """`[T, B, N]` and the state before, to spikes and the state after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neuron = LIF()
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        spikes, (v,) = self.neuron.step(2.0 * x, (v,))
+        assert isinstance(spikes, Tensor)
+        return spikes, v

@@ -320,6 +320,7 @@ def test_matrices_are_read_anew() -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
     """As after `load_state_dict(assign=True)`: the gradients are of those that are there now."""

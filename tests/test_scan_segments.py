@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
+from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, LIF
 from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
 from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
@@ -275,6 +277,39 @@ def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+def ending(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.where(left > 0, 0.0625 * v + torch.sin(x), v)
+    return torch.where(left > 0, h, 0.0), h
+
+
+def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Decays after its end, and has outputs there."""
+    h = 0.0625 * v + torch.where(left > 0, torch.sin(x), 0.0)
+    return h, h
+
+
+@pytest.mark.long(all_but=["cpp-ending"])
+@pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
+def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
+    """Of an affine step with fast math; and of one in which steps after the end do something."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
+    left = torch.tensor([74, 31, 0], dtype=torch.int32)[:, None].expand(STEPS, 3, 1)
+    state = torch.randn(STEP, generator=generator, dtype=torch.float64)
+    results = []
+    for rule in (None, RULE):
+        program = PointwiseProgram(core, 2, 1, 1, fast_math=core is ending, on_cpu=language, counts_down=(False, True))
+        with using_segments(rule):
+            step, arguments = prepare(program, (x, left, state))
+            found = scan(step, arguments, state_seqs=True)
+            results.append([*found, *torch.autograd.grad(found[0].square().sum() + found[1].sum(), x)])
+    assert step.ends == (core is ending)
+    assert ran(step, "_forward_starts" if core is ending else "_forward_guess")
+    assert ran(step, "_backward_maps")
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.long(all_but=["cpp"])
 def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_hard"]
@@ -318,34 +353,58 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
+    # A sequence that ends within a segment, in its first chunk, at a seam, at once, after the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
+    "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
     "both": {"lengths": torch.tensor([STEPS - 1, 16, 75]), "resets": marked_resets()},
 }
 
 
-@pytest.mark.long(all_but=["cpp-lengths", "cpp-resets"])
+@pytest.mark.long(all_but=["cpp-True-lengths", "cpp-False-resets"])
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_lengths_and_resets(name: str, language: TargetName) -> None:
-    """A program ends with its sequence: lengths are walked serially; a reset makes trajectories meet at once."""
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
+    """Segments after the end of a sequence are right whatever their guess is; a reset makes trajectories meet."""
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = TRANSFORMED[name]
+    data[torch.arange(STEPS)[:, None] >= given.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
     found = []
     for rule in (None, RULE):
-        neuron = ALIF(tau=2.0, tau_a=1.5, backend=language)
+        neuron = ALIF(tau=2.0, tau_a=1.5, backend=language, store_state_seqs=keeps_states)
         x = data.clone().requires_grad_()
         with using_segments(rule):
-            given = TRANSFORMED[name]
-            spikes, states = neuron.step(x, lengths=given.get("lengths"), resets=given.get("resets"))
-            assert isinstance(spikes, Tensor)
-            weight = torch.randn(spikes.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-            (gradient,) = torch.autograd.grad((spikes * weight).sum(), x)
-        found.append(([spikes.detach(), *[state.detach() for state in states]], gradient, neuron.kernel_names()))
-    (wanted, wanted_gradient, _), (results, gradient, names) = found
+            spikes = neuron(x, lengths=given.get("lengths"), resets=given.get("resets"))
+            assert len(neuron.state_seqs) == 2 * keeps_states
+            results = [spikes, *neuron.states, *neuron.state_seqs]
+            weights = random_weights(results)
+            loss = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+        found.append(([result.detach() for result in results], gradient, neuron))
+    (wanted, wanted_gradient, _), (results, gradient, neuron) = found
     assert same_bits(results, wanted)
     check_gradients([gradient], [wanted_gradient], 1e-12)
-    in_segments = name == "resets"
-    assert any("_forward_repair" in kernel for kernel in names) == in_segments
-    assert any("_backward_maps" in kernel for kernel in names) == in_segments
+    names = neuron.kernel_names()
+    assert any("_forward_repair" in kernel for kernel in names)
+    assert any("_backward_maps" in kernel for kernel in names)
+    assert any("_forward_ended" in kernel for kernel in names) == ("lengths" in given and keeps_states)
+
+
+@pytest.mark.long(all_but=["cpp-16"])
+@pytest.mark.parametrize("warm_up", [4, 16])
+def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
+    """Its guess begins after the end, so it is wrong, and does not matter."""
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([31, 16, 0])
+    results = []
+    for rule in (None, replace(RULE, warm_up=warm_up)):
+        neuron = FlexSN(forgetting, 1, 1, 1, backend=language)
+        neuron.store_state_seqs = True
+        with using_segments(rule), torch.no_grad():
+            results.append([neuron(x, lengths=lengths), *neuron.states, *neuron.state_seqs])
+    assert same_bits(*results)
+    again = int(re.findall(r"; (\d+) of \d+ were computed again", neuron.explain())[0])
+    assert (again == 0) == (warm_up == 16)
 
 
 def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
@@ -415,3 +474,29 @@ def test_warm_ups_are_learned_on_the_gpu_without_waiting() -> None:
     (speculation,) = step.speculations.values()
     assert speculation.last.warm_up > 4
     assert speculation.last.elements < speculation.last.total
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_lengths_on_the_gpu(keeps_states: bool) -> None:
+    lengths = torch.tensor([2055, 700, 3])
+    data = torch.randn(2055, 3, 217, generator=torch.Generator().manual_seed(0)).cuda()
+    data[torch.arange(2055)[:, None] >= lengths] = torch.nan
+    found = []
+    for rule in (
+        None,
+        SegmentRule(elements=2**16, largest=2**13, warm_up=4),
+        SegmentRule(elements=2**16, largest=2**13),
+    ):
+        neuron = LIF(backend="triton", store_state_seqs=keeps_states).cuda()
+        x = data.clone().requires_grad_()
+        with using_segments(rule):
+            spikes = neuron(x, lengths=lengths)
+            results = [spikes, *neuron.states, *neuron.state_seqs]
+            loss = torch.stack([(r * w).sum() for r, w in zip(results, random_weights(results), strict=True)]).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+        found.append(([result.detach() for result in results], gradient))
+        assert any("_forward_guess" in name for name in neuron.kernel_names()) == (rule is not None)
+    for results, gradient in found[1:]:
+        assert same_bits(results, found[0][0])
+        check_gradients([gradient], [found[0][1]], 2e-5)

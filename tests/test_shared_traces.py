@@ -181,7 +181,7 @@ def test_on_a_gpu_batch_sizes_share(name: str) -> None:
         check(neuron, sequence(batch))
 
 
-@pytest.mark.long(all_but=["LSTM", "Heads", "Sliced"])
+@pytest.mark.long(all_but=["LSTM", "Heads"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells_of_any_batch_size(cell: type[Cell]) -> None:
     def normal(*shape: int) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, TernaryLIF, exact_products, functional
-from flexsn_nn.exact import _exchange, _layer
-from flexsn_runtime import Linked, linked_linear
+from flexsn_nn.exact import _exchange
+from flexsn_runtime import Linked, RepeatedProducts, linked_linear
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -48,13 +48,14 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """For each product: its spikes came in bfloat16, and it offered links."""
     calls = []
+    run = RepeatedProducts.run
 
-    def record(s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
-        linked = linked_linear(s, written, *rest, **options)
+    def record(products: RepeatedProducts, s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
+        linked = run(products, s, written, *rest, **options)
         calls.append((written is not None, linked.links is not None))
         return linked
 
-    monkeypatch.setattr(_layer, "linked_linear", record)
+    monkeypatch.setattr(RepeatedProducts, "run", record)
     return calls
 
 

@@ -452,6 +452,7 @@ RECURRENT: dict[str, Callable[[], FlexSN]] = {
 }
 
 
+@pytest.mark.long(all_but=["rlif-cpp", "leaky-triton", "each to itself-cpp"])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:

@@ -158,7 +158,7 @@ def run(layer: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.long(all_but=["True-cpp"])
 def test_a_recurrent_layer_has_the_loops_spikes(backend: str, bias: bool, compiler: None) -> None:
     torch.manual_seed(1)
-    x = torch.randn(100, 16, 96) + 0.5
+    x = torch.randn(30, 16, 96) + 0.5
     want = run(recurrent(96, "torch", bias=bias), x)
     layer = recurrent(96, backend, bias=bias)
     assert torch.equal(run(layer, x), want)
@@ -195,7 +195,7 @@ def test_a_stack_of_layers_has_the_same_spikes_in_any_batch(compiler: None) -> N
     net = nn.Sequential(*made)
     loop = copy.deepcopy(net)
     functional.set_backend(loop, "torch")
-    x = (torch.rand(60, 12, 40) < 0.3).float()
+    x = (torch.rand(20, 12, 40) < 0.3).float()
     want = run(loop, x)
     assert torch.equal(run(net, x), want)
     assert torch.equal(torch.cat([run(net, part) for part in x.split(5, 1)], 1), want)

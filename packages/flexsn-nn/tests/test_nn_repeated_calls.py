@@ -121,6 +121,39 @@ def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -
     assert repeated_scan(neuron._get_program(), (x.double(),), []) is None
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_calls_that_count_are_repeated(keep: bool, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+    neurons = [LIF(backend=backend, store_state_seqs=keep) for backend in ("cpp", "torch")]
+    run = FlexSN._run
+    longer: list[str] = []
+
+    def noted(neuron: FlexSN, *given: Any, **options: Any) -> Any:
+        longer.append(neuron.backend)
+        return run(neuron, *given, **options)
+
+    monkeypatch.setattr(FlexSN, "_run", noted)
+    for neuron in neurons:
+        neuron.count_spikes = True
+    for seed in range(5):
+        results = []
+        for neuron in neurons:
+            neuron.reset()
+            leaf = (data(seed) * 2).requires_grad_()
+            y = neuron(leaf)
+            counts = neuron.spike_counts
+            assert counts is not None
+            with torch.no_grad():
+                later = [neuron(data(seed)), neuron.spike_counts]
+            shown = [y, counts, *later, *neuron.states, *neuron.state_seqs]
+            gradients = torch.autograd.grad(y.sum() + counts.square().sum(), leaf)
+            results.append([*(t.detach() for t in shown if t is not None), *gradients])
+        assert len(results[0]) == len(results[1]) == 6 + keep
+        for found, wanted in zip(*results, strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert longer.count("torch") == 10
+    assert longer.count("cpp") == 2  # with gradients from no state, and without any from one
+
+
 @pytest.mark.long(all_but=["s"])
 @pytest.mark.parametrize("step_mode", ["s", "m"])
 def test_a_call_like_the_last_one_is_compared_at_once(

@@ -22,6 +22,12 @@ FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
 ERROR = 1e-6
 
 
+@pytest.fixture(autouse=not torch.cuda.is_available())
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles of few numbers: the interpreter takes as long for a tile of any size."""
+    monkeypatch.setattr(_launch, "_TILE", 128)
+
+
 def data(kind: str, shape: tuple[int, ...]) -> Tensor:
     """Numbers of which sums of squares, of all or of deviations from some number, would be wrong."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))

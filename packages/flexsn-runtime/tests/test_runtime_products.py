@@ -268,6 +268,12 @@ def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
     want = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
         assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], want)
+    # Odd numbers whose sums need all of float32's 24 bits, from the first hundred terms on.
+    large = 32767.0 - 2 * torch.randint(0, 3, weight.shape, device="cuda", generator=generator)
+    ones = torch.ones_like(s)
+    for parts in (2, 3):
+        found = spike_linear(ones, large, None, parts, parts)[0]
+        assert torch.equal(found, (ones.double() @ large.double().t()).float())
     assert torch.equal(torch.cat([spike_linear(part, weight, None)[0] for part in s.split(999)]), want)
 
 

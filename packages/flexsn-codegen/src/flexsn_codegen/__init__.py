@@ -32,7 +32,7 @@ from flexsn_codegen.source._cache import cache_folder, compile_triton_code_str, 
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import Number
 from flexsn_codegen.source._numerics import Numerics, Precision, compile_options
-from flexsn_codegen.source._source import DENSE, CoreSource, InputLayout, KernelSource, Once, StepLayout
+from flexsn_codegen.source._source import DENSE, CoreSource, InputLayout, KernelSource, Late, Once, StepLayout
 from flexsn_codegen.targets import WORD, Approximate, KernelWriter, OpCall, Statement, Target
 from flexsn_codegen.targets._register import register_op, supported_ops
 from flexsn_codegen.targets.triton import TRITON, OfflineJob, ResourceUse, compile_offline
@@ -59,6 +59,7 @@ __all__ = [
     "KernelNameError",
     "KernelSource",
     "KernelWriter",
+    "Late",
     "Launches",
     "Number",
     "Numerics",

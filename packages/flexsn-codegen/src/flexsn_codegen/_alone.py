@@ -75,7 +75,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
     functions: dict[str, str] = {}
     plans = []
     for plan, (trace, tensors) in traces.items():
-        launches = trace.plan(tensors).launches
+        launches = trace.plan(tensors, plain=True).launches
         for launch in launches:
             functions |= linked(launch.built.compiled())
         sources = [launch.built.source for launch in launches]
@@ -285,7 +285,7 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
     if loaded.backward is not None:
         traces.append((f"{name}_backward", loaded.backward, loaded.given))
     for entry, trace, tensors in traces:
-        plan = trace.plan(tensors)
+        plan = trace.plan(tensors, plain=True)
         dtypes = [*(t.dtype for t in tensors), *(memory.dtype for memory in plan.new)]
         for i, (step, launch) in enumerate(zip(trace.steps, plan.launches, strict=True)):
             own = tuple(dtypes[operand.tensor] for operand in launch.operands)

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import Range, check_count, check_device, check_name, check_number, check_tensor
+from flexsn_nn._handover import Handover
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
 from flexsn_nn._stateful import Stateful, check_kept
 from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError
-from flexsn_runtime import delay_between, delay_by_taps, why_no_delay_kernel
+from flexsn_nn.transforms._delayed import Delayed
+from flexsn_runtime import delay_between, delay_by_taps, transform_at_work, why_no_delay_kernel
 
 INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
@@ -61,6 +63,7 @@ class Delay(Stateful):
 
     delay: float | Tensor
     width: Tensor
+    _handover: Handover | None = None
 
     def __init__(
         self,
@@ -156,14 +159,72 @@ class Delay(Stateful):
         if not torch.compiler.is_compiling():
             self.look_at_range()
         new = x if self.step_mode == "m" else x.unsqueeze(0)
-        y = self._by_kernel(new)
+        if self._handover is not None and self._hands_over(x):
+            self._keep(x)
+            self._handover.give(x, Delayed(self))
+            return x
+        y = self._by_kernel(new, self._history(new) if self.states else None)
         if y is not None:
+            self._keep(new)
             return y if self.step_mode == "m" else y.squeeze(0)
         seen = torch.cat([self._history(new), new])
         steps = new.shape[0]  # `len` would make a number of it in torch.export
         self.states = [seen[steps:]] if self.max_delay else []
         y = self._delayed(seen, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
+
+    # -- in the step of the neuron behind ------------------------------------------------------------------
+
+    @property
+    def is_between(self) -> bool:
+        """True if delayed values lie between those of two steps."""
+        if self._spreads:
+            return False
+        return bool(self.max_delay) and (isinstance(self.delay, Tensor) or self.delay % 1 != 0)
+
+    def fits(self, x: Tensor) -> bool:
+        """True if the delays of a sequence broadcast to its steps, on its device."""
+        delay = self.delay
+        if not isinstance(delay, Tensor):
+            return True
+        return delay.device == x.device and _flat(delay, x.shape[1:]) is not None
+
+    def of(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, without earlier inputs; keeps nothing."""
+        y = self._by_kernel(x, None)
+        return self._delayed(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
+
+    def steps_back(self) -> float | Tensor:
+        """The delays, of which whole steps count."""
+        if not isinstance(self.delay, Tensor):
+            return self.delay
+        return self.in_evaluation() if self._spreads else self.delay.detach()
+
+    def between(self, late: Tensor, later: Tensor | None = None, delay: Tensor | None = None) -> Tensor:
+        """The delayed value of a step.
+
+        Args:
+            late: the value as many whole steps ago.
+            later: the one before; `None`: the delays are whole steps.
+            delay: `self.delay`, or what stands for it in a trace; `None`: it is a number.
+        """
+        if later is None:
+            return late
+        if delay is None:
+            assert not isinstance(self.delay, Tensor)
+            return _between(late, later, self.delay - math.floor(self.delay))
+        delay = self._bounded(delay, late.dtype)
+        return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
+
+    def _hands_over(self, x: Tensor) -> bool:
+        """True if the neuron behind receives a sequence with this layer; else it receives the delayed sequence."""
+        if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
+            return False
+        if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
+            return False
+        if torch.compiler.is_compiling() or transform_at_work() is not None:
+            return False
+        return type(x) in (Tensor, nn.Parameter) and x.is_floating_point() and x.numel() > 0
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         fit_checkpoint(state_dict, prefix, self._parameters, ["delay"])
@@ -247,29 +308,29 @@ class Delay(Stateful):
         fraction = (delay - whole_steps).to(seen.dtype)
         return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
 
-    def _by_kernel(self, new: Tensor) -> Tensor | None:
-        """The delayed sequence, and keeps the last inputs; `None`: no kernel computes it."""
+    def _by_kernel(self, new: Tensor, past: Tensor | None) -> Tensor | None:
+        """The delayed sequence after `past`, `None`: zeros. Or `None`: no kernel computes it."""
         if not isinstance(self.delay, Tensor) or not self.max_delay or why_no_delay_kernel(new) is not None:
             return None
         flat = _flat(self.delay, new.shape[1:])
         if flat is None:
             return None
         most = self.max_delay
-        past = self._history(new) if self.states else None
         delay, inner = self._bounded(flat.delays, new.dtype), flat.inner
         if self._spreads and self.training:
-            y = delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
-        elif self._spreads:
-            y = delay_between(new, past, delay.detach().round().int(), None, inner, most)
+            return delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
+        if self._spreads:
+            return delay_between(new, past, delay.detach().round().int(), None, inner, most)
+        whole = self._whole_steps(delay)
+        return delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
+
+    def _keep(self, new: Tensor) -> None:
+        """Keeps the last `max_delay` inputs."""
+        before = len(new) - self.max_delay
+        if before >= 0:
+            self.states = [new[before:].clone()]  # the input is the caller's to write to
         else:
-            whole = self._whole_steps(delay)
-            y = delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
-        if len(new) >= most:
-            self.states = [new[len(new) - most :].clone()]  # the input is the caller's to write to
-        else:
-            before = self._history(new) if past is None else past
-            self.states = [torch.cat([before[len(new) :], new])]
-        return y
+            self.states = [torch.cat([self._history(new)[len(new) :], new])]
 
     def _taps(self, delay: Tensor) -> Tensor:
         """`[size] -> [max_delay + 1, size]`: the weight of the value so many steps ago."""
@@ -305,7 +366,8 @@ class Delay(Stateful):
     def extra_repr(self) -> str:
         shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
         spread = f", interpolation={self.interpolation!r}, width={float(self.width):.4g}" if self._spreads else ""
-        return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}"
+        fused = "" if self._handover is None else ", computed by the neuron behind"
+        return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}{fused}"
 
 
 class _Flat(NamedTuple):

@@ -46,14 +46,11 @@ def launchers(program: ScanProgram) -> list[str]:
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
 
-def segments(program: ScanProgram) -> list[str]:
-    """Segments of time side by side: how many, their warm-up, what was computed again."""
-    return [
-        f"few neurons over many steps: {line}"
-        for step in program.specializations
-        if isinstance(step, Specialization)
-        for line in step.segments_in_words()
-    ]
+def segments(programs: Sequence[ScanProgram]) -> list[str]:
+    """Segments of time side by side, of calls with lengths and resets too: number, warm-up, what was computed again."""
+    steps = [step for program in programs for step in program.specializations if isinstance(step, Specialization)]
+    lines = [f"few neurons over many steps: {line}" for step in steps for line in step.segments_in_words()]
+    return list(dict.fromkeys(lines))
 
 
 _PHASES = {

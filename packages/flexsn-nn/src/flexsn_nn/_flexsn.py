@@ -37,6 +37,7 @@ from flexsn_nn.transforms._absorbed import Absorb, InStep
 from flexsn_nn.transforms._bits import SpikesAsBits
 from flexsn_nn.transforms._compose import Counts, added, before, check_transforms
 from flexsn_nn.transforms._counts import SpikeCounts, per_channel
+from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
 from flexsn_nn.transforms._resets import Resets
@@ -215,9 +216,10 @@ class FlexSN(Runs):
                 result = FlexSN.forward(self, *inputs, **asked)
                 firing.look(self, result if isinstance(result, Tensor) else result[0])
                 return result
+        front: Producer | Delayed | None = affine
         if self._handover is not None:
-            inputs, affine = self._handover.take(inputs, affine)
-        changes = self._transforms(inputs, affine, lengths, resets, transforms)
+            inputs, front = self._handover.take(inputs, affine)
+        changes = self._transforms(inputs, front, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:
             changes = (*changes, counts)
@@ -241,6 +243,8 @@ class FlexSN(Runs):
                     return output
             repeated, inputs, changes = self._repeat(inputs, changes)
             if repeated is not None:
+                if counts is not None and counts.total is not None:
+                    self.__dict__["spike_counts"] = per_channel(counts.total, lead=0)
                 return repeated
             graph: GraphOfCall | None = self.__dict__.get("_graph")
             if graph is not None and torch.is_grad_enabled():
@@ -321,9 +325,10 @@ class FlexSN(Runs):
                 f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
             )
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        front: Producer | Delayed | None = affine
         if self._handover is not None:
-            given, affine = self._handover.take(given, affine)
-        changes = self._transforms(given, affine, lengths, resets, transforms)
+            given, front = self._handover.take(given, affine)
+        changes = self._transforms(given, front, lengths, resets, transforms)
         begun = self._as_states(states)
         changes = self._with_draws(changes, begins=not begun, keep=False)
         outputs, new_states, _ = self._run(given, begun, keep=False, transforms=changes)
@@ -332,7 +337,7 @@ class FlexSN(Runs):
     def _transforms(
         self,
         inputs: tuple[Tensor, ...],
-        affine: Producer | None,
+        front: Producer | Delayed | None,
         lengths: Tensor | None,
         resets: Tensor | None,
         transforms: Sequence[Transform],
@@ -341,12 +346,14 @@ class FlexSN(Runs):
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
-        if affine is not None:
+        if front is not None and not isinstance(front, Delayed):
             flows = self.requires_grad is None or self.requires_grad[0]
-            found = (Absorb(affine, flows=flows), *found)
+            found = (Absorb(front, flows=flows), *found)
         found = (*self._completing(inputs), *found)
         if resets is not None:
             found = (*found, Resets(resets))
+        if isinstance(front, Delayed):  # its state is the delay's, which resets leave as it is
+            found = (*found, front)
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
@@ -383,7 +390,13 @@ class FlexSN(Runs):
         if inputs and len(used) > len(transforms):
             _, used = before(call, used)
         program = self._program(used).scan
-        lines += [*kernels(program), *segments(program), *launchers(program), *products(program), *constants(program)]
+        lines += [
+            *kernels(program),
+            *segments(self._programs.scans),
+            *launchers(program),
+            *products(program),
+            *constants(program),
+        ]
         if inputs:
             counts = any(transform.num_states for transform in used)
             states = None if self._kernels_start_alike(given) and not counts else self._initial(given)

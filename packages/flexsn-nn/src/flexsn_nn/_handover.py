@@ -1,4 +1,4 @@
-"""How a layer leaves its norm to the neuron behind it."""
+"""How a layer leaves its norm or its delay to the neuron behind it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from torch import Tensor
 
 from flexsn_nn._affine import Producer
 from flexsn_nn.errors import HandoverError
+from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """From an `OverTime` whose last layer is a norm to the neuron behind: the norm's input, and the norm.
+    """From an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron behind: the input, and the layer.
 
     Both hold it, and neither knows the other, so that each can be copied, moved and called alone.
     """
 
     def __init__(self) -> None:
-        self._given: tuple[Tensor, Producer] | None = None
+        self._given: tuple[Tensor, Producer | Delayed] | None = None
 
-    def give(self, x: Tensor, producer: Producer) -> None:
+    def give(self, x: Tensor, producer: Producer | Delayed) -> None:
         """What the neuron is to take; what nobody took is forgotten."""
         self._given = x, producer
 
-    def take(self, inputs: tuple[Any, ...], affine: Producer | None) -> tuple[tuple[Any, ...], Producer | None]:
+    def take(
+        self, inputs: tuple[Any, ...], affine: Producer | None
+    ) -> tuple[tuple[Any, ...], Producer | Delayed | None]:
         """The neuron's inputs and what is in front of them; as they are if nothing was given.
 
         Raises:
@@ -34,9 +37,9 @@ class Handover:
             return inputs, affine
         if affine is not None or not inputs or inputs[0] is not given[0]:
             raise HandoverError(
-                "the norm in front of this neuron was fused into it (fuse_norms), and the neuron was called with "
-                "something else than what that layer returned. Leave this pair out (fuse_norms(skip=...)), or undo it "
-                "(unfuse_norms(net))."
+                "the norm or delay in front of this neuron was fused into it (fuse_norms, fuse_delays), and the neuron "
+                "was called with something else than what that layer returned. Leave this pair out "
+                "(fuse_norms(net, skip=...)), or undo it (unfuse_norms(net))."
             )
         return inputs, given[1]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
 from flexsn_nn.transforms._transform import Transform
-from flexsn_runtime import Completion, ScanProgram, TargetName
+from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
 # So many programs are kept: the shapes of what transforms capture are part of their keys.
 _MOST = 64
@@ -109,9 +109,14 @@ class Programs:
             program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
 
+    @property
+    def scans(self) -> list[ScanProgram]:
+        """Scan programs that were made so far."""
+        return [program.scan for program in self._made.values()]
+
     def kernel_names(self) -> list[str]:
         """Of the kernels of all programs that were built so far."""
-        steps = [step for program in self._made.values() for step in program.scan.specializations]
+        steps = [step for scan in self.scans for step in scan.specializations]
         return [name for step in steps for name in step.kernel_names]
 
     def _make(
@@ -147,6 +152,7 @@ class Programs:
             residuals=self._residuals,
             on_cpu=on_cpu,
             counts_down=_counts_down(counts.inputs, self._counts.inputs, transforms),
+            late=_late(counts.inputs, self._counts.inputs, transforms),
             bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
         )
         return StepProgram(core, requires_grad, scan, key, stand_ins)
@@ -159,3 +165,13 @@ def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform])
     added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
     assert len(added) == num_inputs - of_core
     return (*(False,) * of_core, *added)
+
+
+def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
+    """For each input, its delays; empty: none is late."""
+    place = of_core
+    for transform in transforms:
+        if transform.looks_back is not None:
+            return (Late(place, transform.looks_back), *(None,) * (num_inputs - 1))
+        place += transform.num_inputs
+    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexsn_codegen import Late as Late
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
@@ -46,6 +47,7 @@ from flexsn_runtime.errors import (
     DtypeError,
     FreedGraphError,
     GaveUpError,
+    LateInputError,
     LauncherError,
     LayoutError,
     ResidualsError,
@@ -68,6 +70,7 @@ from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
 from flexsn_runtime.products import (
     Linked,
     Links,
+    RepeatedProducts,
     fewest_multiplications,
     linked_linear,
     spike_linear,
@@ -109,6 +112,8 @@ __all__ = [
     "GaveUpError",
     "GradientFormula",
     "KernelLowering",
+    "Late",
+    "LateInputError",
     "LaunchConfig",
     "LaunchPlan",
     "LauncherError",
@@ -118,6 +123,7 @@ __all__ = [
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
+    "RepeatedProducts",
     "ResidualsError",
     "ScanKernel",
     "ScanProgram",

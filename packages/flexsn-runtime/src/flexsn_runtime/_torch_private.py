@@ -21,8 +21,11 @@ _NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
 # `torch.autograd.Function` looks for transforms of `torch.func` first, at every `apply`.
 if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
     SingleLevelFunction = torch.autograd.Function
 else:
+    TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
     SingleLevelFunction = private(
         "torch.autograd.function",
         "_SingleLevelFunction",

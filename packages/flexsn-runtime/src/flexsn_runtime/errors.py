@@ -39,6 +39,10 @@ class SpikeBitsError(ValueError):
     """Bits were asked for of an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
 
 
+class LateInputError(ValueError):
+    """Inputs that are late were asked for of a step that has no kernel of its own for all steps."""
+
+
 class TemplateNeededError(ValueError):
     """A gradient's shape cannot be known from what was given."""
 

@@ -60,7 +60,8 @@ def emit_rows(
         places = [i for i, one in enumerate(whole) if one == kind]
         if places:
             core = core_of([step.entries[i] for i in places])
-            stages.append(RowStage(core, (), tuple(step.results[i] for i in places), kind))
+            dtypes = tuple(step.entries[i].meta["val"].dtype for i in places)
+            stages.append(RowStage(core, (), tuple(step.results[i] for i in places), kind, dtypes))
     used = {port for stage in stages for port in stage.core.arguments if port.role is Role.INPUT}
     arguments = tuple(port for port in step.arguments if port in used) or step.arguments[:1]
     source = "\n\n".join(dict.fromkeys(stage.core.source for stage in stages))

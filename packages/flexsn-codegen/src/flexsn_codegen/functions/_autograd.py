@@ -48,7 +48,7 @@ class Differentiated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
-            return call(kernel, tensors, ctx.numbers, scalars)
+            return call(kernel, tensors, ctx.numbers, scalars, summed=True)
 
         return (None, None, None, *gradients(ctx, cotangents, ctx.needs_input_grad[3:], apply))
 
@@ -73,12 +73,18 @@ class Differentiated(torch.autograd.Function):
 
 
 def call(
-    kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool] | None = None
+    kernel: Kernel,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[Any],
+    scalars: Sequence[bool] | None = None,
+    *,
+    summed: bool = False,
 ) -> Sequence[Tensor]:
     """The results of a kernel that writes new memory alone, with derivatives where some are wanted.
 
     Args:
         scalars: as for `Kernel.variant`.
+        summed: as for `Kernel.run`, where no derivatives are wanted.
     """
     # Zeros that autograd makes may have no memory.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
@@ -86,7 +92,7 @@ def call(
     if not is_plain(tensors) or is_followed(tensors):
         results: Sequence[Tensor] = Differentiated.apply(kernel, tuple(numbers), flags, *tensors)
         return results
-    return kernel.run(tensors, numbers, [False] * len(tensors), (), flags)[0]
+    return kernel.run(tensors, numbers, [False] * len(tensors), (), flags, summed=summed)[0]
 
 
 def setup(
@@ -126,9 +132,13 @@ def gradients(
         return [None] * len(tensors)
     gradient = ctx.kernel.gradient(tuple(wanted), present)
     found = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
-    return [
-        next(found).sum_to_size(t.shape).to(t.dtype) if want else None for t, want in zip(tensors, wanted, strict=True)
-    ]
+    return [_summed(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient in the shape of its tensor; itself where it has it, and not a view."""
+    found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
+    return found.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:

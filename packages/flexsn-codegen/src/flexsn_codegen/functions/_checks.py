@@ -43,7 +43,7 @@ def _remedy(tensor: Tensor) -> str | None:
     if tensor.is_complex():
         return "Give its real and its imaginary part (torch.view_as_real) as two tensors."
     if not TRITON.supports(tensor.dtype):
-        return "Convert it with .to(), to torch.bfloat16, say."
+        return "Convert it with .to(), to torch.bfloat16, say; of float8, kernels read float8_e4m3fn and float8_e5m2."
     return None
 
 

@@ -21,7 +21,7 @@ from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._plan import Trace, TracedStep
+from flexsn_codegen.functions._plan import Source, Trace, TracedStep, computed_once
 from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -73,6 +73,8 @@ class Kernel:
         must_cut: as for `flexsn_graph.trace_cells`.
         otherwise: raised where it turns out to cut nothing; by default the tracer's own error.
         batched: gives the function over a batch; by default `torch.func.vmap` makes it.
+        like: of a gradient, for each result the number of the tensor that it belongs to.
+        cotangents: of a gradient, the number of the first tensor that is no argument of the function.
 
     Attributes:
         key: names it in graphs.
@@ -93,6 +95,8 @@ class Kernel:
         must_cut: bool = True,
         otherwise: Exception | None = None,
         batched: Callable[[], Kernel] | None = None,
+        like: tuple[int, ...] = (),
+        cotangents: int = 0,
     ) -> None:
         self.name, self.numerics, self.captured, self.cuts = name, numerics, captured, cuts
         self.written, self.result = written, result
@@ -100,6 +104,7 @@ class Kernel:
         self.key = named(name, self)
         self._bind = bind
         self._gradient = gradient
+        self._like, self._cotangents = like, cotangents
         self._otherwise = otherwise
         self._variants: dict[tuple[Any, ...], list[Trace]] = {}
         self._gradients: dict[tuple[Any, ...], Kernel] = {}
@@ -180,6 +185,8 @@ class Kernel:
         wanted: Sequence[bool],
         target: Target,
         scalars: Sequence[bool] | None = None,
+        *,
+        summed: bool = False,
     ) -> Trace:
         """The trace for such tensors and numbers.
 
@@ -187,6 +194,7 @@ class Kernel:
             tensors: all of them, the captured ones last; their sizes may be symbols.
             wanted: for each, whether autograd follows what is computed from it.
             scalars: for each, whether it promotes as a tensor without dimensions; by default, if it has none.
+            summed: of a gradient: its results have the shapes of the arguments.
 
         Raises:
             UnsupportedOpError, TraceError: no kernel computes it.
@@ -200,14 +208,14 @@ class Kernel:
             for t, scalar, want in zip(tensors, flags, wanted, strict=True)
         )
         kinds = tuple(t.dim() for t in tensors) if self.cuts else dimensions
-        variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types), [])
+        variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types, summed), [])
         found = _serving(variants, tensors, numbers)
         if found is None:
             with TRACE_LOCK:
                 # Another thread may have made it meanwhile.
                 found = _serving(variants, tensors, numbers)
                 if found is None:
-                    found = self._new_variant(variants, types, tensors, list(numbers), target)
+                    found = self._new_variant(variants, types, tensors, list(numbers), target, summed)
         self.single = found.graph.single
         return found
 
@@ -218,6 +226,7 @@ class Kernel:
         tensors: Sequence[Tensor],
         numbers: list[Any],
         target: Target,
+        summed: bool,
     ) -> Trace:
         if self.cuts:
             del variants[_MAX_CUT - 1 :]
@@ -230,19 +239,30 @@ class Kernel:
                 otherwise=self.captured.where,
             )
             variants.clear()
-        trace = self._traced(types, tensors, numbers, target)
+        trace = self._traced(types, tensors, numbers, target, summed)
         variants.insert(0, trace)
         return trace
 
     def _traced(
-        self, types: Sequence[ArgumentType], tensors: Sequence[Tensor], numbers: list[Any], target: Target
+        self,
+        types: Sequence[ArgumentType],
+        tensors: Sequence[Tensor],
+        numbers: list[Any],
+        target: Target,
+        summed: bool,
     ) -> Trace:
         shapes = tuple(tuple(_size(size) for size in t.shape) for t in tensors) if self.cuts else None
 
+        own: tuple[Source, ...] | None = None
+
         def trace(notes: Notes) -> tuple[PointwiseGraph | CellGraph, list[CoreSource], object]:
+            nonlocal own
             graph, steps, structure = self._graph(self._bind(notes), types, tensors, shapes)
+            if summed and isinstance(graph, PointwiseGraph):
+                graph, own = computed_once(graph, self._cotangents)
+                steps, structure = [graph.step] if graph.dtypes else [], (structure, own)
             numbers = PREFIX if notes.numbers else None
-            cells = graph.steps if isinstance(graph, CellGraph) else (None,)
+            cells = graph.steps if isinstance(graph, CellGraph) else (None,) * len(steps)
             sources = [self._source(*pair, target, numbers) for pair in zip(steps, cells, strict=True)]
             return graph, sources, structure
 
@@ -255,9 +275,9 @@ class Kernel:
             if self._otherwise is None:
                 raise
             raise self._otherwise from None
-        cells = graph.steps if isinstance(graph, CellGraph) else (None,)
+        cells = graph.steps if isinstance(graph, CellGraph) else (None,) * len(sources)
         steps = [TracedStep(*step) for step in zip(sources, slots, cells, strict=True)]
-        return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes)
+        return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes, own)
 
     def _source(self, step: StepGraph, cells: CellStep | None, target: Target, numbers: str | None) -> CoreSource:
         if cells is not None and cells.rows:
@@ -308,12 +328,24 @@ class Kernel:
         wanted: Sequence[bool],
         outs: Sequence[Tensor] = (),
         scalars: Sequence[bool] | None = None,
+        *,
+        summed: bool = False,
     ) -> tuple[list[Tensor], Trace]:
-        """Launches; the results, without the written arguments."""
-        trace = self.variant(tensors, numbers, wanted, target_on(tensors[0].device, self.name), scalars)
+        """Launches; the results, without the written arguments.
+
+        Args:
+            summed: of a gradient: its results have the shapes of the arguments, and may be tensors that came in.
+        """
+        target = target_on(tensors[0].device, self.name)
+        trace = self.variant(tensors, numbers, wanted, target, scalars, summed=summed)
         given = [t.detach().resolve_neg() for t in tensors]
         for i in self.written:
             given[i] = tensors[i].detach()
+        if trace.sources is not None:
+            for number in {number for is_argument, number in trace.sources if is_argument}:
+                # Itself: autograd counts references to a gradient before it adds to it.
+                given[number] = tensors[number].resolve_neg()
+            return trace.plan(given, (), self._like).run(given, trace.words(numbers)), trace
         if not self.cuts:
             return trace.plan(given, outs).run(given, trace.words(numbers), outs), trace
         results = trace.plan(given).run(given, trace.words(numbers))
@@ -367,6 +399,8 @@ class Kernel:
                 captured=self.captured,
                 cuts=self.cuts,
                 gradient=True,
+                like=tuple(i for i, want in enumerate(wanted) if want),
+                cotangents=len(wanted),
                 batched=lambda: self.batched().gradient(wanted, differentiable),
             )
         return found

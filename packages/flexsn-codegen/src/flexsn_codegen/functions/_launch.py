@@ -91,14 +91,24 @@ class Launcher:
         like: tensors as in each call, in the order of the kernel's parameters.
         numel: the number of elements.
         block: elements of a program in Triton; warps: of it on a GPU.
+        fixed: True if memory depends on the number of programs, so that Triton's interpreter has no larger ones.
     """
 
     def __init__(
-        self, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool, block: int = BLOCK, warps: int = 4
+        self,
+        kernel: Any,
+        like: Sequence[Tensor],
+        numel: int,
+        *,
+        fast_math: bool,
+        block: int = BLOCK,
+        warps: int = 4,
+        fixed: bool = False,
     ) -> None:
         self._kernel, self._numel, self._fast_math = kernel, numel, fast_math
-        self._block, self._warps = block, warps
+        self._block, self._warps, self._fixed = block, warps, fixed
         self._device = like[0].device
+        _check_float8(like)
         self._in_cpp: Callable[[Sequence[int]], None] | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
@@ -125,6 +135,8 @@ class Launcher:
             block = min(1 << (self._numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
             if self._block > BLOCK:
                 block = max(block, self._block)
+            if self._fixed:
+                block = self._block
             with interpreting():
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
@@ -145,6 +157,19 @@ class Launcher:
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
         self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, self._block), self._device)
+
+
+def _check_float8(tensors: Sequence[Tensor]) -> None:
+    """Raises `DeviceError` where Triton has no such tensors."""
+    device = tensors[0].device
+    if device.type != "cuda" or torch.version.hip or all(t.dtype != torch.float8_e4m3fn for t in tensors):
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        raise DeviceError(
+            "kernels read and write torch.float8_e4m3fn on GPUs of compute capability 8.9 and newer, and this one has "
+            f"{'.'.join(map(str, capability))}: convert to torch.bfloat16 before, and to float8 after the call."
+        )
 
 
 # Of one repeated call: its numbers may be others every time.

@@ -12,17 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_codegen.errors import ArgumentError
+from flexsn_codegen.functions._division import Division, divided
 from flexsn_codegen.functions._follow import Conditions, hold, integers
 from flexsn_codegen.functions._host_numbers import Expression
 from flexsn_codegen.functions._launch import BLOCK, Launcher
 from flexsn_codegen.functions._layout import plan_layout
-from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._source import CoreSource, KernelSource, RowStage
+from flexsn_codegen.targets import RowLaunch, Summed
 from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, StepGraph
 
 MAX_PLANS = 1024
+
+Source = tuple[bool, int]
+"""Where a result is: `(True, i)`: argument `i`; `(False, i)`: output `i` of the kernel."""
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ class Trace:
         conditions: what was decided by the numbers, with its outcome.
         written: positions of the tensors that it changes.
         shapes: of the arguments that it was traced with; `None`: it serves all.
+        sources: of a gradient whose sums belong to it, for each result `(argument or output, its number)`.
     """
 
     name: str
@@ -75,6 +82,7 @@ class Trace:
     fast_math: bool
     written: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...] | None = None
+    sources: tuple[Source, ...] | None = None
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
 
     @property
@@ -108,22 +116,26 @@ class Trace:
         """The integers that each step's kernel takes for the numbers."""
         return [integers(step.source, step.slots, numbers) for step in self.steps]
 
-    def plan(self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
+    def plan(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = (), like: Sequence[int] = (), *, plain: bool = False
+    ) -> Plan:
         """All of a call but where its tensors are, and its numbers.
 
         Args:
             tensors: shapes, strides, dtypes and the device are looked at.
             outs: what the results are written to; none: new memory.
+            like: of a trace with `sources`, for each result the tensor to whose shape it is summed.
+            plain: each kernel has an operand for each argument and result of its step, and walks elements.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return _built(self, tensors, outs)  # symbols
-        key = (len(outs), *[(t.shape, t.stride()) for t in every])
+            return _built(self, tensors, outs, like, plain)  # symbols
+        key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in every])
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
-            plan = self.plans[key] = _built(self, tensors, outs)
+            plan = self.plans[key] = _built(self, tensors, outs, like, plain)
         return plan
 
 
@@ -162,6 +174,7 @@ class PlannedLaunch:
         integers: the kernel's, without those of the numbers, which come last.
         numel: the number of elements, with what rows are padded by.
         block, warps: of a program on a GPU.
+        fixed: True if memory depends on the number of programs.
     """
 
     step: int
@@ -172,6 +185,7 @@ class PlannedLaunch:
     fast_math: bool
     block: int = BLOCK
     warps: int = 4
+    fixed: bool = False
     _launcher: Launcher | None = None
 
     def tensors(self, every: Sequence[Tensor]) -> list[Tensor]:
@@ -192,33 +206,66 @@ class PlannedLaunch:
         if launcher is None or not launcher.serves(tensors[0].device):
             kernel = self.built.compiled()
             launcher = self._launcher = Launcher(
-                kernel, tensors, self.numel, fast_math=self.fast_math, block=self.block, warps=self.warps
+                kernel,
+                tensors,
+                self.numel,
+                fast_math=self.fast_math,
+                block=self.block,
+                warps=self.warps,
+                fixed=self.fixed,
             )
         launcher(tensors, [*self.integers, *words])
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class SummedPart:
     """A result that is the sum of what a step has written.
 
     Attributes:
-        terms, result: numbers of new tensors.
+        total: from terms to their sum.
+        result: the number of a new tensor.
         part: where the sum is in the result.
-        shape: of the step.
-        axes: those that are summed.
+        shape: of the step, with 1 where it is summed.
     """
 
-    terms: int
+    total: Total
     result: int
     part: Part
     shape: tuple[int, ...]
-    axes: tuple[int, ...]
 
-    def run(self, new: Sequence[Tensor]) -> None:
+    def run(self, every: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Sums."""
-        terms, once = new[self.terms], [1 if i in self.axes else n for i, n in enumerate(self.shape)]
-        place = self.part.view(new[self.result], once)
-        place.copy_(terms.sum(self.axes, dtype=terms.dtype, keepdim=True))
+        self.part.view(new[self.result], self.shape).copy_(self.total.of(every))
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A tensor of a call, summed.
+
+    Attributes:
+        tensor: its number among those of the call and then the new ones.
+        axes: that are summed.
+        turned: sizes of what is left, and the order in which their dimensions are the result's; `None`: as they are.
+        shape: of the result.
+        dtype: of the result.
+    """
+
+    tensor: int
+    axes: tuple[int, ...]
+    turned: tuple[tuple[int, ...], tuple[int, ...]] | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, every: Sequence[Tensor]) -> Tensor:
+        """The sum. Without axes, it is the tensor, and not a view of it."""
+        found = every[self.tensor]
+        if self.axes:
+            found = found.sum(self.axes, dtype=found.dtype)
+        if self.turned is not None:
+            found = found.view(self.turned[0]).permute(self.turned[1])
+        if tuple(found.shape) != self.shape:
+            found = found.reshape(self.shape)
+        return found.to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,18 +278,20 @@ class Plan:
         launches: in order.
         sums: what is summed after them.
         constants: by the number of a result, what all of it is.
+        totals: the results of a gradient whose sums belong to it; `None`: the new memory is the results.
     """
 
     new: tuple[NewMemory, ...]
     dtypes: tuple[torch.dtype, ...]
     launches: tuple[PlannedLaunch, ...]
-    sums: tuple[Summed, ...] = ()
+    sums: tuple[SummedPart, ...] = ()
     constants: tuple[tuple[int, Any], ...] = ()
+    totals: tuple[Total, ...] | None = None
 
     @property
     def is_one_launch(self) -> bool:
         """True if nothing is done beside one launch."""
-        return len(self.launches) == 1 and not self.sums and not self.constants
+        return len(self.launches) == 1 and not self.sums and not self.constants and self.totals is None
 
     def allocated(self, like: Tensor) -> list[Tensor]:
         """New memory."""
@@ -266,13 +315,39 @@ class Plan:
         every = [*tensors, *new]
         for launch in self.launches:
             launch.run(every, words[launch.step])
+        if self.totals is not None:
+            return [total.of(every) for total in self.totals]
         if not self.sums and not self.constants:
             return new
         for summed in self.sums:
-            summed.run(new)
+            summed.run(every, new)
         for result, constant in self.constants:
             new[result].fill_(constant)
         return [result.to(dtype) for result, dtype in zip(new, self.dtypes, strict=False)]
+
+
+def computed_once(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
+    """The graph of a gradient without results that are alike, or are given; and where each result is.
+
+    Args:
+        cotangents: the number of the first argument that may be a result.
+    """
+    step = graph.step
+    given = {node: i for i, node in enumerate(step.placeholders.values()) if i >= cotangents}
+    made: dict[Any, int] = {}
+    sources: list[Source] = []
+    for node in step.entries:
+        if node in given:
+            sources.append((True, given[node]))
+        else:
+            sources.append((False, made.setdefault(node, len(made))))
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    copied.graph_copy(step.graph, copies)
+    copied.output(tuple(copies[node] for node in made))
+    dtypes = tuple(node.meta["val"].dtype for node in made)
+    own = replace(step, graph=copied, results=step.results[: len(made)])
+    return replace(graph, step=own, dtypes=dtypes), tuple(sources)
 
 
 # -- the builder ---------------------------------------------------------------------------------------------
@@ -286,11 +361,13 @@ class _View:
     strides: tuple[int, ...]
 
 
-def _built(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -> Plan:
-    return _of_parts(trace, tensors) if isinstance(trace.graph, CellGraph) else _of_whole(trace, tensors, outs)
+def _built(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], like: Sequence[int], plain: bool) -> Plan:
+    if isinstance(trace.graph, CellGraph):
+        return _of_parts(trace, tensors, plain)
+    return _of_sums(trace, tensors, like) if trace.sources is not None else _of_whole(trace, tensors, outs, plain)
 
 
-def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -> Plan:
+def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], plain: bool) -> Plan:
     shape, strides = plan_layout([*tensors, *outs])
     for i in trace.written:
         if tuple(tensors[i].shape) != shape:
@@ -306,11 +383,40 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -
     else:
         results = [_View(Operand(count + i), strides) for i in range(len(new))]
     outputs = [*results, *(inputs[i] for i in trace.written)]
-    launch = _launch(trace, 0, shape, strides, inputs, outputs, may_overlap=bool(trace.written or outs))
-    return Plan(new, trace.dtypes, (launch,))
+    walk = _Walk(trace, 0, shape, strides, inputs, [frozenset()] * len(outputs), plain=plain)
+    return Plan(new, trace.dtypes, (walk.launch(outputs, may_overlap=bool(trace.written or outs)),))
 
 
-def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
+def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Plan:
+    """The plan of a gradient whose results have the shapes of the tensors `like`."""
+    assert trace.sources is not None
+    assert isinstance(trace.graph, PointwiseGraph)
+    shape, strides = plan_layout(tensors)
+    count, dtypes = len(tensors), trace.graph.dtypes
+    inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
+    summed = [_broadcast(tensors[i].shape, shape) for i in like]
+    # One that a result has whole, and of which another result is the sum, is written whole.
+    own = [{axes for axes, s in zip(summed, trace.sources, strict=True) if s == (False, i)} for i in range(len(dtypes))]
+    walk = _Walk(trace, 0, shape, strides, inputs, [axes.pop() if len(axes) == 1 else frozenset() for axes in own])
+    memory = [walk.memory(i, dtype) for i, dtype in enumerate(dtypes)]
+    launches = []
+    if dtypes:
+        outputs = [_View(Operand(count + i), view) for i, (_, view) in enumerate(memory)]
+        launches.append(walk.launch(outputs, may_overlap=False))
+    totals = []
+    for axes, (is_argument, number), i in zip(summed, trace.sources, like, strict=True):
+        whole = Total(number, tuple(sorted(axes)), None, tuple(tensors[i].shape), tensors[i].dtype)
+        totals.append(whole if is_argument else walk.total(number, replace(whole, tensor=count + number)))
+    return Plan(tuple(new for new, _ in memory), dtypes, tuple(launches), totals=tuple(totals))
+
+
+def _broadcast(own: Sequence[int], shape: Sequence[int]) -> frozenset[int]:
+    """The dimensions of a shape that a tensor's own shape is broadcast along."""
+    missing = len(shape) - len(own)
+    return frozenset(d for d, n in enumerate(shape) if n != 1 and (d < missing or own[d - missing] == 1))
+
+
+def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
     graph = trace.graph
     assert isinstance(graph, CellGraph)
     shapes = [step.shape(tensors) for step in graph.steps]
@@ -326,25 +432,27 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
         new.append(_dense(shape, dtype))
     launches, sums = [], []
     for number, (step, shape) in enumerate(zip(graph.steps, shapes, strict=True)):
-        outputs = []
-        for part, dtype in zip(step.outputs, step.dtypes, strict=True):
-            axes = graph.results[part.tensor].summed
-            if axes:
-                written = shape if step.is_whole(part) else (*shape[:-1], 1)
-                terms = _dense(written, dtype)
-                sums.append(Summed(len(new), part.tensor, part, written, axes))
-                strides = terms.strides if written == shape else (*terms.strides[:-1], 0)
-                outputs.append(_View(Operand(len(tensors) + len(new)), strides))
-                new.append(terms)
-            else:
-                made = new[part.tensor]
-                memory = torch.empty_strided(made.shape, made.strides, device="meta")
-                outputs.append(_part(len(tensors) + part.tensor, part, memory, shape))
         inputs = [_part(part.tensor, part, tensors[part.tensor], shape) for part in step.inputs]
-        order = torch.empty_like(
-            torch.empty((), device="meta").as_strided(shape, outputs[0].strides), device="meta"
-        ).stride()
-        launches.append(_launch(trace, number, shape, order, inputs, outputs, may_overlap=False))
+        summed = [frozenset(graph.results[part.tensor].summed) for part in step.outputs]
+        places = [_part(len(tensors) + part.tensor, part, _like(new[part.tensor]), shape) for part in step.outputs]
+        strides = _dense(shape, torch.float32).strides if summed[0] else places[0].strides
+        order = torch.empty_like(torch.empty((), device="meta").as_strided(shape, strides), device="meta").stride()
+        whole = [step.is_whole(part) for part in step.outputs]
+        walk = _Walk(trace, number, shape, order, inputs, summed, whole, plain=plain)
+        outputs = []
+        for i, (part, dtype, axes) in enumerate(zip(step.outputs, step.dtypes, summed, strict=True)):
+            if not axes:
+                outputs.append(places[i])
+                continue
+            memory, strides = walk.memory(i, dtype)
+            tensor = len(tensors) + len(new)
+            written = shape if step.is_whole(part) else (*shape[:-1], 1)
+            once = tuple(1 if d in axes else n for d, n in enumerate(written))
+            total = Total(tensor, tuple(sorted(axes)), None, once, memory.dtype)
+            sums.append(SummedPart(walk.total(i, total), part.tensor, part, once))
+            outputs.append(_View(Operand(tensor), strides))
+            new.append(memory)
+        launches.append(walk.launch(outputs, may_overlap=False))
     return Plan(tuple(new), graph.dtypes, tuple(launches), tuple(sums), tuple(constants))
 
 
@@ -352,49 +460,192 @@ def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> NewMemory:
     return NewMemory(shape, tuple(torch.empty(shape, device="meta").stride()), dtype)
 
 
+def _like(memory: NewMemory) -> Tensor:
+    return torch.empty_strided(memory.shape, memory.strides, device="meta")
+
+
 def _part(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _View:
     view = part.view(tensor, shape)
     return _View(Operand(number, int(view.storage_offset() - tensor.storage_offset())), tuple(view.stride()))
 
 
-def _launch(
-    trace: Trace,
-    number: int,
-    shape: tuple[int, ...],
-    order: Sequence[int],
-    inputs: Sequence[_View],
-    outputs: Sequence[_View],
-    *,
-    may_overlap: bool,
-) -> PlannedLaunch:
-    """The launch of one step.
+class _Walk:
+    """How one step's kernel walks its elements, and where it writes what is summed.
 
     Args:
+        shape: of the step.
         order: strides of the shape, in whose order the kernel counts.
-        may_overlap: a tensor that is written may be one that is read.
+        inputs: of the step, used or not.
+        summed: for each output, the dimensions that it is summed over.
+        whole: for each output of a step that reduces rows, True if it has an element for each of a row.
+        plain: as for `Trace.plan`.
     """
-    step = trace.steps[number]
-    numel = math.prod(shape)
-    core = step.source
-    views = [*(inputs[port.index] for port in core.arguments), *outputs]
-    # Outermost first. Dimensions of one element are nowhere, but for rows.
-    rows = bool(core.stages)
-    leading = range(len(shape) - rows)
-    walked = [d for d in sorted(leading, key=lambda d: -order[d]) if shape[d] != 1]
-    walked += [len(shape) - 1] if rows else []
-    sizes, strides = [shape[d] for d in walked], [[v.strides[d] for d in walked] for v in views]
-    walk = core.target.walk_rows if rows else core.target.walk
-    layouts, numbers = walk(sizes, strides)
-    key = (layouts, may_overlap)
-    built = step.built.get(key)
-    if built is None:
-        write = core.target.row_kernel if rows else core.target.pointwise
-        source = write(f"{trace.name}_kernel", core, layouts, may_overlap=may_overlap)
-        built = step.built[key] = Built(source)
-    operands = tuple(view.operand for view in views)
-    if rows:
-        count = math.prod(shape[:-1])
-        width, warps = core.target.padded_row(shape[-1])
-        block = max(BLOCK, width)
-        return PlannedLaunch(number, built, operands, [count, *numbers], count * width, trace.fast_math, block, warps)
-    return PlannedLaunch(number, built, operands, [numel, *numbers], numel, trace.fast_math)
+
+    def __init__(
+        self,
+        trace: Trace,
+        number: int,
+        shape: tuple[int, ...],
+        order: Sequence[int],
+        inputs: Sequence[_View],
+        summed: Sequence[frozenset[int]],
+        whole: Sequence[bool] = (),
+        *,
+        plain: bool = False,
+    ) -> None:
+        self._trace, self._number, self._shape, self._order, self._inputs = trace, number, shape, order, inputs
+        self._whole = whole or [True] * len(summed)
+        self._core = core = trace.steps[number].source if trace.steps else None
+        self._walked: list[int] = []
+        self._division: Division | None = None
+        self._plain = plain
+        if core is None:
+            return
+        # Outermost first. Dimensions of one element are nowhere, but for rows.
+        rows = bool(core.stages)
+        self._walked = [d for d in sorted(range(len(shape) - rows), key=lambda d: -order[d]) if shape[d] != 1]
+        leading = frozenset(self._walked)
+        self._walked += [len(shape) - 1] if rows else []
+        if rows:
+            kinds = [axes and leading <= axes and there for axes, there in zip(summed, self._whole, strict=True)]
+            kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
+            sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
+            self._division = Division(len(self._walked) - 1, sums)
+        elif not plain:
+            strides = [inputs[port.index].strides for port in core.arguments]
+            places = {d: i for i, d in enumerate(self._walked)}
+            walked = [[own[d] for d in self._walked] for own in strides]
+            sets = [frozenset(places[d] for d in axes if d in places) for axes in summed]
+            self._division = divided(core.target, [shape[d] for d in self._walked], walked, sets)
+        self._rows = self._launched_in_rows() if self._division is not None else None
+
+    def _launched_in_rows(self) -> RowLaunch:
+        assert self._division is not None
+        assert self._core is not None
+        split, sums = self._division.split, self._division.sums
+        reduces = Summed.OVER_COLUMNS in sums or any(stage.reductions for stage in self._core.stages)
+        count, width = (
+            math.prod(self._shape[d] for d in part) for part in (self._walked[:split], self._walked[split:])
+        )
+        return self._core.target.row_launch(count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
+
+    def _kind(self, i: int) -> Summed:
+        return Summed.NOT if self._division is None else self._division.sums[i]
+
+    def memory(self, i: int, dtype: torch.dtype) -> tuple[NewMemory, tuple[int, ...]]:
+        """New memory for an output that is summed, or in the step's shape, and its strides there."""
+        kind = self._kind(i)
+        if kind is Summed.OVER_ROWS:
+            assert self._rows is not None
+            width = math.prod(self._shape[d] for d in self._columns())
+            return _dense((self._rows.programs, width), register_dtype(dtype)), (0,) * len(self._shape)
+        if kind is Summed.OVER_COLUMNS:
+            gone = self._columns()
+            dtype = register_dtype(dtype)
+        elif not self._whole[i]:
+            gone = [len(self._shape) - 1]
+        else:
+            return NewMemory(self._shape, tuple(self._order), dtype), tuple(self._order)
+        found = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
+        return found, tuple(0 if d in gone else stride for d, stride in enumerate(found.strides))
+
+    def total(self, i: int, whole: Total) -> Total:
+        """The sum of what is written for an output; `whole`: that of an output in the step's shape."""
+        kind = self._kind(i)
+        if kind is Summed.OVER_COLUMNS:
+            columns = self._columns()
+            return replace(whole, axes=tuple(d for d in whole.axes if d not in columns))
+        if kind is Summed.OVER_ROWS:
+            columns = self._columns()
+            order = tuple(sorted(range(len(columns)), key=columns.__getitem__))
+            is_in_order = order == tuple(range(len(columns)))
+            turned = None if is_in_order else (tuple(self._shape[d] for d in columns), order)
+            return replace(whole, axes=(0,), turned=turned)
+        return whole
+
+    def _columns(self) -> list[int]:
+        assert self._division is not None
+        return self._walked[self._division.split :]
+
+    def launch(self, outputs: Sequence[_View], *, may_overlap: bool) -> PlannedLaunch:
+        """The launch.
+
+        Args:
+            may_overlap: a tensor that is written may be one that is read.
+        """
+        trace, core, division, rows = self._trace, self._core, self._division, self._rows
+        assert core is not None
+        step = trace.steps[self._number]
+        views = [*(self._inputs[port.index] for port in core.arguments), *outputs]
+        operands = tuple(view.operand for view in views)
+        sizes = [self._shape[d] for d in self._walked]
+        strides = [[v.strides[d] for d in self._walked] for v in views]
+        target, name = core.target, f"{trace.name}_kernel"
+        if division is None or rows is None:
+            woven = self._woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
+            if woven > 1:
+                return self._launch_woven(views, woven)
+            layouts, numbers = target.walk(sizes, strides)
+            key = (layouts, may_overlap)
+            built = step.built.get(key)
+            if built is None:
+                built = step.built[key] = Built(target.pointwise(name, core, layouts, may_overlap=may_overlap))
+            numel = math.prod(self._shape)
+            return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
+        split = division.split
+        sums = [Summed.NOT] * len(core.arguments) + list(division.sums)
+        if target.columns_in_runs and len(sizes) - split > 1:
+            sizes = [*sizes[:split], math.prod(sizes[split:])]
+            strides = [[*own[:split], own[-1]] for own in strides]
+        layouts, numbers = target.walk_rows(sizes, strides, split, rows, sums)
+        key = (layouts, may_overlap)
+        built = step.built.get(key)
+        if built is None:
+            in_rows = core if core.stages else _as_one_stage(core, trace.graphs[self._number])
+            built = step.built[key] = Built(target.row_kernel(name, in_rows, layouts, may_overlap=may_overlap))
+        numel = rows.programs * rows.beside * rows.block
+        fixed = rows.beside > 1 or Summed.OVER_ROWS in sums
+        count = math.prod(sizes[:split])
+        return PlannedLaunch(
+            self._number, built, operands, [count, *numbers], numel, trace.fast_math, rows.block, rows.warps, fixed
+        )
+
+    def _woven(self, outputs: Sequence[_View]) -> int:
+        """The number of outputs that follow each other in memory, element by element; 1: they do not."""
+        first = outputs[0]
+        count = sum(view.operand.tensor == first.operand.tensor for view in outputs)
+        if not 2 <= count <= _MOST_WOVEN or len(outputs) % count or not self._walked:
+            return 1
+        for i, view in enumerate(outputs):
+            begin = outputs[i - i % count]
+            place = Operand(begin.operand.tensor, begin.operand.offset + i % count)
+            if view.operand != place or view.strides != begin.strides or view.strides[self._walked[-1]] != count:
+                return 1
+        return count
+
+    def _launch_woven(self, views: Sequence[_View], count: int) -> PlannedLaunch:
+        trace, core = self._trace, self._core
+        assert core is not None
+        inputs = len(core.arguments)
+        kept = [*views[:inputs], *views[inputs::count]]
+        sizes = [self._shape[d] for d in self._walked]
+        layouts, numbers = core.target.walk(sizes, [[v.strides[d] for d in self._walked] for v in kept])
+        step = trace.steps[self._number]
+        key = ("woven", count, layouts)
+        built = step.built.get(key)
+        if built is None:
+            source = core.target.woven_kernel(f"{trace.name}_kernel", core, layouts, count)
+            built = step.built[key] = Built(source)
+        numel = math.prod(self._shape) * count
+        operands = tuple(view.operand for view in kept)
+        return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
+
+
+# Each element of woven results is computed once for each of them.
+_MOST_WOVEN = 4
+
+
+def _as_one_stage(core: CoreSource, step: StepGraph) -> CoreSource:
+    """A function of one element, for a kernel on rows and columns."""
+    dtypes = tuple(node.meta["val"].dtype for node in step.entries)
+    return replace(core, stages=(RowStage(core, (), core.results, True, dtypes),))

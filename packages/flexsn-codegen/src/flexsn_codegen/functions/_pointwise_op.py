@@ -20,7 +20,7 @@ from flexsn_codegen.functions._autograd import Differentiated, batch_first, by_o
 from flexsn_codegen.functions._by_values import by_values, has_symbols, like
 from flexsn_codegen.functions._checks import check_writes_in_graph
 from flexsn_codegen.functions._kernel import Kernel, kernel_of
-from flexsn_codegen.functions._launch import BLOCK, CPP_BLOCK, addresses_of, interpreted, target_of, target_on
+from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interpreted, target_of, target_on
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
@@ -191,8 +191,8 @@ def _record(launch: PlannedLaunch, every: Sequence[Tensor], words: Sequence[int]
         return
     from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
 
-    grid = ((launch.numel + BLOCK - 1) // BLOCK,)
-    wrap_triton(standalone(kernel))[grid](*tensors, *numbers, BLOCK=BLOCK)
+    grid = ((launch.numel + launch.block - 1) // launch.block,)
+    wrap_triton(standalone(kernel))[grid](*tensors, *numbers, BLOCK=launch.block)
 
 
 @pointwise_op.register_torch_dispatch(FunctionalTensorMode)

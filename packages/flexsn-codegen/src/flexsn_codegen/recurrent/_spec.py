@@ -40,6 +40,8 @@ class LoopSpec:
         matrix_strides: by number.
         backwards: whether the loop goes from the last step to the first.
         from_zero: whether what is carried is zero before the first step, as far as products read it.
+        ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
+            kernel receives these numbers, and a program computes as many steps as the largest of its rows.
     """
 
     loop: Loop
@@ -49,6 +51,7 @@ class LoopSpec:
     matrix_strides: Mapping[int, tuple[int, ...]]
     backwards: bool
     from_zero: bool
+    ends: bool = False
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:

@@ -4,6 +4,9 @@ Recomputing (the default): per chunk of `K` steps, from the last to the first, l
 inputs, compute the chunk's states again, then walk back through the step's VJP. What is left of `T` is a chunk whose
 last steps are masked: the gradients pass them unchanged. Saving: the VJP takes the kept intermediates instead.
 
+The gradient of an input with delays is written to the steps that its values came from. The last of its steps, which
+no step reads, are zeros.
+
 Where inputs count down, a program begins with the last of its elements that has not ended, as in the forward.
 """
 
@@ -14,7 +17,7 @@ from types import MappingProxyType
 
 import torch
 
-from flexsn_codegen.scan._forward import count, counting, load_counts
+from flexsn_codegen.scan._forward import both, count, counting, load_counts, load_delays
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
@@ -88,8 +91,12 @@ class BackwardTemplate:
         w = self._writer
         if self._counting:
             self._walk_lengths()
+        elif self._spec.single:
+            self._shift_gradients("T")
+            self._walk_once()
         else:
             w.integer("chunks", f"T // {self._spec.chunk}")
+            self._shift_gradients("T")
             self._walk()
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
@@ -115,6 +122,12 @@ class BackwardTemplate:
             w.integer("c", f"{self._behind} - 1 - i")
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
+    def _walk_once(self) -> None:
+        """All steps, where they are one chunk: what the last one receives is a constant, and so are zero states."""
+        for param in self._moving():
+            self._writer.point(param)
+        self._chunk(None, self._spec.chunk)
+
     def _walk_lengths(self) -> None:
         """All steps, where inputs count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
@@ -122,41 +135,63 @@ class BackwardTemplate:
         w.integer("whole", f"least // {chunk}")
         w.integer("behind", f"({'largest' if ends else 'T'} + {chunk - 1}) // {chunk}")
         if ends:
-            self._skip(chunk)
+            self._skip(f"behind * {chunk}", "T")
+        self._shift_gradients("largest" if ends else "T")
+        self._counted_chunks("behind", "whole")
+
+    def _counted_chunks(self, behind: str, count: str) -> None:
+        """From the chunk in front of `behind` to `whole`, where elements may have ended, and `count` chunks more."""
+        w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
-            w.point(param, "behind", chunk)
-        with w.loop("j", "whole", "behind"):
+            w.point(param, behind, chunk)
+        with w.loop("j", "whole", behind):
             for param in self._moving():
                 w.move(param, -chunk)
-            w.integer("c", "behind - 1 - (j - whole)")
+            w.integer("c", f"{behind} - 1 - (j - whole)")
             w.integer("left", f"T - c * {chunk}")
             self._chunk("c", chunk, partial=True)
-        self._load_early("0 < whole")
-        with w.loop("i", "0", "whole", self._spec.stages):
+        self._load_early(f"0 < {count}")
+        with w.loop("i", "0", count, self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", "whole - 1 - i")
-            self._chunk("c", chunk, early="i + 1 < whole")
+            self._chunk("c", chunk, early=f"i + 1 < {count}")
 
-    def _skip(self, chunk: int) -> None:
+    def _skip(self, first: str, behind: str) -> None:
         """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
         w = self._writer
         if self._grad_state_seqs:
-            with w.loop("n", f"behind * {chunk}", "T"):
-                w.integer("t", f"T - 1 - (n - behind * {chunk})")
+            with w.loop("n", first, behind):
+                w.integer("t", f"{behind} - 1 - (n - {first})")
                 for i, param in self._grad_state_seqs.items():
                     w.load(f"arriving_{i}", param, w.row(param, "t"))
                     w.accumulate(f"grad_state_{i}", f"arriving_{i}")
         if self._grad_inputs:
-            with w.loop("t", f"behind * {chunk}", "T"):
+            with w.loop("t", first, behind):
                 w.assign("ended", w.zeros(torch.float32))
-                for param in self._grad_inputs.values():
-                    w.store(param, "ended", w.row(param, "t"))
+                for i, param in self._grad_inputs.items():
+                    if i not in self._late:
+                        w.store(param, "ended", w.row(param, "t"))
+
+    def _shift_gradients(self, behind: str) -> None:
+        """Zeros in the last steps of inputs that are late, which no step before `behind` reads; shifts the others."""
+        w = self._writer
+        for i, late in self._late.items():
+            if i not in self._grad_inputs:
+                continue
+            param, delays = self._grad_inputs[i], self._spec.inputs[i].late
+            assert delays is not None
+            with w.loop("n", "0", f"T - {behind} + {delays.most}"):
+                w.integer("t", "T - 1 - n")
+                w.assign("ended", w.zeros(torch.float32))
+                w.store(param, "ended", w.row(param, "t"), f"(n < T) & (t + {late} >= {behind})")
+            w.shift(param, late)
 
     def _declare_inputs(self) -> None:
         layouts = self._spec.inputs
         self._inputs = self._writer.add_inputs(layouts, self._used | counting(layouts))
         self._counting = load_counts(self._writer, layouts, self._inputs)
+        self._late = load_delays(self._writer, layouts, self._inputs)
 
     def _declare_lifted(self) -> None:
         """And what is the same in each step."""
@@ -186,11 +221,15 @@ class BackwardTemplate:
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
-            i: w.add(Role.STATE, i, layout) for i in self._needed_states if (layout := spec.states[i]) is not None
+            i: w.add(Role.STATE, i, layout)
+            for i in self._needed_states
+            if i not in dict(spec.follows) and (layout := spec.states[i]) is not None
         }
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
-        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
+        self._reloaded = dict(spec.follows)
+        kept = [] if spec.single else [i for i in self._needed_states if i not in self._reloaded]
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
@@ -209,7 +248,7 @@ class BackwardTemplate:
 
     def _moving(self) -> list[Port]:
         return [
-            *(param for i, param in self._inputs.items() if i not in self._counting),
+            *(param for i, param in self._inputs.items() if i not in self._counting and not self._spec.inputs[i].once),
             *self._saved.values(),
             *self._grad_outputs.values(),
             *self._grad_state_seqs.values(),
@@ -224,15 +263,17 @@ class BackwardTemplate:
                 if layouts[i].early:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
-    def _chunk(self, number: str, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         """Walks back through so many steps from where the pointers are.
 
         Args:
+            number: of the chunk; `None`: it is the only one.
             partial: through the first `left` of them.
             early: the condition under which there is a chunk before, of which some inputs are loaded here, as those of
                 this one have been; `None`: all are loaded now.
         """
         self._early = early is not None
+        self._first = f"{number} * {self._spec.chunk}"
         self._load_states(number)
         for k in range(steps):
             for i, name in self._counting.items():
@@ -249,11 +290,19 @@ class BackwardTemplate:
     def _exists(self, k: int, partial: bool) -> str | None:
         return f"{k} < left" if partial else None
 
-    def _load_states(self, number: str) -> None:
+    def _load_states(self, number: str | None) -> None:
         """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
         the loads behind it from being issued."""
         w = self._writer
         for i in self._needed_states:
+            if number is None:
+                w.assign(f"state_{i}_0", f"initial_{i}" if i in self._states else w.zeros(self._spec.state_dtypes[i]))
+                continue
+            if i in self._reloaded:
+                source = self._reloaded[i]
+                param = self._inputs[source]
+                w.load(f"state_{i}_0", param, w.at(param, -1), self._has_begun(source, -1))
+                continue
             param = self._checkpoints[i]
             w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # else 0
             if i in self._states:
@@ -264,14 +313,18 @@ class BackwardTemplate:
         for i, param in self._inputs.items():
             if self._early and self._spec.inputs[i].early:
                 w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
-            elif i not in self._counting:
-                w.load(f"input_{i}_{k}", param, w.at(param, k), exists)
+            elif i not in self._counting and not self._spec.inputs[i].once:
+                w.load(f"input_{i}_{k}", param, w.at(param, k), both(self._has_begun(i, k), exists))
         for i, param in self._saved.items():
             w.load(f"saved_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_outputs.items():
             w.load(f"grad_output_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_state_seqs.items():
             w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
+
+    def _has_begun(self, i: int, k: int) -> str | None:
+        """The condition under which an input has a value at step `k` of the chunk; `None`: always."""
+        return f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
 
     def _recompute(self, k: int) -> None:
         """The states before step `k + 1`."""
@@ -289,7 +342,7 @@ class BackwardTemplate:
             self._call([f"result_{i}" for i in range(count)], self._vjp, k)
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
-            w.store(param, gradient, w.at(param, k), exists)
+            w.store(param, gradient, w.at(param, k), both(self._has_begun(i, k), exists))
         # Not by multiplying with zero: what is computed beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])

@@ -4,6 +4,9 @@ Per chunk of `K` steps: issue the loads of all `K` inputs, then compute and stor
 later load, so the compiler would not move loads up by itself. With several stages, the loads of later chunks are under
 way while one is computed. What is left of `T` goes step by step.
 
+An input with delays is loaded as many steps earlier, where its elements are in memory: each element of a program from
+its own row.
+
 Inputs that count down (lengths of sequences) are a number for each element, loaded once. In chunks in which all are
 above 0 they are a constant, so that what depends on it vanishes. A program ends with the last of its elements; what is
 behind is zeros, which are stored and not computed.
@@ -34,8 +37,8 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
 
 def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
-    """The inputs that count down. Kernels take them whatever the step does: they say where programs end."""
-    return frozenset(Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down)
+    """Inputs that kernels load once, whatever the step reads: counts end programs, and delays shift other inputs."""
+    return frozenset(Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
@@ -44,6 +47,27 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
     for i, name in names.items():
         w.load(name, inputs[i])
     return names
+
+
+def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
+    """Shifts the inputs that are late; returns the names of their whole steps, by number."""
+    names = {}
+    for i, port in inputs.items():
+        late = layouts[i].late
+        if late is not None:
+            w.load(f"delay_{i}", inputs[late.by])
+            w.whole_steps(f"late_{i}", f"delay_{i}", late.most)
+            w.shift(port, f"late_{i}")
+            names[i] = f"late_{i}"
+    return names
+
+
+def both(*conditions: str | None) -> str | None:
+    """The condition that all of these hold; `None` always holds."""
+    present = [condition for condition in conditions if condition]
+    if len(present) > 1:
+        present = [f"({condition})" for condition in present]
+    return " & ".join(present) or None
 
 
 def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
@@ -67,6 +91,7 @@ class ForwardTemplate:
         self._spec = spec
         self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
+        self._first = "0"  # the step that the pointers are at, as a scalar
 
     def write(self, name: str) -> KernelSource:
         w, spec, chunk = self._writer, self._spec, self._spec.chunk
@@ -76,6 +101,8 @@ class ForwardTemplate:
             w.point(param)
         if self._counting:
             self._walk_lengths(chunk)
+        elif spec.single:
+            self._walk_once(chunk)
         else:
             w.integer("chunks", f"T // {chunk}")
             self._whole_chunks(chunk)
@@ -89,6 +116,7 @@ class ForwardTemplate:
         segment = self._spec.segment
         self._load_early(0, f"{first} < {behind}")
         with self._writer.loop("c", first, behind, self._spec.stages):
+            self._first = f"c * {chunk}"
             self._load_inputs(chunk, early=True)
             self._load_early(chunk, f"c + 1 < {behind}")
             for k in range(chunk):
@@ -98,47 +126,62 @@ class ForwardTemplate:
                 self._step(k)
             self._move(chunk)
 
+    def _walk_once(self, chunk: int) -> None:
+        """All steps, where they are one chunk."""
+        segment = self._spec.segment
+        self._load_inputs(chunk)
+        for k in range(chunk):
+            if self._checkpoints and k and k % segment == 0:
+                self._write_checkpoints(str(k // segment - 1), None)
+            self._step(k)
+
     def _walk_lengths(self, chunk: int) -> None:
         """All steps, where inputs count down."""
-        w, segment = self._writer, self._spec.segment
+        w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
         self._whole_chunks(chunk)
         ends = self._spec.ends
         w.integer("behind", f"(largest + {chunk - 1}) // {chunk}" if ends else f"T // {chunk}")
-        with w.loop("c", "chunks", "behind"):
+        self._counted_chunks(chunk, "chunks", "behind")
+        if ends:
+            self._after_all_ends(f"behind * {chunk}", "T")
+        elif self._spec.rest and chunk > 1:
+            self._rest(chunk, "behind")
+
+    def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
+        """Chunks in which some elements may have ended; the last one may be beyond T where steps end."""
+        w, segment, ends = self._writer, self._spec.segment, self._spec.ends
+        with w.loop("c", first, behind):
             w.integer("begun", f"c * {chunk}")
+            self._first = "begun"
             exists = [f"begun + {k} < T" if ends else None for k in range(chunk)]
             self._load_inputs(chunk, "begun", exists)
             for k in range(chunk):
                 if self._checkpoints and k % segment == 0:
                     row = f"c * {chunk // segment} + {k // segment - 1}"
-                    conditions = [condition for condition in (None if k else "c > 0", exists[k]) if condition]
-                    self._write_checkpoints(row, " & ".join(f"({one})" for one in conditions) or None)
+                    self._write_checkpoints(row, both(None if k else "c > 0", exists[k]))
                 self._step(k, exists[k])
             self._move(chunk)
-        if ends:
-            with w.loop("t", f"behind * {chunk}", "T"):
-                self._write_zeros()
-        elif self._spec.rest and chunk > 1:
-            self._rest(chunk, "behind")
 
-    def _write_zeros(self) -> None:
-        """A step after the end of all elements."""
+    def _after_all_ends(self, first: str, behind: str) -> None:
+        """Steps after the end of all elements: outputs are zeros, states stay."""
         w = self._writer
-        w.assign("ended", w.zeros(torch.float32))
-        for param in self._outputs.values():
-            w.store(param, "ended", w.at(param))
-        for i, param in self._state_seqs.items():
-            w.store(param, f"state_{i}", w.at(param))
-        for param in self._bits.values():
-            w.store_bits(param, "ended", w.at(param))
-        for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
-            w.move(param, 1)
+        with w.loop("t", first, behind):
+            w.assign("ended", w.zeros(torch.float32))
+            for param in self._outputs.values():
+                w.store(param, "ended", w.at(param))
+            for i, param in self._state_seqs.items():
+                w.store(param, f"state_{i}", w.at(param))
+            for param in self._bits.values():
+                w.store_bits(param, "ended", w.at(param))
+            for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
+                w.move(param, 1)
 
     def _rest(self, chunk: int, chunks: str = "chunks") -> None:
         segment = self._spec.segment
         with self._writer.loop("t", f"{chunks} * {chunk}", "T", self._spec.stages):
+            self._first = "t"
             self._load_inputs(1, "t")
             if self._checkpoints:
                 self._write_checkpoints(f"t // {segment} - 1", f"(t > 0) & (t % {segment} == 0)")
@@ -154,6 +197,7 @@ class ForwardTemplate:
         self._numbers = w.add_numbers(self._core)
         self._inputs = w.add_inputs(spec.inputs, self._used | counting(spec.inputs))
         self._counting = load_counts(w, spec.inputs, self._inputs)
+        self._late = load_delays(w, spec.inputs, self._inputs)
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
         for i, dtype in enumerate(spec.state_dtypes):
@@ -172,13 +216,18 @@ class ForwardTemplate:
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._bits = w.add_bits(spec.bits)
-        self._checkpoints: Sequence[Port] = (
-            [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
-        )
+        reloaded = dict(spec.follows)
+        keeps = spec.segment and not (spec.single and spec.chunk <= spec.segment)
+        kept = [i for i in range(len(spec.states)) if i not in reloaded] if keeps else []
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
+
+    def _moving_inputs(self) -> list[Port]:
+        layouts = self._spec.inputs
+        return [param for i, param in self._inputs.items() if i not in self._counting and not layouts[i].once]
 
     def _moving(self) -> list[Port]:
         return [
-            *(param for i, param in self._inputs.items() if i not in self._counting),
+            *self._moving_inputs(),
             *self._outputs.values(),
             *self._state_seqs.values(),
             *self._saved.values(),
@@ -206,17 +255,20 @@ class ForwardTemplate:
         w = self._writer
         for k in range(steps):
             for i, param in self._inputs.items():
+                if self._spec.inputs[i].once:
+                    continue
                 if i in self._counting:
                     count(w, f"input_{i}_{k}", self._counting[i], None if begun is None else f"{begun} + {k}")
                 elif early and self._spec.inputs[i].early:
                     w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
                 else:
-                    w.load(f"input_{i}_{k}", param, w.at(param, k), exists[k] if exists else None)
+                    begins = f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
+                    w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
         """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
         w = self._writer
-        for i, param in enumerate(self._checkpoints):
+        for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
 
     def _compute(self, k: int) -> None:

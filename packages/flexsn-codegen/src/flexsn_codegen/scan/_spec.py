@@ -23,6 +23,8 @@ class ForwardSpec:
             elements are once for both. Empty: not known.
         ends: where all inputs that count down are 0 or less, outputs are zeros and states stay as they are. Programs
             end with the last of their elements then. A backward needs the same.
+        follows: pairs of a state and a late input, whose value of the step before it is, and 0 at first: of such a
+            state there are no checkpoints.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
         segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
@@ -31,6 +33,7 @@ class ForwardSpec:
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
         rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
+        single: T is `chunk`, and no input counts down: the kernel has no loop over chunks.
         strided: layouts of what is written; what is not in it is dense.
         bits: which outputs are (also) written as bits, one for each element: whether it is not 0. Empty: none.
     """
@@ -51,6 +54,8 @@ class ForwardSpec:
     bits: tuple[bool, ...] = ()
     lifted_like: tuple[int, ...] = ()
     ends: bool = False
+    single: bool = False
+    follows: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class BackwardSpec:
     """A backward scan.
 
     Attributes:
-        inputs, states, state_dtypes, lifted, lifted_like, ends: as in the forward.
+        inputs, states, state_dtypes, lifted, lifted_like, ends, follows: as in the forward.
         num_outputs: number of outputs of the step.
         grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
@@ -71,7 +76,7 @@ class BackwardSpec:
         stages: as in the forward.
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
-        rest: as in the forward.
+        rest, single: as in the forward.
         rows: each program walks the rows of the step, one after the other, and adds up over them what it writes of the
             gradients of lifted tensors, which are the same for all rows; the target must have `rows`. The kernel takes
             the integers ``"ROWS"`` and ``"ROW"``, the elements of a row; of the last row there may be fewer. No input's
@@ -105,3 +110,5 @@ class BackwardSpec:
     lifted_like: tuple[int, ...] = ()
     rows: bool = False
     ends: bool = False
+    single: bool = False
+    follows: tuple[tuple[int, int], ...] = ()

@@ -14,6 +14,8 @@ _prims = torch.ops.prims
 LITERAL_OPS = frozenset({torch.ops.aten.scalar_tensor.default, _prims.scalar_tensor.default})
 # Exponents that are written out as products and roots: eager mode does so, which rounds otherwise than a power.
 WRITTEN_OUT = frozenset({2.0, 3.0, -1.0, -2.0, 0.5, -0.5})
+# Larger whole exponents, up to this one, are products in float64, rounded once.
+_LARGEST_PRODUCT = 16
 _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 
 
@@ -77,7 +79,13 @@ def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dt
     if op.namespace != "prims":
         return False  # it may be written otherwise for some numbers, as the degree of a polynomial
     is_exponent = op is _prims.pow.default and position == 1
-    return not (is_exponent and (value in WRITTEN_OUT or not dtype.is_floating_point))
+    return not (is_exponent and (value in WRITTEN_OUT or is_product(value, dtype) or not dtype.is_floating_point))
+
+
+def is_product(exponent: float, dtype: torch.dtype) -> bool:
+    """True if a power by this number is computed as a product of float64, of which half and float32 are rounded."""
+    whole = abs(exponent) if float(exponent).is_integer() else 0
+    return 3 <= whole <= _LARGEST_PRODUCT and dtype != torch.float64
 
 
 def reciprocal(divisor: float) -> float:

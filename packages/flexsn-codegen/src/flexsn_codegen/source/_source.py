@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,6 +25,19 @@ StepLayout = int
 DENSE: StepLayout = -1
 
 
+class Late(NamedTuple):
+    """Delays of an input, a number for each element of the step.
+
+    Attributes:
+        by: number of the input that holds the delays, floating point, as one step: the value at step `t` is the one
+            of step `t - floor(delay)`, and 0 before the first step.
+        most: the largest number of steps; larger ones count as this one, and those below 0 as 0.
+    """
+
+    by: int
+    most: int
+
+
 @dataclass(frozen=True, slots=True)
 class InputLayout:
     """Layout of a sequence.
@@ -36,12 +49,16 @@ class InputLayout:
             counts: kernels may put 1 for any value above 0.
         early: where chunks are in flight, it is loaded into registers a chunk before its use. The GPU copies no single
             bytes ahead, so that a load of them would be waited for.
+        late: its delays; `None`: the value at step `t` is that of step `t`.
+        once: memory holds one step, which other inputs' `late` names.
     """
 
     step: StepLayout = DENSE
     strided_time: bool = False
     counts_down: bool = False
     early: bool = False
+    late: Late | None = None
+    once: bool = False
 
 
 Strided = tuple[tuple[Port, InputLayout], ...]
@@ -80,19 +97,21 @@ class CoreSource:
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A part of a function that reduces rows: what it computes is reduced, or written.
+    """A part of a function on rows: its results are reduced, or written.
 
     Attributes:
         core: the function of one element. Of role `LIFTED` it takes what earlier stages reduced, counted over all.
         reductions: of each of its results, by which op and as which dtype; none: they are written.
         written: which results of the whole function its results are.
         whole: they have an element for each of a row; else there is one for the row.
+        dtypes: of its results.
     """
 
     core: CoreSource
     reductions: tuple[tuple[OpOverload, torch.dtype], ...] = ()
     written: tuple[Port, ...] = ()
     whole: bool = True
+    dtypes: tuple[torch.dtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

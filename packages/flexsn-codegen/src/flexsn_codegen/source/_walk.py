@@ -23,14 +23,14 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
     numbers: list[int] = []
     numel = math.prod(sizes)
     for own in strides:
-        terms = _terms(sizes, own)
+        terms = terms_of(sizes, own)
         dense = numel == 1 or terms == [(1, numel, 1)]
         layouts.append(DENSE if dense else len(terms))
         numbers += () if dense else itertools.chain.from_iterable(terms)
     return tuple(layouts), numbers
 
 
-def _terms(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
+def terms_of(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
     """`(inner, size, stride)` of each run of dimensions that is evenly spaced in memory."""
     terms: list[tuple[int, int, int]] = []
     inner = 1

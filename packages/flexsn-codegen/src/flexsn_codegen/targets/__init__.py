@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from flexsn_codegen.targets._base import WORD, Approximate, KernelWriter, OpCall, Rule, Statement, Target
+from flexsn_codegen.targets._base import (
+    WORD,
+    Approximate,
+    KernelWriter,
+    OpCall,
+    RowLaunch,
+    Rule,
+    Statement,
+    Summed,
+    Target,
+)
 
-__all__ = ["WORD", "Approximate", "KernelWriter", "OpCall", "Rule", "Statement", "Target"]
+__all__ = ["WORD", "Approximate", "KernelWriter", "OpCall", "RowLaunch", "Rule", "Statement", "Summed", "Target"]

@@ -7,6 +7,7 @@ of their operands is negative, so that `//` and `%` are what they are in any lan
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -112,6 +113,34 @@ class Statement:
     citation: str = ""
 
 
+class Summed(Enum):
+    """How a result of a kernel on rows and columns is summed."""
+
+    NOT = auto()
+    OVER_ROWS = auto()  # of a program: one sum for each column
+    OVER_COLUMNS = auto()  # of the whole row
+
+
+@dataclass(frozen=True, slots=True)
+class RowLaunch:
+    """Programs of a kernel on rows and columns.
+
+    Attributes:
+        columns: of a program; on a GPU padded to a power of two.
+        programs: number of programs among rows; each has its own sums over rows.
+        beside: number of programs among columns.
+        steps: of a program that sums over rows: blocks of rows on a GPU, rows in C++.
+        block, warps: elements of a block, and warps of a program on a GPU.
+    """
+
+    columns: int
+    programs: int
+    beside: int = 1
+    steps: int = 1
+    block: int = 1
+    warps: int = 1
+
+
 class Target(ABC):
     """A language that kernels are written in.
 
@@ -125,7 +154,10 @@ class Target(ABC):
             would not move it there.
         rows: whether programs can walk rows of a step.
         segments: True if programs can walk segments of time side by side.
-        reduces_rows: True if it has kernels that reduce rows (`row_kernel`).
+        reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
+        weaves: True if it has kernels that write interleaved results (`woven_kernel`).
+        columns_in_runs: True if these need columns that are evenly spaced in each operand.
+        most_columns: of a row that they sum best.
         rules: how each op is written.
     """
 
@@ -136,6 +168,9 @@ class Target(ABC):
     rows: bool = False
     segments: bool = False
     reduces_rows: bool = False
+    weaves: bool = False
+    columns_in_runs: bool = False
+    most_columns: int = sys.maxsize
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -202,22 +237,52 @@ class Target(ABC):
             w.store(port, port.name)
         return w.finish(name, [core], "One program: BLOCK elements.")
 
-    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """As `walk`, for a kernel that reduces the last dimension, of which alone the size may be one."""
-        raise NotImplementedError
-
-    def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
-        """As `pointwise`, of a function that reduces rows: `N` is their number.
+    def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
+        """As `pointwise`, of a function whose results are interleaved: `N` is the number of elements of all `count`.
 
         Args:
-            core: with stages.
-            layouts: from `walk_rows`.
+            layouts: from `walk`, for the inputs, and the first of each `count` results.
+            count: number of results that follow each other in memory.
         """
         raise NotImplementedError
 
-    def padded_row(self, width: int) -> tuple[int, int]:
-        """How many elements a row of `width` takes of a program, and the warps of a program on a GPU."""
-        return width, 4
+    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+        """Programs of a kernel on rows and columns.
+
+        Args:
+            count, width: numbers of rows and of columns.
+            reduces: True if it reduces rows.
+            sums: True if some of its results are sums over rows.
+
+        Raises:
+            UnsupportedOpError: its rows are too long to be reduced.
+        """
+        raise NotImplementedError
+
+    def walk_rows(
+        self,
+        sizes: Sequence[int],
+        strides: Sequence[Sequence[int]],
+        split: int,
+        launch: RowLaunch,
+        sums: Sequence[Summed],
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        """As `walk`, for a kernel on rows and columns; a size may be one.
+
+        Args:
+            split: number of dimensions that rows are counted in; the others are those of columns.
+            launch: from `row_launch`.
+            sums: for each operand. Memory of `OVER_ROWS` is dense, one sum for each program and column.
+        """
+        raise NotImplementedError
+
+    def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        """As `pointwise`, of a function with stages: `N` is the number of rows.
+
+        Args:
+            layouts: from `walk_rows`.
+        """
+        raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
         """The text of an op with approximate functions in place of others; by default, there are none."""
@@ -528,6 +593,25 @@ class KernelWriter(ABC):
 
     def less(self, name: str, value: str, number: str) -> None:
         """Names a value of int32, less than `value` by a scalar whole number."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+
+    def whole_steps(self, name: str, value: str, most: int) -> None:
+        """Names a whole number for each element, int64: `value`, rounded down, and at least 0 and at most `most`."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+
+    def shift(self, port: Port, steps: str) -> None:
+        """From here on, places of a declared operand are `steps` steps earlier, a number for each element.
+
+        Loads and stores need a condition: rows before the first one do not exist.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        """Gives `name` the value `text` at elements where a value of int32 is above 0, else `other`.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
         raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:

@@ -46,7 +46,7 @@ def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
 
     for node in step.graph.nodes:
         if node.op == "call_function":
-            found = _simplified(node, gone, value)
+            found = simplified(node, gone, value)
             if found is not None:
                 values[node] = found
     return all(_stays(port, value(entry), placeholders) for port, entry in zip(step.results, step.entries, strict=True))
@@ -54,32 +54,32 @@ def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
 
 def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
     if port.role is Role.OUTPUT:
-        return _is_number(value, 0)
+        return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
     return True  # kept for a backward, which does not come here
 
 
-def _simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
+def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
     """A node or a number that stands for a result; `None`: it is not known."""
     arguments = [value(argument) for argument in node.args]
-    if node.target in _ABOVE_ZERO and node.args[0] in gone and _is_number(arguments[1], 0):
+    if node.target in _ABOVE_ZERO and node.args[0] in gone and is_number(arguments[1], 0):
         return False
     if node.target in _SELECTIONS:
         condition, yes, no = arguments
         if isinstance(condition, fx.Node):
-            return yes if yes is no or (_is_number(yes, 0) and _is_number(no, 0)) else None
+            return yes if yes is no or (is_number(yes, 0) and is_number(no, 0)) else None
         return yes if condition else no
     if node.target in FILL_OPS:
         place = FILL_OPS[node.target]
         return 0 if place is None else arguments[place]
-    if node.target in _SAME_VALUE and _is_number(arguments[0], 0):
+    if node.target in _SAME_VALUE and is_number(arguments[0], 0):
         return 0
     if node.target is _prims.add.default:
         left, right = arguments
-        return right if _is_number(left, 0) else left if _is_number(right, 0) else None
+        return right if is_number(left, 0) else left if is_number(right, 0) else None
     return None
 
 
-def _is_number(value: Any, number: int) -> bool:
+def is_number(value: Any, number: int) -> bool:
     return isinstance(value, bool | int | float) and value == number

@@ -9,16 +9,20 @@ import torch
 from torch import fx
 
 from flexsn_hop._torch_private._tracing import FakeTensorMode
-from flexsn_hop.versions import expect, needed, private
+from flexsn_hop.versions import expect, needed
 
 _NO_CODE = "a compiled `flex_sn_scan` runs step by step, without Inductor's code for a step"
+
+_PROPAGATION = "torch.fx.passes.fake_tensor_prop"
+_SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 
 expect("torch._inductor.compile_fx", ["compile_fx_inner"], _NO_CODE)
 expect("torch._inductor.config", ["size_asserts", "nan_asserts"], _NO_CODE)
 expect("torch._inductor.output_code", ["CompiledFxGraph.current_callable"], _NO_CODE)
 
-_FakeTensorProp = private("torch.fx.passes.fake_tensor_prop", "FakeTensorProp", _NO_CODE)
-_ShapeEnv = private("torch.fx.experimental.symbolic_shapes", "ShapeEnv", _NO_CODE)
+# Imported where a step is compiled: they import sympy, which takes longer than all else here.
+expect(_PROPAGATION, ["FakeTensorProp"], _NO_CODE)
+expect(_SYMBOLS, ["ShapeEnv"], _NO_CODE)
 
 StepCode = Callable[[list[Any]], Any]
 """Takes its arguments as a list, and empties that."""
@@ -33,9 +37,10 @@ ALIGNMENT = 16
 
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake tensors like the results of a graph that takes tensors like ``rows``."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_ShapeEnv())
+    mode = _fake_mode()
     fakes = [_likeness(mode, row, True) for row in rows]
-    results: list[torch.Tensor] = list(_FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes))
+    propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
+    results: list[torch.Tensor] = list(propagation(module, mode).propagate_dont_convert_inputs(*fakes))
     return results
 
 
@@ -47,12 +52,16 @@ def compile_step(module: fx.GraphModule, rows: Sequence[torch.Tensor], aligned: 
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_ShapeEnv())
+    mode = _fake_mode()
     fakes = [_likeness(mode, *pair) for pair in zip(rows, aligned, strict=True)]
     with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
         code = compile_fx_inner(module, fakes)
     found: StepCode = code.current_callable
     return found
+
+
+def _fake_mode() -> Any:
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=needed(_SYMBOLS, "ShapeEnv", _NO_CODE)())
 
 
 def _likeness(mode: Any, row: torch.Tensor, is_aligned: bool) -> torch.Tensor:

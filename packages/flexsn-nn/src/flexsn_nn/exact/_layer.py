@@ -14,8 +14,8 @@ from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
 from flexsn_nn.memory._ranges import Unknown, WholeRange, scaled_range_of
 from flexsn_runtime import (
+    RepeatedProducts,
     fewest_multiplications,
-    linked_linear,
     spike_linear,
     transform_at_work,
     why_slow_product,
@@ -63,6 +63,7 @@ class ExactForward(ReplacedForward):
         # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
+        self._products = RepeatedProducts()
         # Of its input, in this call.
         self._scale = 1.0
 
@@ -71,7 +72,10 @@ class ExactForward(ReplacedForward):
         layer = self.layer
         compiling = torch.compiler.is_compiling()
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        reason = self._why_not(input, weight, compiling)
+        written = None
+        if self.reads is not None and not compiling and input.dim() > 1 and not has_hooks_before(self.reads):
+            written = written_of(input if isinstance(layer, nn.Linear) else input.movedim(1, -1))
+        reason = self._why_not(input, written, weight, compiling)
         parts = None if reason is not None else self._parts(weight, compiling)
         if parts is None:
             if not compiling:
@@ -80,16 +84,23 @@ class ExactForward(ReplacedForward):
             return result
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         if isinstance(layer, nn.Linear):
-            y, record, ran = self._multiplied(input, weight, bias, parts, compiling)
+            y, record, ran = self._multiplied(input, written, weight, bias, parts, compiling)
         else:
-            y, record, ran = self._multiplied(input.movedim(1, -1), weight.flatten(1), bias, parts, compiling)
+            x = input.movedim(1, -1)
+            y, record, ran = self._multiplied(x, written, weight.flatten(1), bias, parts, compiling)
             y = y.movedim(-1, 1)
         if not compiling:
             self.last, self._record = (parts, ran), record
         return y
 
     def _multiplied(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[int, int], compiling: bool
+        self,
+        x: Tensor,
+        written: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        parts: tuple[int, int],
+        compiling: bool,
     ) -> tuple[Tensor, Tensor | None, bool]:
         """The product, with what neighbours hand over; the record of rows that were not whole; and whether it ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
@@ -97,9 +108,8 @@ class ExactForward(ReplacedForward):
                 return torch.nn.functional.linear(x, weight, bias), None, False
             y, record = spike_linear(x, weight, bias, *parts)
             return y, record, record is not None
-        reads, links = self.reads, self.links
-        written = None if reads is None or has_hooks_before(reads) else written_of(x)
-        linked = linked_linear(
+        links = self.links
+        linked = self._products.run(
             x,
             written,
             weight,
@@ -123,14 +133,21 @@ class ExactForward(ReplacedForward):
             words += f"; its input consists of whole numbers from {low} to {high}"
         return words, ran
 
-    def _why_not(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
-        """Why torch's product runs; `None`: the exact one does."""
+    def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
+        """Why torch's product runs; `None`: the exact one does.
+
+        Args:
+            written: the input in bfloat16, as a neuron wrote it, which is known to consist of spikes.
+        """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
         if not compiling:
             kind = x.shape, x.stride(), x.dtype, x.device, weight.dtype, weight.device
             if self._kind != kind:
                 self._kind, self._reason = kind, self._why_never(x, weight, compiling)
+            if self._reason is None and written is not None:
+                self._scale = 1.0
+                return None
             return self._why_unknown(x, compiling) if self._reason is None else self._reason
         return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
 

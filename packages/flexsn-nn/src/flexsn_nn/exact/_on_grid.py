@@ -141,7 +141,7 @@ def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
 
 def _names(module: nn.Module) -> set[str]:
     """Names of parametrized tensors."""
-    found: Any = getattr(module, "parametrizations", None)
+    found = module._modules.get("parametrizations")
     return set(found.keys()) if isinstance(found, nn.ModuleDict) else set()
 
 

@@ -43,6 +43,7 @@ class Chooses(KeepsStates):
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
+    _undelayed: Callable[..., Any] | None = None  # a core whose kernels load no earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
@@ -252,4 +253,11 @@ class Chooses(KeepsStates):
         def initial_states() -> list[Tensor] | None:
             return None if self._starts_at_zero() else self._initial(inputs)
 
-        return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)
+        runs = kernels and not compiling
+        delays = runs and in_step and self._step_mode == "m" and self._undelayed is not self.core
+        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and self._in_triton(inputs))
+
+    def _in_triton(self, inputs: Sequence[Tensor]) -> bool:
+        """True if kernels for these inputs are in Triton."""
+        device = inputs[0].device.type if inputs else ""
+        return device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")

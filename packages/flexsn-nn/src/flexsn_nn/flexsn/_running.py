@@ -21,7 +21,7 @@ from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
 from flexsn_nn.transforms._transform import Transform, Values
-from flexsn_runtime import SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
+from flexsn_runtime import LateInputError, SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 _Kinds = tuple[type[Transform], ...]
@@ -134,30 +134,33 @@ class Runs(Chooses):
         """As `_run`, by the backend that was chosen."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
-        asked, given, transforms = inputs, transforms, (*self._own_transforms, *transforms)
+        asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
         more_inputs: Values = ()
         more_states: Values = ()
         call = self._call(backend, inputs) if transforms else None
         if call is not None:
             inputs, transforms = before(call, transforms)
+        left_out = False
         if states:
             states = self._fitting(states, inputs)
-        elif (
-            backend not in COMPILED
-            or not self._kernels_start_alike(inputs)
-            or any(transform.num_states for transform in transforms)
-        ):
+        elif backend not in COMPILED or not self._kernels_start_alike(inputs) or not _start_at_zero(transforms):
             states = self._initial(inputs)
+        else:
+            left_out = True
         if call is not None:
-            more_inputs, more_states = added(call._replace(inputs=inputs), transforms)
+            more_inputs, more_states = added(call._replace(inputs=inputs), transforms, at_zero=left_out)
         tensors = (*inputs, *more_inputs), (*states, *more_states)
         if backend in COMPILED:
             if compiling:
                 results = self._between_graphs(*tensors, keep, transforms)
             else:
-                left_out = any(transform.optional and transform not in transforms for transform in given)
-                kinds = None if left_out else tuple(map(type, given))
-                results = self._run_kernels(*tensors, keep, transforms, kinds)
+                lacks = any(transform.optional and transform not in transforms for transform in given)
+                kinds = None if lacks else tuple(map(type, given))
+                try:
+                    results = self._run_kernels(*tensors, keep, transforms, kinds)
+                except LateInputError:
+                    self.__dict__["_undelayed"] = self.core
+                    return self._run_on(backend, asked, begun, keep, given)
         else:
             results = self._run_core(backend, *tensors, keep, at_zero, transforms)
             if backend == "torch" and self._backend == "auto" and self._step_mode == "m" and not compiling:
@@ -203,7 +206,7 @@ class Runs(Chooses):
             self._bits.refuse(self.core, str(error))
             without = tuple(transform for transform in transforms if not transform.bits)
             return self._run_kernels(inputs, states, keep, without, None)
-        if kinds is not None and not any(transform.num_states or transform.num_outputs for transform in transforms):
+        if kinds is not None:
             mode = self._step_mode
             self.__dict__["_repeats"] = _Repeats(program, (mode, keep and mode == "m", kinds))
         return self._without_bits(program, results)
@@ -347,9 +350,9 @@ class Runs(Chooses):
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
             return none  # one that was registered, and not assigned
         single = own["_step_mode"] == "s"
-        states = own["states"]
+        states, num_states = own["states"], own["num_states"]
         every = (*self._own_transforms, *transforms)
-        tensors, changes = inputs, None
+        tensors, changes, used = inputs, None, every
         if every:
             plain = len(inputs) == own["num_inputs"] and PLAIN.issuperset(map(type, inputs))
             if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
@@ -357,16 +360,21 @@ class Runs(Chooses):
         if single:
             if not states:
                 return none
-        elif len(states) != own["num_states"] and (states or not self._kernels_start_alike(inputs)):
+        elif len(states) != num_states and (states or not self._kernels_start_alike(inputs)):
             return none
         if every:
             call = self._call("cpp", inputs)  # kernels did run
             inputs, used = before(call, every)
-            none = None, inputs, tuple(t for t in used if t not in self._own_transforms)
+            constant = self._own_transforms
+            none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
             if key_of(used) != program.key:
                 return none
-            tensors = (*inputs, *added(call._replace(inputs=inputs), used)[0])
+            left_out = not states and _start_at_zero(used) and self._kernels_start_alike(inputs)
+            more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
+            tensors = (*inputs, *more_inputs)
             changes = program.changes(used)
+            if more_states:
+                states = (*(states or self._initial(inputs)), *more_states)
         if single and program.stand_ins is not None:
             return none
         instead, completion = (None, None) if changes is None else changes
@@ -376,10 +384,13 @@ class Runs(Chooses):
             return none
         if program.scan.bits:
             results = self._without_bits(program, results)
-        end = own["num_outputs"]
-        carried = list(results[end:])
+        end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
+        carried = list(results[behind:])
         # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
         finals = [sequence[-1] for sequence in carried] if keep else carried
+        if used:
+            tell_ends(used, results[end:behind], finals[count:])
+            carried, finals = carried[:count], finals[:count]
         own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
@@ -389,6 +400,11 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
 }
+
+
+def _start_at_zero(transforms: Sequence[Transform]) -> bool:
+    """True if all states that transforms add begin with zeros."""
+    return all(transform.starts_at_zero or not transform.num_states for transform in transforms)
 
 
 def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:

@@ -218,7 +218,10 @@ class KeepsStates(Settings):
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
         """By which transform random numbers reach the step with these changes; `None`: it draws none."""
-        if not self._draws and not any(step_draws(type(transform)) for transform in transforms):
+        draws: bool = self._draws
+        for transform in transforms:
+            draws = draws or step_draws(type(transform))
+        if not draws:
             return None
         return Draws if self.training or self._numbers.in_evaluation else Means
 

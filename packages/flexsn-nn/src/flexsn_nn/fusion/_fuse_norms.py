@@ -8,13 +8,14 @@ from torch import nn
 
 from flexsn_nn._batch_affine import is_batch_norm
 from flexsn_nn._checks import check_module, check_name
+from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._over_time import OverTime, split_norm
 from flexsn_nn.fusion._dataflow import Dataflow, dataflow
+from flexsn_nn.fusion._pairs import LeftError, neuron_behind, why_not_into
 from flexsn_nn.fusion._report import FusedNorm, Fusion, LeftNorm
 from flexsn_nn.layer import NormNeuron
-from flexsn_nn.neuron import Neuron
 
 
 def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
@@ -59,12 +60,12 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
             continue
         try:
             if norm not in ended_by:
-                raise _LeftError("it is not the last layer of an OverTime")
+                raise LeftError("it is not the last layer of an OverTime")
             place = ended_by[norm]
             neuron = _neuron_behind(place, modules, flows)
             if not {name, place, neuron}.isdisjoint(skip):
-                raise _LeftError("it was to be skipped")
-        except _LeftError as reason:
+                raise LeftError("it was to be skipped")
+        except LeftError as reason:
             left.append(LeftNorm(name, str(reason)))
             continue
         fused.append(FusedNorm(name, place, neuron))
@@ -78,15 +79,11 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
 
 
 def unfuse_norms(net: nn.Module) -> None:
-    """Gives the norms that `fuse_norms` fused back to their layers."""
+    """Gives norms and delays that `fuse_norms` and `fuse_delays` fused back to their layers."""
     check_module("net", net)
     for module in net.modules():
-        if isinstance(module, OverTime | FlexSN):
+        if isinstance(module, OverTime | Delay | FlexSN):
             module._handover = None
-
-
-class _LeftError(Exception):
-    """Why a norm stays as it is."""
 
 
 def _last(layer: nn.Module) -> nn.Module | None:
@@ -101,47 +98,20 @@ def _neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Datafl
     """The name of the neuron that takes an `OverTime`'s output, and can take its norm, too."""
     layer = modules[place]
     assert isinstance(layer, OverTime)
-    names = {_only_use(place, modules, flow) for flow in flows}
-    if len(names) > 1:
-        raise _LeftError("its output goes to one layer in training and to another in evaluation")
-    (name,) = names
+    name = neuron_behind(place, modules, flows, whose="its layer")
     neuron = modules[name]
     assert isinstance(neuron, FlexSN)
     if layer._handover is None or layer._handover is not neuron._handover:
         why = _why_not(layer, neuron)
         if why is not None:
-            raise _LeftError(why)
+            raise LeftError(why)
     return name
 
 
-def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow) -> str:
-    if flow.calls[place] > 1:
-        raise _LeftError(f"its layer {place} is called {flow.calls[place]} times")
-    if not flow.calls[place]:
-        around = [name for name in flow.untraced if not name or place.startswith(f"{name}.")]
-        if not around:
-            raise _LeftError(f"no forward that can be followed calls its layer {place}")
-        name = max(around, key=len)
-        raise _LeftError(f"{name or 'the network'} cannot be followed: {flow.untraced[name]}")
-    uses = flow.uses[place]
-    if len(uses) != 1:
-        raise _LeftError(f"its output goes to {len(uses)} places: {', '.join(use.text for use in uses)}")
-    ((neuron, text),) = uses
-    if neuron is None or not isinstance(modules[neuron], FlexSN):
-        raise _LeftError(f"its output goes to {text}, which is no neuron")
-    if flow.calls[neuron] > 1:
-        raise _LeftError(f"its neuron {neuron} is called {flow.calls[neuron]} times")
-    return neuron
-
-
 def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
-    kind = type(neuron)
-    if kind.forward not in (FlexSN.forward, Neuron.forward):
-        return f"{kind.__name__} has a forward of its own"
-    if neuron._starts_by_input():
-        return f"{kind.__name__} has init_states of its own, which may look at the normalised input"
-    if neuron._forward_pre_hooks:
-        return "its neuron has a forward pre-hook, which would see what is not normalised"
+    why = why_not_into(neuron)
+    if why is not None:
+        return why
     if layer._forward_hooks:
         return "its layer has a forward hook, which would see what is not normalised"
     if split_norm(layer)[1] is None:

@@ -1,4 +1,4 @@
-"""What `fuse_norms` and `AbsorbingBackend` found."""
+"""Reports of `fuse_norms`, `fuse_delays` and `AbsorbingBackend`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ class Fusion:
         lines += [f"  {one}" for one in self.fused]
         if self.left:
             lines += ["as they were:", *(f"  {one}" for one in self.left)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayFusion:
+    """The delays of a network: those that neurons make now, and the others. `print` it.
+
+    Attributes:
+        fused: by the name of a delay, the name of its neuron; also those that were fused before.
+        left: by the name of a delay that stays as it is, the reason.
+    """
+
+    fused: dict[str, str]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} delays are made by neurons"]
+        lines += [f"  {delay} into {neuron}" for delay, neuron in self.fused.items()]
+        if self.left:
+            lines += ["as they were:", *(f"  {delay}: {reason}" for delay, reason in self.left.items())]
         return "\n".join(lines)
 
 

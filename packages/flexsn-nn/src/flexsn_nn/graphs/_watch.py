@@ -43,6 +43,7 @@ _RESULTS: dict[type, frozenset[str]] = {
             "_decisions",
             "_refusals",
             "_programs",
+            "_undelayed",
         )
     ),
     Stateful: frozenset(("_states", "_reset_in", "_set_in_export", "_numbers")),

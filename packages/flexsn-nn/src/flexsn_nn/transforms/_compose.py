@@ -102,8 +102,11 @@ def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[T
     return call.inputs, tuple(used)
 
 
-def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
+def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False) -> tuple[Values, Values]:
     """The inputs and initial states that transforms add.
+
+    Args:
+        at_zero: all states begin with zeros and are left out.
 
     Raises:
         ParameterError: another number of them than a transform says.
@@ -115,8 +118,10 @@ def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
         adds = transform.num_inputs or transform.num_states
         if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
             continue
-        own_inputs, own_states = tuple(transform.inputs(call)), tuple(transform.states(call))
-        if len(own_inputs) != transform.num_inputs or len(own_states) != transform.num_states:
+        own_inputs = () if kind.inputs is Transform.inputs else tuple(transform.inputs(call))
+        own_states = () if at_zero or kind.states is Transform.states else tuple(transform.states(call))
+        num_states = 0 if at_zero else transform.num_states
+        if len(own_inputs) != transform.num_inputs or len(own_states) != num_states:
             raise ParameterError(
                 f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
                 f"num_inputs is {transform.num_inputs} and its num_states {transform.num_states}."
@@ -134,6 +139,8 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
     """
     outputs, states = list(outputs), list(states)
     for transform in transforms:
+        if not transform.num_outputs and not transform.num_states and type(transform).ended is Transform.ended:
+            continue
         own_outputs, outputs = outputs[: transform.num_outputs], outputs[transform.num_outputs :]
         own_states, states = states[: transform.num_states], states[transform.num_states :]
         transform.ended(own_outputs, own_states)

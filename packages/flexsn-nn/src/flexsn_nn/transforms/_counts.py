@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ class SpikeCounts(Transform):
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for all."""
+        return ()
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """In kernels over sequences alone."""

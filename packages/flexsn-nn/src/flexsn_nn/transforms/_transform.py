@@ -58,6 +58,7 @@ class Call(NamedTuple):
         kernels: compiled kernels run the call, outside of compilers.
         in_step: functions of the first input can be part of the step: kernels or a compiler's operator run it.
         initial_states: makes them, `[*step]` each; `None`: they are zeros.
+        delays: kernels that can load earlier steps run the call.
     """
 
     inputs: Values
@@ -65,6 +66,7 @@ class Call(NamedTuple):
     kernels: bool
     in_step: bool
     initial_states: Callable[[], list[Tensor] | None]
+    delays: bool = False
 
     @property
     def step_shape(self) -> tuple[int, ...]:
@@ -90,6 +92,10 @@ class Transform:
         counts_down: the inputs that are added are numbers, int32, that are less by 1 in each step, and of which only
             the sign counts. In calls of kernels `inputs` may give their first step, expanded over time: kernels count
             by themselves, and end early where the step gives zeros and keeps its states.
+        looks_back: the input that is added holds numbers of steps, floating point, one step expanded over time:
+            kernels load the neuron's first input that many steps earlier, rounded down and at most `looks_back`, and
+            zeros before the first step. `None`: none does. Calls with `Call.delays` alone have such kernels.
+        starts_at_zero: states that are added begin with zeros, as those of the neuron do in calls that leave them out.
 
     Example: see docs/transforms.md.
     """
@@ -99,6 +105,8 @@ class Transform:
     num_outputs: int = 0
     optional: bool = False
     counts_down: bool = False
+    looks_back: int | None = None
+    starts_at_zero: bool = False
 
     @property
     def key(self) -> Hashable:

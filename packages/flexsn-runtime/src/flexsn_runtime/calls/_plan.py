@@ -108,6 +108,34 @@ class Moved(NamedTuple):
         memory.extend([tensors[place] for place in self.places])
 
 
+class Unbound(NamedTuple):
+    """Puts the slices of a tensor behind all else in memory."""
+
+    place: int
+
+    def __call__(self, memory: Memory) -> None:
+        tensor = memory[self.place]
+        assert tensor is not None
+        memory.extend(tensor.unbind())
+
+
+class RowsSummed(NamedTuple):
+    """Sums a tensor over all dimensions but the last one.
+
+    Attributes:
+        place: of the tensor.
+        into: of the result.
+    """
+
+    place: int
+    into: int
+
+    def __call__(self, memory: Memory) -> None:
+        tensor = memory[self.place]
+        assert tensor is not None
+        memory[self.into] = tensor.reshape(-1, tensor.shape[-1]).sum(0)
+
+
 def launching(
     operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
 ) -> list[PlanStep]:

@@ -22,11 +22,11 @@ from flexsn_runtime.compat._handles import (
 )
 from flexsn_runtime.compat._kernels import ScanKernel
 from flexsn_runtime.errors import TensorCountError, UnknownHandleError
-from flexsn_runtime.kernels._autograd import not_differentiable
 from flexsn_runtime.kernels._backward import split_cotangents
 from flexsn_runtime.kernels._forward import checkpoint_rows
 from flexsn_runtime.kernels._refused import refuse_double_backward
 from flexsn_runtime.kernels._scan import run_backward, run_forward
+from flexsn_runtime.kernels._trained import not_differentiable
 from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.program._arguments import prepare, split_flat
 from flexsn_runtime.step._pointwise_step import Specialization

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardResult, ForwardScan
 from flexsn_runtime.kernels._scan import forward_scan, run_backward
 from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.segments._choice import choose_ahead
 
 
 def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
@@ -39,8 +41,14 @@ def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor 
     return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
 
 
-def scan_forward(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
-    """The results of the forward operator; see `flexsn_hop.ScanLowering`."""
+def scan_forward(
+    step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any], *, ahead: bool = False
+) -> list[Tensor]:
+    """The results of the forward operator; see `flexsn_hop.ScanLowering`.
+
+    Args:
+        ahead: True if the program is compiled ahead of time, and walks segments of time that are chosen now.
+    """
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
     num_steps = arguments.num_steps
@@ -48,7 +56,9 @@ def scan_forward(step: GraphSpecialization, layout: ScanLayout, flat_args: Seque
     nearer = bool(interval) and step.distance != interval
     training = interval > 0 and not (nearer and none_kept)
     spare_rows = _spare(num_steps) if nearer else spare
-    result = _forward(step, arguments, state_seqs=not layout.final_state, training=training, spare_rows=spare_rows)
+    result = _forward(
+        step, arguments, state_seqs=not layout.final_state, training=training, spare_rows=spare_rows, ahead=ahead
+    )
     if not nearer:
         return [*result.returned, *result.checkpoints]
     rows = (num_steps - 1) // interval + spare
@@ -96,10 +106,19 @@ def scan_backward(
 
 
 def _forward(
-    step: GraphSpecialization, arguments: Arguments, *, state_seqs: bool, training: bool, spare_rows: int
+    step: GraphSpecialization,
+    arguments: Arguments,
+    *,
+    state_seqs: bool,
+    training: bool,
+    spare_rows: int,
+    ahead: bool = False,
 ) -> ForwardResult:
     if step.is_recorded:  # its sizes may be symbols, by which nothing can be looked up
-        scan = ForwardScan(step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows)
+        segments = choose_ahead(step, arguments.num_steps, math.prod(step.trace.step_shape)) if ahead else None
+        scan = ForwardScan(
+            step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows, segments=segments
+        )
     else:
         scan = forward_scan(step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows)
     return scan(arguments)

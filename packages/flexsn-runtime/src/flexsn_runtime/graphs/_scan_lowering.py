@@ -101,7 +101,7 @@ class KernelLowering:
         if _run_in_segments(step, layout, flat_args):
             assert isinstance(graph.core, fx.GraphModule)
             return self._operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
-        return scan_forward(step, layout, flat_args)
+        return scan_forward(step, layout, flat_args, ahead=_is_ahead_of_time())
 
     def _staged(self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
         """A step with products of its values and captured matrices."""

@@ -6,7 +6,7 @@ The custom ops in `compat/_ops.py` are the same for compilers. They cost several
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,36 @@ from torch import Tensor
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction
 from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.kernels._trained import TrainedScan, differentiable_results, trained_scan
+from flexsn_runtime.kernels._trained import trained_scan
+from flexsn_runtime.native import NativeScan
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.step._pointwise_step import Specialization
-from flexsn_runtime.step._specialization import CoreSpecialization
+
+
+class Trained(Protocol):
+    """A scan with gradients, prepared for arguments of one layout: `TrainedScan`, or one of a step with products."""
+
+    @property
+    def native(self) -> NativeScan | None:
+        """Runs it without Python; `None`: nothing does."""
+
+    @property
+    def first_kept(self) -> int:
+        """Where in the result of `run` begins what is for the backward."""
+
+    @property
+    def first_bits(self) -> int:
+        """Where before that begin results that no gradient comes to."""
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The results that no gradient flows through."""
+
+    def run(self, tensors: Sequence[Tensor | None]) -> Sequence[Any]:
+        """Scans `[*inputs, *states, *lifted]` forward."""
+
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Scans backward: `[*inputs, *states, *lifted, *kept, *gradients of results]`."""
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
@@ -30,7 +56,7 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
     return tuple(forward_scan(step, arguments, state_seqs=state_seqs, training=False).run(tensors))
 
 
-def run_trained(scan: TrainedScan, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """The same, of a scan that is prepared: of `[*inputs, *states, *lifted]`."""
     native = scan.native
     if native is not None and not native.watched():
@@ -41,7 +67,7 @@ def run_trained(scan: TrainedScan, tensors: Sequence[Tensor | None]) -> tuple[Te
 
 class _Scan(SingleLevelFunction):
     @staticmethod
-    def forward(ctx: Any, scan: TrainedScan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, scan: Trained, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         written = scan.run(tensors)
         end = scan.first_kept
         ctx.save_for_backward(*tensors, *written[end:])
@@ -53,19 +79,6 @@ class _Scan(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        scan: TrainedScan = ctx.scan
+        scan: Trained = ctx.scan
         tensors = (*saved_of(ctx), *grads[: scan.first_bits])
         return None, *scan.gradients(tensors, ctx.needs_input_grad[1:])
-
-
-def not_differentiable(
-    step: CoreSpecialization,
-    results: Sequence[Tensor],
-    wanted: Sequence[bool],
-    num_steps: int | None,
-    *,
-    state_seqs: bool,
-) -> list[Tensor]:
-    """Those of the results that no gradient flows through; arguments as of `differentiable_results`."""
-    differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
-    return [t for t, flows in zip(results, differentiable, strict=False) if not flows]

@@ -24,6 +24,7 @@ from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.segments._backward import SegmentedBackward
 from flexsn_runtime.segments._choice import Choice, composes
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -117,10 +118,10 @@ class BackwardScan:
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
-        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts, step.late)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
-        config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
@@ -190,6 +191,7 @@ class BackwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
             grad_state_seqs=states_present if cotangents.state_seqs else absent,
@@ -206,6 +208,7 @@ class BackwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=strided,
             flags=self._presence.flags,
         )
@@ -213,20 +216,9 @@ class BackwardScan:
         integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            columns = step.columns(residuals, present)
-            integers |= {} if columns.vjp is None else columns.vjp.integers
-            launched = SegmentedBackward(
-                launched,
-                kernel.params,
-                step,
-                spec,
-                source,
-                columns,
-                integers,
-                config,
-                arguments.device,
-                min(segments.number, arguments.num_steps // config.chunk),
-            )
+            number = min(segments.number, arguments.num_steps // config.chunk)
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
             *kept_params,

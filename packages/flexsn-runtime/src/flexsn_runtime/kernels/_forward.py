@@ -17,8 +17,9 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
 from flexsn_runtime.plans._buckets import LaunchPlan
-from flexsn_runtime.segments._choice import Choice
+from flexsn_runtime.segments._choice import AheadChoice, Choice
 from flexsn_runtime.segments._in_segments import in_segments
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -71,7 +72,7 @@ class ForwardScan:
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
-        segments: Choice | None = None,
+        segments: Choice | AheadChoice | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
         shape = trace.step_shape
@@ -111,9 +112,9 @@ class ForwardScan:
             self._make((_Initial(trace.num_inputs, len(arguments.all), tuple(finals)),), allocator)
             return
         config = plan.forward if training else plan.inference
-        config, rest = step.chunks(config, num_steps, step.cost.num_ops)
+        config, rest, single = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        operands = Operands(arguments, layouts, shape, form.order, step.counts)
+        operands = Operands(arguments, layouts, shape, form.order, step.counts, step.late)
         spec = ForwardSpec(
             inputs=loaded_early(operands.inputs, arguments.inputs, config.stages),
             states=operands.states,
@@ -121,6 +122,7 @@ class ForwardScan:
             lifted=operands.lifted,
             lifted_like=operands.lifted_like,
             ends=step.ends and any(layout.counts_down for layout in operands.inputs),
+            follows=step.follows,
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),
@@ -129,6 +131,7 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            single=single and not any(layout.counts_down for layout in operands.inputs),
             strided=operands.strided(
                 (param, size, strides) for param, size, strides, _ in self._written if param.role is not Role.BITS
             ),
@@ -140,17 +143,8 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            launched = in_segments(
-                launched,
-                kernel.params,
-                step,
-                spec,
-                step.core(residuals),
-                integers,
-                config,
-                arguments.device,
-                segments,
-            )
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            launched = in_segments(scan, step.core(residuals), segments)
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)
 

@@ -222,6 +222,14 @@ def trained_scan(
     return found
 
 
+def not_differentiable(
+    step: Any, results: Sequence[Tensor], wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
+) -> list[Tensor]:
+    """Those of the results that no gradient flows through; arguments as of `differentiable_results`."""
+    differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
+    return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
+
+
 def differentiable_results(
     step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:

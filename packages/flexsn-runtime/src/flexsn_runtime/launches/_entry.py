@@ -16,7 +16,8 @@ class Entry:
         numbers: the arguments behind the tensors.
         programs, threads, shared: the launch on a GPU.
         kept: what has to be there as long as the address is called.
-        watched: whether somebody wants to be told of launches, whom a launch by address would not tell.
+        watched: True if launches are watched by what a launch by address would not tell.
+        beside: so many rows of `programs` a launch on a GPU has.
     """
 
     address: int
@@ -26,6 +27,7 @@ class Entry:
     shared: int
     kept: object
     watched: Callable[[], bool]
+    beside: int = 1
 
 
 def unwatched() -> bool:

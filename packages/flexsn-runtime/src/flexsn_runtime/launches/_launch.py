@@ -82,5 +82,12 @@ class Launch:
                 told = entry(compiled, numbers)
                 if told is not None:
                     self._entry = Entry(
-                        told.function, told.numbers, self.programs, told.threads, told.shared, compiled, told.hooks
+                        told.function,
+                        told.numbers,
+                        self.programs,
+                        told.threads,
+                        told.shared,
+                        compiled,
+                        told.hooks,
+                        beside=self._grid[1],
                     )

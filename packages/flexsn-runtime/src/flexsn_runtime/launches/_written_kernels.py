@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher, on_device
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.launches._entry import Entry
+from flexsn_runtime.launches._launch import allocator
 
 
 class PreparedKernel:
@@ -24,7 +26,9 @@ class PreparedKernel:
         fused: products and sums may be computed in one rounding.
     """
 
-    __slots__ = ("_again", "_device", "_function", "_grid", "_numbers", "_options")
+    __slots__ = ("_again", "_device", "_entry", "_function", "_grid", "_numbers", "_options")
+
+    allocator = staticmethod(allocator)
 
     def __init__(
         self,
@@ -41,8 +45,22 @@ class PreparedKernel:
         # Said, because the default changes with the version of Triton.
         self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
         self._again: Callable[[Sequence[Tensor]], None] | None = None
+        self._entry: Entry | None = None
 
-    def __call__(self, *tensors: Tensor) -> None:
+    @property
+    def is_compiled(self) -> bool:
+        return self._again is not None or triton_interpreted()
+
+    def entry(self) -> Entry | None:
+        """How it is launched by its address; `None`: it was not launched so far, or cannot be that way."""
+        return self._entry
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
+        with on_device(self._device):
+            self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches it over tensors whose dtypes and alignments are those of the first call."""
         if self._again is not None:
             self._again(tensors)
@@ -56,6 +74,11 @@ class PreparedKernel:
         if compiled is not None:
             x, y, z = (*self._grid, 1, 1)[:3]
             self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
+            told = entry(compiled, self._numbers)
+            if told is not None and z == 1:
+                self._entry = Entry(
+                    told.function, told.numbers, x, told.threads, told.shared, compiled, told.hooks, beside=y
+                )
 
 
 _prepared: Recent[PreparedKernel] = Recent()
@@ -94,4 +117,4 @@ def run_kernel(
         return PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages, fused=fused)
 
     kernel = prepared(key, make)
-    kernel(*tensors)
+    kernel(tensors)

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets.triton import accumulator
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 
 # Numbers of a tile: 8 for each thread, 16 bytes of half precision.
 _TILE = 1024
 _NUM_WARPS = 4
-_INTERPRETED_TILE = 128
 # Channels that a program reads side by side where they lie so: 128 bytes of half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
@@ -72,7 +70,7 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
 def _of_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     columns = x.shape[-1]
     width = min(_MOST_COLUMNS, _power(columns))
-    height = max(_tile() // width, 1)
+    height = max(_TILE // width, 1)
     across = -(-columns // width)
     programs, tiles = _shared(-(-rows // height), across, x.device)
     parts = torch.empty(programs, 3, columns, dtype=kind, device=x.device)
@@ -85,8 +83,8 @@ def _of_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
 def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     samples, channels = x.shape[:2]
     size = x.numel() // (samples * channels)
-    width = min(_MOST_PLACES, _power(size), _tile())
-    height = min(max(_tile() // width, 1), _power(samples))
+    width = min(_MOST_PLACES, _power(size), _TILE)
+    height = min(max(_TILE // width, 1), _power(samples))
     programs, tiles = _shared(-(-samples // height) * -(-size // width), channels, x.device)
     parts = torch.empty(programs, 3, channels, dtype=kind, device=x.device)
     constants = (height, width, accumulator(kind))
@@ -111,10 +109,6 @@ def _shared(tiles: int, beside: int, device: torch.device) -> tuple[int, int]:
 def _power(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
-
-
-def _tile() -> int:
-    return _INTERPRETED_TILE if triton_interpreted() else _TILE
 
 
 def _warps(elements: int) -> int:

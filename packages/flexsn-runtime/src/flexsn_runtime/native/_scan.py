@@ -43,7 +43,7 @@ class NativeCall:
         """True if launches are to be told to somebody whom this would not tell."""
         launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
         self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
-            list(launch.written), _kernel(module, launch)
+            list(launch.written), [_kernel(module, launch)]
         ).run
 
 
@@ -81,11 +81,12 @@ class NativeScan:
         self._scan = module.Scan(
             partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),
             list(there),
-            list(launch.written),
-            _kernel(module, launch),
+            module.Plan(list(launch.written), [_kernel(module, launch)]),
             first_bits,
             first_kept,
             list(fixed),
+            None,
+            False,
         )
 
     @classmethod
@@ -147,8 +148,8 @@ class NativeScan:
         self._scan.follow(
             [t for i, t in enumerate(given) if i not in absent],
             [need for i, need in enumerate(needed) if i not in absent],
-            list(launch.written),
-            _kernel(self._module, launch),
+            self._module.Plan(list(launch.written), [_kernel(self._module, launch)]),
+            [],
             [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
             [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
             None if last is None else _last(self._module, last, gone, len(given) + len(needed)),
@@ -251,4 +252,6 @@ def _kernel(module: ModuleType, launch: ByAddress) -> Any:
         entry.threads,
         entry.shared,
         entry.kept,
+        entry.beside,
+        [],
     )

@@ -5,9 +5,10 @@
 // thread, does the same. Where a backward is not like one that was told, Python's does it.
 //
 // Tensors are counted so, without those that are not there:
-//   forward    those of a call, and behind them what the kernel writes: results, the last of them bits, and what is kept
+//   forward    those of a call, and behind them what kernels write: results, the last of them bits, and what is kept
 //   backward   those of the call, what is kept, the gradients of results but bits (undefined: there is none), and behind them
-//              what the kernel writes: for each tensor of the call its gradient, if it is needed
+//              what kernels write: for each tensor of the call its gradient, if it is needed, and what they need besides
+// Instead of those of the call and what is kept, a forward may name what it saves (`saved`).
 //   last       what is there before a backward's kernel writes, the gradients as they are then, constants, what it writes
 
 #include <torch/csrc/Exceptions.h>
@@ -109,7 +110,8 @@ void have_context(at::Device device) {
 // A compiled kernel with all of its arguments but the tensors.
 //
 // `places`: where each tensor that it takes is among those of a call. `numbers`: behind the tensors, of at most 8 bytes each.
-// `kept`: what has to live as long as the address is called.
+// `kept`: what has to live as long as the address is called. `beside`: rows of programs on a GPU. `offsets`: in bytes, from the
+// address of each tensor; none: 0.
 class Kernel {
  public:
   Kernel(
@@ -119,14 +121,20 @@ class Kernel {
       unsigned programs,
       unsigned threads,
       unsigned shared,
-      py::object kept)
+      py::object kept,
+      unsigned beside,
+      std::vector<std::int64_t> offsets)
       : entry_(entry),
         places_(std::move(places)),
         numbers_(std::move(numbers)),
         programs_(programs),
         threads_(threads),
         shared_(shared),
-        kept_(std::move(kept)) {}
+        kept_(std::move(kept)),
+        beside_(beside),
+        offsets_(std::move(offsets)) {
+    offsets_.resize(places_.size());
+  }
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
   ~Kernel() { // whichever thread is the last to have it
@@ -137,8 +145,8 @@ class Kernel {
   void launch(const std::vector<void*>& addresses, at::Device device) const {
     std::vector<std::int64_t> arguments;
     arguments.reserve(places_.size() + numbers_.size() + 1);
-    for (const auto place : places_)
-      arguments.push_back(reinterpret_cast<std::int64_t>(addresses[place]));
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      arguments.push_back(reinterpret_cast<std::int64_t>(addresses[places_[i]]) + offsets_[i]);
     arguments.insert(arguments.end(), numbers_.begin(), numbers_.end());
     if (device.is_cpu()) {
       arguments.push_back(at::get_num_threads());
@@ -159,7 +167,7 @@ class Kernel {
     for (auto& argument : arguments)
       pointers.push_back(&argument);
     const int failed = launch_on_gpu(
-        reinterpret_cast<void*>(entry_), programs_, 1, 1, threads_, 1, 1, shared_, stream, pointers.data(), nullptr);
+        reinterpret_cast<void*>(entry_), programs_, beside_, 1, threads_, 1, 1, shared_, stream, pointers.data(), nullptr);
     TORCH_CHECK(failed == 0, "a scan kernel was not launched on ", device, ": CUDA driver error ", failed);
   }
 
@@ -168,7 +176,11 @@ class Kernel {
   std::vector<std::int64_t> numbers_;
   unsigned programs_, threads_, shared_;
   py::object kept_;
+  unsigned beside_;
+  std::vector<std::int64_t> offsets_;
 };
+
+using Kernels = std::vector<std::shared_ptr<Kernel>>;
 
 // What becomes of a gradient that a kernel has written: it is seen in a shape and summed over dimensions, again and again,
 // and at last in the shape and the dtype of what it is the gradient of.
@@ -196,34 +208,36 @@ class Sum {
 // What a call allocates and launches.
 class Plan {
  public:
-  Plan(const std::vector<at::Tensor>& written, std::shared_ptr<Kernel> kernel)
-      : written_{written.begin(), written.end()}, kernel_(std::move(kernel)) {}
+  Plan(const Tensors& written, Kernels kernels) : kernels_(std::move(kernels)) {
+    for (const auto& one : written)
+      written_.push_back(one ? std::optional<Written>(*one) : std::nullopt);
+  }
 
   std::size_t count() const {
     return written_.size();
   }
 
-  // `tensors`: those of a call that are there.
-  variable_list run(at::TensorList tensors) const {
+  // `tensors`: those of a call that are there, or, where places are kept for them, undefined.
+  variable_list run(at::TensorList tensors, at::Device device) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
-    const auto device = tensors[0].device();
     variable_list results;
     std::vector<void*> addresses;
     results.reserve(written_.size());
     addresses.reserve(tensors.size() + written_.size());
     for (const auto& tensor : tensors)
-      addresses.push_back(address_of(tensor));
+      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
     for (const auto& one : written_) {
-      results.push_back(one.allocate(device));
-      addresses.push_back(address_of(results.back()));
+      results.push_back(one ? one->allocate(device) : at::Tensor());
+      addresses.push_back(one ? address_of(results.back()) : nullptr);
     }
-    kernel_->launch(addresses, device);
+    for (const auto& kernel : kernels_)
+      kernel->launch(addresses, device);
     return results;
   }
 
  private:
-  std::vector<Written> written_;
-  std::shared_ptr<Kernel> kernel_;
+  std::vector<std::optional<Written>> written_;
+  Kernels kernels_;
 };
 
 variable_list present(const Tensors& tensors) {
@@ -235,11 +249,13 @@ variable_list present(const Tensors& tensors) {
 }
 
 // The forward: the plan's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
-// gradient flows through those in `fixed`; behind them is what the backward needs.
+// gradient flows through those in `fixed`; behind them is what the backward needs, unless `saved` says what it needs: places of
+// what is given and written, or of nothing.
 struct Forward {
   Plan plan;
   std::size_t first_bits, first_kept;
   std::vector<std::size_t> fixed;
+  std::optional<std::vector<std::optional<std::size_t>>> saved;
 };
 
 // What makes another gradient of the first tensor's, of all that is there then: what is given, the gradients, and `constants`.
@@ -265,8 +281,8 @@ struct Last {
 struct Backward {
   std::vector<std::optional<Layout>> given;
   std::vector<bool> needed;
-  std::vector<std::optional<Written>> written; // for each tensor of the forward; of those that are needed, here or in `last`
-  std::shared_ptr<Kernel> kernel;
+  Plan plan; // writes for each tensor of the forward, of those that are needed, here or in `last`; and what else it needs
+  std::vector<std::optional<std::size_t>> taken; // instead of what is written: a gradient that is given, for its sum
   std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
   std::vector<std::optional<Sum>> sums; // of some of them
   std::optional<Last> last;
@@ -290,13 +306,15 @@ class Scan : public torch::CustomClassHolder {
   Scan(
       py::object owner,
       std::vector<bool> there,
-      const std::vector<at::Tensor>& written,
-      std::shared_ptr<Kernel> kernel,
+      Plan plan,
       std::size_t first_bits,
       std::size_t first_kept,
-      std::vector<std::size_t> fixed)
+      std::vector<std::size_t> fixed,
+      std::optional<std::vector<std::optional<std::size_t>>> saved,
+      bool links)
       : there(std::move(there)),
-        forward{Plan(written, std::move(kernel)), first_bits, first_kept, std::move(fixed)},
+        links(links),
+        forward{std::move(plan), first_bits, first_kept, std::move(fixed), std::move(saved)},
         owner_(std::move(owner)) {}
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -314,19 +332,15 @@ class Scan : public torch::CustomClassHolder {
   void follow(
       const Tensors& given,
       std::vector<bool> needed,
-      const Tensors& written,
-      std::shared_ptr<Kernel> kernel,
+      Plan plan,
+      std::vector<std::optional<std::size_t>> taken,
       const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
       std::vector<std::optional<Sum>> sums,
       std::optional<Last> last,
       bool asks) {
-    auto told = std::make_shared<Backward>();
-    for (const auto& tensor : given)
-      told->given.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
-    for (const auto& tensor : written)
-      told->written.push_back(tensor ? std::optional<Written>(*tensor) : std::nullopt);
-    told->needed = std::move(needed);
-    told->kernel = std::move(kernel);
+    auto told = std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(plan)});
+    taken.resize(told->needed.size());
+    told->taken = std::move(taken);
     for (const auto& [place, like] : copies)
       told->copies.emplace_back(place, Written(like));
     told->sums = std::move(sums);
@@ -350,11 +364,43 @@ class Scan : public torch::CustomClassHolder {
     return nullptr;
   }
 
+  // From now on, `run_alike` runs calls on tensors like these.
+  void expect(const Tensors& tensors, bool grad) {
+    expected_ = layouts(tensors);
+    for (const auto& tensor : tensors)
+      requires_grad_.push_back(tensor && tensor->requires_grad());
+    grad_ = grad;
+  }
+
+  bool is_expected(const Tensors& tensors) const {
+    if (at::GradMode::is_enabled() != grad_ || tensors.size() != expected_.size())
+      return false;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto& tensor = tensors[i];
+      if (tensor.has_value() != expected_[i].has_value())
+        return false;
+      if (tensor && (!expected_[i]->is_of(*tensor) || (grad_ && tensor->requires_grad() != requires_grad_[i])))
+        return false;
+    }
+    return true;
+  }
+
   const std::vector<bool> there;
+  const bool links; // gradients of results but the first come from a reader that hooks of the first do not see
   const Forward forward;
 
  private:
+  static std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
+    std::vector<std::optional<Layout>> found;
+    for (const auto& tensor : tensors)
+      found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+    return found;
+  }
+
   py::object owner_;
+  std::vector<std::optional<Layout>> expected_;
+  std::vector<bool> requires_grad_;
+  bool grad_ = false;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const Backward>> backwards_;
 };
@@ -362,10 +408,16 @@ class Scan : public torch::CustomClassHolder {
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    const auto& [plan, first_bits, first_kept, fixed] = scan->forward;
-    variable_list saved(tensors.begin(), tensors.end()), results = plan.run(tensors);
-    for (auto i = first_kept; i < results.size(); ++i)
-      saved.push_back(std::move(results[i]));
+    const auto& [plan, first_bits, first_kept, fixed, named] = scan->forward;
+    variable_list saved, results = plan.run(tensors, tensors[0].device());
+    if (named) {
+      for (const auto& place : *named)
+        saved.push_back(!place ? at::Tensor() : *place < tensors.size() ? tensors[*place] : results[*place - tensors.size()]);
+    } else {
+      saved.assign(tensors.begin(), tensors.end());
+      for (auto i = first_kept; i < results.size(); ++i)
+        saved.push_back(std::move(results[i]));
+    }
     results.resize(first_kept);
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
@@ -393,12 +445,13 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
                   "graph twice, give the first backward retain_graph=True.");
       throw;
     }
-    const auto kept = scan->forward.plan.count() - scan->forward.first_kept;
-    const auto count = given.size() - kept;
+    const auto count = static_cast<std::size_t>(std::count(scan->there.begin(), scan->there.end(), true));
     std::vector<bool> needed;
     for (std::size_t i = 0; i < count; ++i)
       needed.push_back(context->needs_input_grad(i));
     gradients.resize(scan->forward.first_bits);
+    if (scan->links)
+      look_at_hooks(*scan, gradients);
     for (auto& gradient : gradients)
       given.push_back(std::move(gradient));
     // Python refuses in its own words what no kernel may read.
@@ -416,6 +469,21 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
   static void append(variable_list& all, variable_list more) {
     for (auto& one : more)
       all.push_back(std::move(one));
+  }
+
+  // Whether a hook of the first result would have to see a gradient that came by the others.
+  static void look_at_hooks(const Scan& scan, const variable_list& gradients) {
+    if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& one) { return one.defined(); }))
+      return;
+    const auto node = torch::autograd::get_current_node();
+    if (node == nullptr || (node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty()))
+      return;
+    py::gil_scoped_acquire gil;
+    try {
+      scan.owner(true).attr("refuse_hooks")();
+    } catch (py::error_already_set& error) {
+      raised(error);
+    }
   }
 
   static bool has_unreadable(const variable_list& tensors) {
@@ -436,23 +504,20 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
 
   static variable_list launched(const Backward& told, variable_list& given) {
     const auto device = given[0].device();
-    variable_list gradients;
     for (const auto& [place, copy] : told.copies)
       given[place] = copy.allocate(device).copy_(given[place]);
-    std::vector<void*> addresses;
-    addresses.reserve(given.size() + told.written.size());
-    for (const auto& tensor : given)
-      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
-    for (const auto& one : told.written) {
-      gradients.push_back(one ? one->allocate(device) : at::Tensor());
-      addresses.push_back(one ? address_of(gradients.back()) : nullptr);
-    }
-    told.kernel->launch(addresses, device);
-    for (std::size_t i = 0; i < gradients.size(); ++i)
+    auto gradients = told.plan.run(given, device);
+    gradients.resize(told.needed.size());
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (told.taken[i])
+        gradients[i] = given[*told.taken[i]];
       if (gradients[i].defined() && told.sums[i])
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
+    }
     if (told.last) {
-      addresses.resize(given.size());
+      std::vector<void*> addresses;
+      for (const auto& tensor : given)
+        addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
       gradients[0] = told.last->of(std::move(addresses), gradients, device);
       for (std::size_t i = 0; i < gradients.size(); ++i)
         if (!told.needed[i])
@@ -467,7 +532,8 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       py::list all, needs;
       std::size_t next = 0, need = 0;
       for (const bool there : scan.there) {
-        all.append(there ? py::cast(given[next++]) : py::none());
+        if (!scan.forward.saved)
+          all.append(there ? py::cast(given[next++]) : py::none());
         needs.append(there && needed[need++]);
       }
       for (; next < given.size(); ++next)
@@ -516,30 +582,39 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            unsigned,
            unsigned,
            unsigned,
-           py::object>());
+           py::object,
+           unsigned,
+           std::vector<std::int64_t>>());
   py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
   py::class_<Last>(module, "Last")
       .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
         return Last{std::move(kernel), Written(written), std::move(constants)};
       }));
   py::class_<Plan>(module, "Plan")
-      .def(py::init<const std::vector<at::Tensor>&, std::shared_ptr<Kernel>>())
+      .def(py::init<const Tensors&, Kernels>())
       .def("run", torch::wrap_pybind_function([](const Plan& plan, const Tensors& tensors) {
         const auto these = present(tensors);
         const py::gil_scoped_release others_may_run;
-        return plan.run(these);
+        return plan.run(these, these[0].device());
       }));
   py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
       .def(py::init<
            py::object,
            std::vector<bool>,
-           const std::vector<at::Tensor>&,
-           std::shared_ptr<Kernel>,
+           Plan,
            std::size_t,
            std::size_t,
-           std::vector<std::size_t>>())
+           std::vector<std::size_t>,
+           std::optional<std::vector<std::optional<std::size_t>>>,
+           bool>())
       .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
         return scan.run(tensors); // with torch's own exceptions, as of memory that is too small
       }))
+      .def("run_alike", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) -> std::optional<variable_list> {
+        if (!scan.is_expected(tensors))
+          return std::nullopt;
+        return scan.run(tensors);
+      }))
+      .def("expect", &Scan::expect)
       .def("follow", &Scan::follow);
 }

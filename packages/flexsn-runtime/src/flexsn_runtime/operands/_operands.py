@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen import InputLayout, StepLayout
+from flexsn_codegen import InputLayout, Late, StepLayout
 from flexsn_graph import LiftedLayout, Port, Role
 from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._torch_private import alike, size_expression
@@ -112,6 +113,9 @@ def _place(tensor: Tensor) -> int | None:
     return address % 16 if address else None
 
 
+_NO_DELAYS: Mapping[int, Late] = MappingProxyType({})
+
+
 class Operands:
     """How a kernel reads arguments of one layout.
 
@@ -121,6 +125,7 @@ class Operands:
         shape: the step's.
         order: in which the kernel counts the step's elements.
         counts: numbers of inputs that count down; those that are one step, expanded over time, are read as such.
+        late: delays of inputs, by number; the inputs that hold them are one step, expanded over time.
 
     Attributes:
         inputs, states, lifted, lifted_like: for the kernel's spec.
@@ -134,6 +139,7 @@ class Operands:
         shape: tuple[int, ...],
         order: StepOrder,
         counts: Collection[int] = (),
+        late: Mapping[int, Late] = _NO_DELAYS,
     ) -> None:
         self._shape, self._order = shape, order
         self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
@@ -143,6 +149,8 @@ class Operands:
             else self._sequence(Port(Role.INPUT, i), x.shape, x.stride())
             for i, x in enumerate(arguments.inputs)
         )
+        if late:
+            self._delay(arguments.inputs, late)
         self.states = tuple(
             None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
         )
@@ -213,9 +221,20 @@ class Operands:
             self.sizes[f"{param.name}_time"] = strides[0]
         return InputLayout(layout, strided_time)
 
+    def _delay(self, inputs: Sequence[Tensor], late: Mapping[int, Late]) -> None:
+        layouts = list(self.inputs)
+        for i, delays in late.items():
+            layouts[i] = replace(layouts[i], late=delays)
+            by = Port(Role.INPUT, delays.by), inputs[delays.by]
+            layouts[delays.by] = InputLayout(self._one_step(*by), once=True)
+        self.inputs = tuple(layouts)
+
     def _counted(self, param: Port, x: Tensor) -> InputLayout:
-        layout = self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
-        return InputLayout(layout, counts_down=True)
+        return InputLayout(self._one_step(param, x), counts_down=True)
+
+    def _one_step(self, param: Port, x: Tensor) -> StepLayout:
+        """The layout of a step of a sequence whose steps are one in memory."""
+        return self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
 
     def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
         if layout is None:

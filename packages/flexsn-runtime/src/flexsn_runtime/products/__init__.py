@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from flexsn_runtime.products._linear import MOST_PARTS, Linked, Links, linked_linear, product_with_spikes, spike_linear
 from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
+from flexsn_runtime.products._repeated_products import RepeatedProducts
 
 __all__ = [
     "MOST_PARTS",
     "Linked",
     "Links",
+    "RepeatedProducts",
     "fewest_multiplications",
     "linked_linear",
     "product_with_spikes",

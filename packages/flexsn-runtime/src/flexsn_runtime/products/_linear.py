@@ -14,16 +14,8 @@ from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
-from flexsn_runtime.products._launch import (
-    input_gradient,
-    narrow,
-    product,
-    product_over_rows,
-    repair_outputs,
-    repair_weights,
-    split,
-    takes_as_written,
-)
+from flexsn_runtime.products._kernels import is_aligned, takes_as_written
+from flexsn_runtime.products._plans import OPERANDS, BackwardKind, Forward, ForwardKind, backward_plan, forward_plan
 from flexsn_runtime.products._tiles import seen_size
 
 MOST_PARTS = 3
@@ -104,8 +96,10 @@ def linked_linear(
         links: make links for the layer that reads `y`, if kernels can take gradients through them.
         scale: of the spikes: `s / scale` are whole numbers, but for rounding.
     """
-    with_links = links and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    with_links = links_of(s, weight, parts, links) > 0
     record: list[Tensor | None] = []
+    if written is not None and not takes_as_written(written):
+        written = None
     results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record, scale)
     if not with_links:
         return Linked(results, record[0], None)
@@ -115,6 +109,12 @@ def linked_linear(
     of_parts = parts[1]
     y.grad_fn.y = weakref.ref(y)
     return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
+
+
+def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
+    """The number of links for parts of a gradient, if they are wanted."""
+    makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    return parts[1] if makes else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -149,11 +149,34 @@ def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -
     if not _runs(s, weight):
         size = seen_size(s.shape[:-1].numel())
         return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    rows = _rows(s)
-    spikes, seen = narrow(rows)
-    y = product(spikes, split(weight, weight_parts), bias)
-    repair_outputs(rows, weight, bias, y, seen)
-    return y.view((*s.shape[:-1], weight.shape[0])), seen
+    given = _dense(s), None, _dense(weight), None if bias is None else _dense(bias)
+    y, seen, *_ = plan_of(given, weight_parts).plan.run(given)
+    assert y is not None
+    assert seen is not None
+    return y, seen
+
+
+Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""Spikes, the same in bfloat16, the weight and the bias."""
+
+
+def plan_of(
+    given: Operands,
+    parts: int,
+    *,
+    links: int = 0,
+    sums: bool = False,
+    scale: float = 1.0,
+) -> Forward:
+    """The forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
+    s, written, weight, bias = given
+    aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
+    shape, outputs = tuple(s.shape), weight.shape[0]
+    return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _gradients(
@@ -166,40 +189,66 @@ def _gradients(
 ) -> list[Tensor | None]:
     if not _runs(s, weight):
         return _plain_gradients(grad, s, weight, wanted)
-    grads = _rows(grad)
-    cut = tuple(split(grads, parts[1])) if wanted[0] or wanted[1] else ()
-    spikes = narrow(_rows(s))[0] if wanted[1] else None
-    pieces = split(weight, parts[0]) if wanted[0] else None
-    return [*_of_parts(cut, (grads,), s, weight, spikes, pieces, seen), grads.sum(0) if wanted[2] else None]
+    saved = s, None, weight, None, seen
+    found = gradients(saved, (grad,), parts, 1.0, (wanted[0], wanted[1], wanted[2]))
+    return [found[0], found[2], found[3]]
 
 
-def _of_parts(
-    cut: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    s: Tensor,
-    weight: Tensor,
-    spikes: Tensor | None,
-    pieces: Tensor | None,
-    seen: Tensor | None,
-    scale: float = 1.0,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of `s` and of the weight.
+Saved = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
+"""`s` and the weight, the spikes in bfloat16, parts of the weight, and the record of rows that are not whole."""
+
+
+def gradients(
+    saved: Saved,
+    grads: Sequence[Tensor | None],
+    parts: tuple[int, int],
+    scale: float,
+    wanted: tuple[bool, bool, bool],
+) -> list[Tensor | None]:
+    """Those of `[s, written, weight, bias]`, by kernels.
 
     Args:
-        cut: the output's gradient in parts, `[M, N]` each.
-        grads: what it is the sum of, as exactly as it is known: itself, or its parts.
-        spikes: `s / scale` in bfloat16; `None`: the weight has no gradient.
-        pieces: of the weight; `None`: `s` has no gradient.
-        seen: which rows of `s` are not whole; `None`: all are.
+        grads: of the forward's results: of `y`, or, if that is `None`, of links.
+        wanted: those of the spikes, the weight and the bias.
     """
-    N, K = weight.shape
-    of_s = None if pieces is None else input_gradient(cut, pieces, K).view(s.shape)
-    of_weight = None if spikes is None else product_over_rows(cut, spikes, N, K)
-    if of_weight is not None and scale != 1.0:
-        of_weight = of_weight.mul_(scale)
-    if of_weight is not None and seen is not None:
-        repair_weights(grads, _rows(s), of_weight, seen)
-    return of_s, of_weight
+    s, spikes, weight, pieces, seen = saved
+    given = _dense(s), spikes, _dense(weight), pieces, seen
+    grads = [None if grad is None else _dense(grad) for grad in grads]
+    return backward_plan(backward_kind(given, grads, parts, scale, wanted)).run((*given, *grads))[:OPERANDS]
+
+
+def backward_kind(
+    saved: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+    parts: tuple[int, int],
+    scale: float,
+    wanted: tuple[bool, bool, bool],
+) -> BackwardKind:
+    """The kind of a backward over dense tensors; arguments as of `gradients`."""
+    s, spikes, weight, pieces, seen = saved
+    whole = grads[0]
+    first = whole if whole is not None else grads[1]
+    assert s is not None
+    assert weight is not None
+    assert first is not None
+    sums = len(grads) > 1 + parts[1]
+    if sums and whole is None and grads[-1] is None:
+        wanted = *wanted[:2], False
+    return BackwardKind(
+        tuple(s.shape),
+        weight.shape[0],
+        parts,
+        scale,
+        0 if spikes is None else spikes.shape[-1],
+        pieces is not None,
+        seen is not None,
+        parts[1] if len(grads) > 1 else 0,
+        sums,
+        whole is None,
+        wanted,
+        (is_aligned(s), is_aligned(weight), is_aligned(first)),
+        s.device,
+    )
 
 
 def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
@@ -208,9 +257,14 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
     Args:
         s: numbers of bfloat16. If there are others, all is computed again in float32, which takes long.
     """
-    spikes, seen = narrow(s)
-    total = product_over_rows(tuple(split(grads, MOST_PARTS)), spikes, grads.shape[1], s.shape[1])
-    repair_weights((grads,), s, total, seen)
+    s, grads = _dense(s), _dense(grads)
+    outputs, aligned = grads.shape[1], (is_aligned(s), True, is_aligned(grads))
+    parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
+    kind = BackwardKind(
+        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
+    )
+    total = backward_plan(kind).run((s, None, None, None, None, grads))[2]
+    assert total is not None
     return total
 
 
@@ -252,72 +306,61 @@ class _SpikeLinear(SingleLevelFunction):
             record.append(torch.zeros(seen_size(s.shape[:-1].numel()), dtype=torch.int32, device=s.device))
             ctx.save_for_backward(s, None, weight, None, None)
             return F.linear(s, weight, bias)
-        spikes: Tensor | None = None if written is None else written.view(-1, weight.shape[1])
-        seen: Tensor | None = None
-        if spikes is None or not takes_as_written(spikes):
-            spikes, seen = narrow(_rows(s), scale)
-        pieces = split(weight, parts[0])
-        # Of its shape at once: autograd allows no change in place of a view that is made here.
-        y = product(spikes, pieces, bias, lead=s.shape[:-1], scale=scale)
-        if seen is not None:
-            repair_outputs(_rows(s), weight, bias, y, seen)
-        record.append(seen)
         needs_s, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        given = _dense(s), written, _dense(weight), None if bias is None else _dense(bias)
+        forward = plan_of(given, parts[0], links=parts[1] if links else 0, sums=links and needs_bias, scale=scale)
+        found = forward.plan.run(given)
+        memory = (*given, *found)
+        seen = None if forward.seen is None else memory[forward.seen]
+        record.append(seen)
         # Hooks may keep `s` in fewer bits than its copy has.
         keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
-        ctx.save_for_backward(s, spikes if keeps else None, weight, pieces if needs_s else None, seen)
-        if s.dim() == 1:
-            y = y[0].clone()
-        if not links:
-            return y
-        made = [_nothing(y.shape, torch.bfloat16, y.device) for _ in range(parts[1])]
-        if needs_bias:
-            made.append(_nothing(y.shape[1:], torch.float32, y.device))
-        return y, *made
+        spikes, pieces = memory[forward.spikes] if keeps else None, memory[forward.pieces] if needs_s else None
+        ctx.save_for_backward(s, spikes, weight, pieces, seen)
+        return found[0] if forward.results == 1 else tuple(found[: forward.results])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *linked: Tensor | None) -> Any:
-        first = grad if grad is not None or not linked else linked[0]
-        if first is None:
-            return (None,) * 8
-        of_parts = ctx.parts[1]
-        arrived, sums = linked[:of_parts], linked[of_parts:]
-        if linked and linked[0] is not None:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if any(grad is not None for grad in grads[1:]):
             y = ctx.y()
             if y is not None and (y._backward_hooks or y.retains_grad):
-                raise RuntimeError(_LATE)
-        s, spikes, weight, pieces, seen = saved_of(ctx)
+                raise RuntimeError(LATE)
         needs = ctx.needs_input_grad
-        wanted = (needs[0], needs[2], needs[3])
-        is_plain = ctx.is_plain or torch.is_grad_enabled() or transform_at_work() is not None
-        if is_plain or is_batched(first):
-            plain = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
-            return plain[0], None, plain[1], plain[2], None, None, None, None
-        if grad is None:
-            N = weight.shape[0]
-            grads = cut = tuple([one.reshape(-1, N) for one in arrived if one is not None])
-            of_bias = _rows(sums[0]).sum(0) if sums and sums[0] is not None else None
-        else:
-            whole = _rows(_sum(grad, arrived))
-            grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
-            of_bias = whole.sum(0) if wanted[2] else None
-        if spikes is None and wanted[1]:
-            spikes = narrow(_rows(s), ctx.scale)[0]
-        operands = spikes if wanted[1] else None, pieces if wanted[0] else None
-        gradients = _of_parts(cut, grads, s, weight, *operands, seen, ctx.scale)
-        return gradients[0], None, gradients[1], of_bias, None, None, None, None
+        wanted = needs[0], needs[2], needs[3]
+        return *flowing(saved_of(ctx), grads, ctx.parts, ctx.scale, wanted, plain=ctx.is_plain), *(None,) * 4
 
 
-_LATE = (
+def flowing(
+    saved: Any,
+    grads: Sequence[Tensor | None],
+    parts: tuple[int, int],
+    scale: float,
+    wanted: tuple[bool, bool, bool],
+    *,
+    plain: bool = False,
+) -> Sequence[Tensor | None]:
+    """The gradients of `[s, written, weight, bias]`, in a backward; arguments as of `gradients`.
+
+    Args:
+        plain: by torch's products.
+    """
+    whole, arrived = grads[0], grads[1 : 1 + parts[1]]
+    first = whole if whole is not None or not arrived else arrived[0]
+    if first is None:
+        return (None,) * OPERANDS
+    if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
+        found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], wanted)
+        return found[0], None, found[1], found[2]
+    if whole is not None and any(part is not None for part in arrived):
+        grads = _sum(whole, arrived), *(None,) * (len(grads) - 1)
+    return gradients(saved, grads, parts, scale, wanted)
+
+
+LATE = (
     "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
     "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
     "exact_products(net, skip=[name])."
 )
-
-
-def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor whose values have no meaning: one number of memory."""
-    return torch.empty_strided(shape, (0,) * len(shape), dtype=dtype, device=device)
 
 
 def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ _SMALL = 32  # for the interpreter
 CHECKED_ROWS = 16
 # A compiler treats sizes of 0 and 1 apart from others: records of what is not whole are longer than needed.
 _PADDING = 2
-_MULTIPROCESSORS = 4  # of a device without any: tests go through several shares
+_MULTIPROCESSORS = 8  # of a device without any: tests go through several shares
 
 
 class Tile(NamedTuple):
@@ -25,6 +26,9 @@ class Tile(NamedTuple):
         rows, columns: of the result.
         chunk: terms of a sum between two additions in float32.
         num_warps, stages: of Triton.
+        leaves: chunks are added in float32; otherwise all terms in the tensor core.
+        shares: programs that share a sum over rows; 0: as many as keep the device busy.
+        held: the first factor of several products is in registers.
     """
 
     rows: int
@@ -32,25 +36,58 @@ class Tile(NamedTuple):
     chunk: int
     num_warps: int
     stages: int
+    leaves: bool = True
+    shares: int = 0
+    held: bool = False
 
 
-def tile_for(work: Work, rows: int, columns: int, parts: int, device: torch.device) -> Tile:
-    """The tile for a result of `rows` and `columns`.
+def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
+    """The tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest of those that were tried.
 
     Args:
         parts: of the operand that has most.
     """
     if triton_interpreted():
-        return Tile(_SMALL, _SMALL, _SMALL, 4, 1)
-    chunk = 32 if work == "inputs" else 64
-    across = 64 if columns <= 64 else 128
-    down = 64 if rows <= 64 else 128
-    warps = 8 if across * down > 64 * 128 else 4
+        return Tile(_SMALL, _SMALL, _SMALL, 4, 1, leaves=parts > 2 or work == "weights")
+    few = -(-rows // 128) * -(-columns // 128) <= 2 * _multiprocessors(device)
+    tile = _RULES[work](terms, parts, few)
+    if rows <= 64:
+        tile = tile._replace(rows=64)
+    if columns <= 64:
+        tile = tile._replace(columns=64)
+    if tile.rows * tile.columns <= 64 * 64:
+        tile = tile._replace(num_warps=4)
     of_rows = 1 if work == "outputs" else parts
     of_columns = 1 if work == "weights" else parts
-    of_stage = 2 * chunk * (down * of_rows + across * of_columns)
-    stages = max(1, min(3, _shared_memory(device) // of_stage))
-    return Tile(down, across, chunk, warps, stages)
+    of_stage = 2 * tile.chunk * (tile.rows * of_rows + tile.columns * of_columns)
+    return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
+
+
+# Of two parts, whose rounding is 2.4e-6, sums of so many terms in the tensor core are off by as much again.
+_STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
+
+
+def _outputs(terms: int, parts: int, few: bool) -> Tile:
+    if parts > 2:
+        return Tile(128, 64, 32, 4, 3) if terms <= 512 else Tile(128, 128, 64, 8, 3)
+    if terms > _STAYING_OUTPUTS:
+        return Tile(128, 64, 64, 8, 3)
+    return Tile(128, 128, 64 if few else 32, 8, 3, leaves=False)
+
+
+def _inputs(terms: int, parts: int, few: bool) -> Tile:
+    if parts > 2:
+        return Tile(128, 64, 32, 8, 3) if few else Tile(64, 128, 32, 4, 3)
+    if terms > _STAYING_INPUTS:
+        return Tile(64, 128, 32, 4, 3)
+    return Tile(128, 128, 64 if few else 32, 8, 3, leaves=False)
+
+
+def _weights(terms: int, parts: int, few: bool) -> Tile:
+    return Tile(128, 128, 64, 8, 3) if parts > 2 else Tile(64, 128, 64, 4, 3)
+
+
+_RULES: dict[Work, Callable[[int, int, bool], Tile]] = {"outputs": _outputs, "weights": _weights, "inputs": _inputs}
 
 
 def seen_size(rows: int) -> int:
@@ -58,9 +95,13 @@ def seen_size(rows: int) -> int:
     return (rows + CHECKED_ROWS - 1) // CHECKED_ROWS + _PADDING
 
 
-def shares_of(tiles: int, chunks: int, device: torch.device) -> int:
-    """The number of programs that share a sum over `chunks`, so that there are about two for each multiprocessor."""
-    return max(1, min(2 * _multiprocessors(device) // tiles, chunks // 4))
+def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
+    """The number of programs that share each sum, so that each multiprocessor has as many as it can run at a time."""
+    if tile.shares:
+        return tile.shares
+    tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
+    at_once = 1 if tile.num_warps > 4 else 2
+    return max(1, min(at_once * _multiprocessors(device) // tiles, -(-terms // tile.chunk) // 4))
 
 
 @functools.cache

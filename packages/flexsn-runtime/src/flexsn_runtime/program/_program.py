@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen import Numerics, Precision
+from flexsn_codegen import Late, Numerics, Precision
 from flexsn_graph import CutTrace, RecurrentTrace, StateMismatchError, StepPieces, StepValue, TorchError
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import TargetName, target_on
-from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
+from flexsn_runtime.errors import LateInputError, ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
@@ -68,6 +68,9 @@ class ScanProgram:
         counts_down: for each input, True if it is a number, int32, that is less by 1 in each step, and of which only
             the sign counts: the steps that are left of a sequence. Given as `[T, *step]`; or, for kernels that then end
             with the sequences, as its first step, expanded over time. Empty: none.
+        late: for each input, its delays, which are another input, one step expanded over time: kernels load what is
+            that many steps earlier, and write gradients there. Elementwise steps in Triton alone have such inputs.
+            Empty: none.
         zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
             no output.
         pieces: the core is another one on these pieces, and does what `trace_step(on_pieces=True)` takes.
@@ -75,6 +78,7 @@ class ScanProgram:
     Raises:
         PrecisionError: an unknown precision.
         TensorCountError: not as many `bits` or `zero_one` as outputs, or `counts_down` as inputs.
+        LateInputError: when the step is traced: it has matrix products, sums over neurons, or states of several shapes.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
     """
@@ -97,6 +101,7 @@ class ScanProgram:
         zero_one: Sequence[bool] = (),
         pieces: StepPieces | None = None,
         counts_down: Sequence[bool] = (),
+        late: Sequence[Late | None] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = (
@@ -140,6 +145,7 @@ class ScanProgram:
         self.zero_one = tuple(zero_one)
         self._pieces = pieces
         self.counts_down = tuple(counts_down)
+        self.late = tuple(late)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
@@ -166,6 +172,7 @@ class ScanProgram:
             zero_one=self.zero_one,
             pieces=self._pieces,
             counts_down=self.counts_down,
+            late=self.late,
         )
         return make, arguments
 
@@ -334,7 +341,7 @@ class ScanProgram:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
-        kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self._pieces)
+        kind += (self.on_cpu, self.bits, self.zero_one, self.counts_down, self.late, self._pieces)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -353,6 +360,12 @@ class ScanProgram:
                 f"{error} torch.autocast is on, under which some operations return float32: convert their results "
                 "back, or carry the state in float32, as FlexSN(precision='float32') does."
             ) from None
+        late = {i: delays for i, delays in enumerate(self.late) if delays is not None}
+        if late and isinstance(trace, CutTrace | RecurrentTrace):
+            raise LateInputError(
+                "a step with matrix products, sums over neurons, or states of several shapes has no inputs that are "
+                "late: delay them before."
+            )
         if isinstance(trace, CutTrace):
             return self._on_pieces(trace, device)
         for i, value in enumerate(() if isinstance(trace, RecurrentTrace) else signature.states):
@@ -383,6 +396,7 @@ class ScanProgram:
             bits=self.bits,
             zero_one=self.zero_one,
             counts=counting,
+            late=late,
         )
 
     def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:

@@ -21,7 +21,7 @@ from flexsn_runtime._torch_private import (
     tracing_state,
     transform_at_work,
 )
-from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._autograd import run_trained, scan_pointwise
 from flexsn_runtime.kernels._inferred import executed
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
@@ -30,9 +30,8 @@ from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._program import ScanProgram
+from flexsn_runtime.recurrent._calls import staged_call
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
-from flexsn_runtime.recurrent._staged_autograd import scan as scan_whole
-from flexsn_runtime.recurrent._staged_autograd import scan_staged
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -284,8 +283,11 @@ def note(
 
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    if isinstance(step, RecurrentSpecialization):
+        return staged_call(step, arguments, state_seqs=state_seqs)(arguments.all)
     if not isinstance(step, CutSpecialization):
-        return scan_whole(step, arguments, state_seqs=state_seqs)
+        assert isinstance(step, Specialization)
+        return scan_pointwise(step, arguments, state_seqs=state_seqs)
     inputs, states = step.split(arguments)
     results = run_program(step.program, inputs, states, step.instead(arguments), state_seqs=state_seqs)
     return step.join(results, state_seqs=state_seqs)
@@ -296,21 +298,13 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
     if isinstance(step, CutSpecialization):
         return partial(_run_cut, step, state_seqs)
     if isinstance(step, RecurrentSpecialization):
-        return partial(_run_staged, step, state_seqs)
+        return staged_call(step, arguments, state_seqs=state_seqs)
     assert isinstance(step, Specialization)
     if _is_training(arguments):
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
         return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
     return executed(plan, [t is not None for t in arguments.all])
-
-
-def _run_staged(
-    step: RecurrentSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
-    trace = step.trace
-    arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-    return scan_staged(step, arguments, state_seqs=state_seqs)
 
 
 def _run_cut(step: CutSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:

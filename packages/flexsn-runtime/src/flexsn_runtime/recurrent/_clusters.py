@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.recurrent import Loop, Multiply
-from flexsn_codegen.targets.cuda import Cluster, why_no_nvrtc
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.targets.cuda import Cluster, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
-# Splits in the order of their speed where they spill nothing (benchmarks/results/cluster_divisions.md).
-_BLOCKS, _SPLITS, _ROW_TILES = (4, 8, 16), (2, 4, 1, 8), (1, 2, 4)
+_BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
+# In the order of their speed, with all of the matrices in registers and with a part of them
+# (benchmarks/results/cluster_divisions.md).
+_SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
 _REGISTERS = 65536  # of a processor
 _MOST_REGISTERS = 255  # of a thread
-_OTHER_REGISTERS = 60  # of a thread, beside the matrices
-_FEWEST_REGISTERS = 40  # of a thread, of which the matrices take none
 _MOST_THREADS = 1024
+_SHARED_BYTES = (227 << 10) - 1024  # of a block, without its barriers
+_RESERVED = 2048  # of shared memory that a block takes beside what it asks for
 # Blocks of a cluster are on processors of one group, which not all groups have the most of.
-_SMALL, _SPARE = 4, 18
+_SPARE = {4: 8, 8: 18, 16: 18}
 # Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
 # spilled is read in every step.
 _MOST_OF_MATRICES = 192
-# Wider steps, and those in half precision, are faster in programs that exchange through global memory, on an H100
-# (benchmarks/results/clusters.md, cluster_divisions.md).
-_MOST_COLUMNS = 256
+# On an H100, wider steps are faster in programs that exchange through global memory or launched step by step, and those
+# in half precision, too (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
+_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
 
 
 def clusters_wanted() -> bool:
@@ -45,51 +48,64 @@ def why_no_clusters(device: torch.device) -> str | None:
     return why_no_nvrtc()
 
 
-def clusters_for(loop: Loop, processors: int) -> Iterator[Cluster]:
+def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cluster]:
     """The divisions of a loop, the best one first: all rows at a time where they fit, few rows, few blocks.
 
     Args:
         processors: of the GPU.
+        from_zero: whether what is carried is zero before the first step.
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
-    if loop.width > _MOST_COLUMNS or dtypes != {torch.float32}:
+    of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
+    if dtypes != {torch.float32} or loop.width > (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return
     fitting = [
-        Cluster(blocks, splits, row_tiles)
+        cluster
         for row_tiles in _ROW_TILES
         for blocks in _BLOCKS
         for splits in _SPLITS
-        if _fits(loop, Cluster(blocks, splits, row_tiles))
+        if (cluster := division(loop, Cluster(blocks, splits, row_tiles), from_zero=from_zero)) is not None
     ]
-    yield from sorted(fitting, key=lambda cluster: (_turns(loop, cluster, processors), cluster.row_tiles))
+
+    def preferred(cluster: Cluster) -> tuple[int, ...]:
+        few = turns(loop, cluster, processors, from_zero=from_zero), cluster.row_tiles
+        if cluster.held is None:
+            return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
+        # More blocks hold more of the matrices, and each of them receives whole operands.
+        return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
+
+    yield from sorted(fitting, key=preferred)
 
 
-def _turns(loop: Loop, cluster: Cluster, processors: int) -> int:
-    """An estimate of how many times in turn clusters run until all rows are done; the driver has the number later."""
-    threads = cluster.threads(loop.width)
-    registers = min(_MOST_REGISTERS, 2 * matrix_registers(loop, cluster) + _FEWEST_REGISTERS)
-    of_a_processor = max(1, _REGISTERS // (threads * registers))
-    together = processors - (_SPARE if cluster.blocks > _SMALL else 0)
-    groups = -(-loop.num_rows // cluster.rows)
-    return -(-groups // max(1, of_a_processor * (together // cluster.blocks)))
-
-
-def matrix_registers(loop: Loop, cluster: Cluster) -> int:
-    """32-bit numbers of the matrices in a thread."""
-    total = 0
-    dtypes = {exchange.port: exchange.dtype for exchange in loop.exchanges}
-    tiles = cluster.tiles(loop.width) * cluster.blocks
-    for part in loop.parts:
-        if isinstance(part, Multiply):
-            parts = 3 if dtypes[part.operand.port] == torch.float32 else 1
-            terms = -(-part.operand.width // loop.width) * tiles / cluster.splits
-            total += int(len(part.pieces) * terms * parts * 4)
-    return total
-
-
-def _fits(loop: Loop, cluster: Cluster) -> bool:
+def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
+    """A division with as much of the matrices in registers as has room there; `None`: it does not fit."""
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:
-        return False
-    room = min(_MOST_REGISTERS, _REGISTERS // threads) - _OTHER_REGISTERS
-    return matrix_registers(loop, cluster) <= min(room, _MOST_OF_MATRICES // cluster.row_tiles)
+        return None
+    try:
+        needs = cluster_needs(loop, cluster, from_zero=from_zero)
+        room = min(_of_a_thread(threads) - needs.others, _MOST_OF_MATRICES)
+        if needs.matrices > room:
+            held = max(0, room // needs.of_a_term)
+            cluster = replace(cluster, held=held)
+            needs = cluster_needs(loop, cluster, from_zero=from_zero)
+    except NotOneLaunchError:
+        return None
+    return cluster if needs.shared <= _SHARED_BYTES else None
+
+
+def _of_a_thread(threads: int) -> int:
+    """Registers that a thread of so many can have."""
+    return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
+
+
+def turns(loop: Loop, cluster: Cluster, processors: int, *, from_zero: bool) -> int:
+    """An estimate of how many times in turn clusters run until all rows are done; the driver has the number later."""
+    needs = cluster_needs(loop, cluster, from_zero=from_zero)
+    threads = cluster.threads(loop.width)
+    registers = min(_of_a_thread(threads), needs.matrices + needs.others)
+    two = 2 * threads * registers <= _REGISTERS and 2 * (needs.shared + _RESERVED) <= _SHARED_BYTES
+    of_a_processor = 2 if two and cluster.blocks == max(_BLOCKS) else 1
+    together = processors - _SPARE.get(cluster.blocks, 0)
+    groups = -(-loop.num_rows // cluster.rows)
+    return -(-groups // max(1, of_a_processor * (together // cluster.blocks)))

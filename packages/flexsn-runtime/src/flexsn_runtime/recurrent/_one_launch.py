@@ -30,9 +30,10 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cl
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.calls._recorded import noted
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 # More arrivals at one counter than that would reach the mark of programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# Divisions among clusters that are compiled until one runs all rows at a time.
+# Divisions among clusters that are compiled until one needs as few turns as was estimated.
 _MOST_COMPILED = 3
 _Source = Callable[[OverTime], Tensor]
 
@@ -59,7 +60,7 @@ class Loops:
         self._kernels: dict[object, tuple[LoopKernel, CooperativeKernel]] = {}
         self._in_clusters: dict[object, tuple[ClusterKernel, ClusterLaunch]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
-        self.prepared: Recent[_Prepared | InClusters | str] = Recent()
+        self.prepared: Recent[InPrograms | InClusters | str] = Recent()
         self.told: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
@@ -92,12 +93,13 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """The kernel of a loop, as written and as compiled."""
-        key = (*_kind(over, loop, memory), tiles)
+        ends = _counts(step, over) is not None
+        key = (*_kind(over, loop, memory), tiles, ends)
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
-                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores), tiles)
+                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores, ends=ends), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
@@ -140,7 +142,9 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
 
 
-def _spec(over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None]) -> LoopSpec:
+def _spec(
+    over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
+) -> LoopSpec:
     """What decides the kernel of a loop.
 
     Raises:
@@ -149,7 +153,7 @@ def _spec(over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource
     if any(core.numbers for core in cores if core is not None):
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero)
+    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,7 @@ class InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        self.kernel(self.tensors(over), self.groups, self.numbers)
+        noted(self.kernel, self.tensors(over), self.groups, self.numbers)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
@@ -218,7 +222,7 @@ class InClusters:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class InPrograms:
     """A loop over values of one layout.
 
     Attributes:
@@ -243,16 +247,20 @@ class _Prepared:
             NotOneLaunchError: there is no room for programs that share a row.
         """
         passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)
+        launch = self.kernel.launch(passed, self.numbers)  # compiled before, if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
         if not self.tiles.exchanged:  # no program waits for those that run later
             at_once = self.groups
-        MARKS.check(self.device)
-        launch(passed, at_once * self.tiles.count)
+        noted(MARKS.check, self.device)
+        noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
+
+    def room(self, over: OverTime) -> int:
+        """Programs that the device runs at a time. Compiles."""
+        return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
         """What a launch of so many groups at a time is."""
@@ -271,9 +279,14 @@ class _Prepared:
         return found
 
 
-def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | InClusters:
+def one_launch_wanted() -> bool:
+    """False where `FLEXSN_ONE_LAUNCH` is 0."""
+    return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
+
+
+def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """What `run_in_one_launch` launches, compiled. It raises what that raises."""
-    if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
+    if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
         raise NotOneLaunchError("there is one step")
@@ -288,7 +301,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | InC
     rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), *layouts, *matrices)
+    counts = _counts(step, over)
+    counted = None if counts is None else (counts, over.reads[counts].first)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), counted, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:
@@ -301,28 +316,39 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | InC
     return found
 
 
-def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared | InClusters:
+def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPrograms | InClusters:
     """In clusters where the columns of a step are more than one program holds, and those of a cluster are not; else
     with the first tiles whose programs have room on the device, or else the last ones.
     """
-    loops = step.loops
     memory = _memory(loop, over)
     in_clusters = _in_clusters(step, over, loop, memory)
     if in_clusters is not None:
         return in_clusters
     for tiles in tiles_for(loop, step.device, from_zero=over.from_zero):
-        if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
-            raise NotOneLaunchError("there are too many steps for one counter")
-        written, kernel = loops.kernel(step, over, loop, memory, tiles)
-        groups = -(-loop.num_rows // tiles.rows)
-        named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
-        numbers = tuple(named[size] for size in written.source.sizes)
-        exchanged = _exchanged(written, groups, tiles.rows, step.device)
-        sources = tuple(_sources(loops, over, memory, written.source, exchanged, step.device))
-        prepared = _Prepared(loop, tiles, kernel, groups, numbers, sources, step.device)
-        if kernel.launch([give(over) for give in sources], numbers).room >= tiles.count:
+        prepared = in_programs(step, over, loop, memory, tiles)
+        if prepared.room(over) >= tiles.count:
             break
     return prepared
+
+
+def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles) -> InPrograms:
+    """The loop in programs of one division, written and not compiled.
+
+    Raises:
+        NotOneLaunchError: programs do not compute it.
+    """
+    if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
+        raise NotOneLaunchError("there are too many steps for one counter")
+    written, kernel = step.loops.kernel(step, over, loop, memory, tiles)
+    groups = -(-loop.num_rows // tiles.rows)
+    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+    numbers = tuple(named[size] for size in written.source.sizes)
+    exchanged = _exchanged(written, groups, tiles.rows, step.device)
+    counts = _counts(step, over)
+    if counts is not None:
+        exchanged[Port(Role.COUNTER, 2)] = partial(_left, port=counts, rows=step.trace.step_shape[:-1])
+    sources = tuple(_sources(step.loops, over, memory, written.source, exchanged, step.device))
+    return InPrograms(loop, tiles, kernel, groups, numbers, sources, step.device)
 
 
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
@@ -334,7 +360,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
     best: tuple[int, InClusters] | None = None
-    for cluster in islice(clusters_for(loop, processors), _MOST_COMPILED):
+    for cluster in islice(clusters_for(loop, processors, from_zero=over.from_zero), _MOST_COMPILED):
         try:
             prepared = in_cluster(step, over, loop, memory, cluster)
         except NotOneLaunchError:
@@ -343,10 +369,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
             at_once = prepared.compile(over).at_once
         except CompilationError:
             continue
-        turns = -(-prepared.groups // at_once) if at_once else prepared.groups
-        if best is None or turns < best[0]:
-            best = turns, prepared
-        if turns == 1:
+        needed = -(-prepared.groups // at_once) if at_once else prepared.groups
+        if best is None or needed < best[0]:
+            best = needed, prepared
+        if needed <= turns(loop, cluster, processors, from_zero=over.from_zero):
             break
     return None if best is None else best[1]
 
@@ -385,7 +411,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
     found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
+    found[Port(Role.COUNTER, 1)] = lambda over: noted(MARKS.on, device)
     return found
 
 
@@ -440,6 +466,21 @@ def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
     """A value at step `t`."""
     rows = (over.writes if written else over.reads)[port]
     return rows.memory[(rows.first + t) % rows.memory.shape[0]]
+
+
+def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
+    """The input with the steps that are left of each row; `None`: rows do not end, or not all columns at once."""
+    port = step.ending
+    if port is None:
+        return None
+    memory = over.reads[port].memory
+    return port if memory.dim() > 1 and (memory.shape[-1] == 1 or memory.stride(-1) == 0) else None
+
+
+def _left(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
+    """The steps that are left of each row before the first one."""
+    counts = over.reads[port]
+    return counts.memory[counts.first, ..., 0].expand(rows).reshape(-1).contiguous()
 
 
 def _matrix(over: OverTime, *, number: int) -> Tensor:

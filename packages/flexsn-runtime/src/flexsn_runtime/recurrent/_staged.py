@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -32,11 +33,13 @@ from flexsn_graph import (
     convolution_weight,
     is_of_any_batch,
     resized,
+    staged_ends_early,
 )
 from flexsn_hop.formats import memory_order
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import as_outside, convolution_into
 from flexsn_runtime.backend import TargetName
+from flexsn_runtime.calls._recorded import not_repeated, noted
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, LaunchByAddress, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, is_expanded
@@ -92,6 +95,15 @@ class RecurrentSpecialization(CoreSpecialization):
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
+        # What runs calls, by their layouts.
+        self.calls: Recent[Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]] = Recent()
+
+    @cached_property
+    def ending(self) -> Port | None:
+        """The input that counts down, if outputs are zeros and states stay where it is 0 or less."""
+        if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
+            return None
+        return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
         """The arguments, with what counts down as sequences in memory."""
@@ -105,7 +117,7 @@ class RecurrentSpecialization(CoreSpecialization):
     def _begin(self, trace: CoreTrace) -> None:
         old = self.trace.step_shape
         super()._begin(trace)
-        self._differentiated = trace
+        self._differentiated, self.calls = trace, Recent()
         if trace.step_shape != old:
             self._resize(old[0], trace.step_shape[0])
 
@@ -119,7 +131,7 @@ class RecurrentSpecialization(CoreSpecialization):
         self._formats = Recent()
 
     def _forget_sources(self) -> None:
-        self._cores, self.loops, self.prepared = {}, Loops(), Recent()
+        self._cores, self.loops, self.prepared, self.calls = {}, Loops(), Recent(), Recent()
 
     def format(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
@@ -139,10 +151,12 @@ class RecurrentSpecialization(CoreSpecialization):
 
     def forget_plans(self) -> None:
         self.prepared.clear()
+        self.calls.clear()
 
     def close(self) -> None:
         super().close()
         self.prepared.clear()
+        self.calls.clear()
 
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
@@ -314,10 +328,11 @@ class StagedScan:
         try:
             how = run_in_one_launch(self._step, over)
         except NotOneLaunchError as error:
+            not_repeated("it launches step by step")
             if over.num_steps > 1:
                 loops.told[over.direction] = f"launches step by step, because {error}"
             return False
-        loops.told[over.direction] = how
+        noted(loops.told.__setitem__, over.direction, how)
         return True
 
     def _step_by_step(self) -> None:
@@ -481,7 +496,7 @@ class StagedScan:
     def _run_whole(self, part: Stage | Product) -> None:
         if isinstance(part, Stage):
             launched, tensors = self._whole(part)
-            launched(tensors)
+            noted(launched, tensors)
         elif not self._multiply_whole(part):
             act = self._multiplications(part)
             for t in range(self._num_steps):

@@ -1,21 +1,17 @@
-"""A scan over a step with matrix products, with gradients: the memory of its values, and one `autograd.Function`."""
+"""A scan over a step with matrix products, forward and backward, and the memory of its values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_hop.formats import contiguous_strides
-from flexsn_runtime._saved import saved_of
-from flexsn_runtime._torch_private import SingleLevelFunction, copy_each, is_batched
-from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
-from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
+from flexsn_runtime._torch_private import copy_each
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._operands import Arguments
@@ -23,68 +19,8 @@ from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.recurrent._backward_plan import backward_plan
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, rows_of
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization, StagedScan
-from flexsn_runtime.step._pointwise_step import Specialization
-from flexsn_runtime.step._specialization import CoreSpecialization
 
 _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
-
-
-def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
-    if isinstance(step, RecurrentSpecialization):
-        return scan_staged(step, arguments, state_seqs=state_seqs)
-    assert isinstance(step, Specialization)
-    return scan_pointwise(step, arguments, state_seqs=state_seqs)
-
-
-def scan_staged(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
-    arguments = step.counted(arguments)
-    tensors = arguments.all
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        results: tuple[Tensor, ...] = _StagedScan.apply(step, state_seqs, arguments, *tensors)
-        return results
-    with torch.no_grad(), without_autocast(arguments.device):
-        return forward_staged(step, arguments, state_seqs=state_seqs, kept=frozenset())[0]
-
-
-class _StagedScan(SingleLevelFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, step: RecurrentSpecialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        wanted = step.carrying(ctx.needs_input_grad[3:])
-        kept = step.kept_ports(wanted)
-        with without_autocast(arguments.device):
-            returned, memory = forward_staged(
-                step, arguments, state_seqs=state_seqs, kept=kept, needed=ctx.needs_input_grad[3:]
-            )
-        ctx.ports = tuple(memory)
-        ctx.save_for_backward(*tensors, *memory.values())
-        ctx.step, ctx.state_seqs, ctx.kept = step, state_seqs, kept
-        ctx.set_materialize_grads(False)
-        fixed = not_differentiable(step, returned, ctx.needs_input_grad[3:], arguments.num_steps, state_seqs=state_seqs)
-        if fixed:
-            ctx.mark_non_differentiable(*fixed)
-        return returned
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        step: RecurrentSpecialization = ctx.step
-        step.check_backward()
-        if any(map(is_batched, grads)):
-            raise several_at_once()
-        trace, saved = step.trace, saved_of(ctx)
-        check_readable(trace, (*saved, *grads))
-        count = trace.num_inputs + trace.num_states + len(trace.lifted_values)
-        arguments = Arguments.of(saved[:count], trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        memory = dict(zip(ctx.ports, saved[count:], strict=True))
-        needed = ctx.needs_input_grad[3:]
-        with torch.no_grad(), without_autocast(arguments.device):
-            gradients = backward_staged(step, arguments, memory, ctx.kept, grads, needed, state_seqs=ctx.state_seqs)
-        if torch.is_grad_enabled():  # `create_graph`
-            gradients = refuse_double_backward(gradients, (*saved, *grads))
-        return None, None, None, *gradients
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -20,6 +20,9 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
+# Of matrices that float32 numbers in three parts are multiplied by, of neurons or of their gates; as measured
+# for a GRU of 512 neurons and a LIF of 1024 (benchmarks/results/clusters_float32.md).
+_MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 2 << 20
 # Of a float32 step that reads many values of earlier steps: an operand in parts beside them is spilled, compiled for an
 # H100, unless it is multiplied in pieces. With values in memory, more warps spill less.
 _FEW_SHIFTED = 8
@@ -49,6 +52,11 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
     held = held_tiles(loop, processors, from_zero=from_zero)
     if held is not None:
         yield held
+    elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
+        raise NotOneLaunchError(
+            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs do that exchange "
+            "three parts of each number"
+        )
     if held is None or not loop.reduced:
         yield from exchanged_tiles(loop, device, from_zero=from_zero)
 
@@ -136,6 +144,14 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
     return tuple(found)
 
 
+def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
+    """True if numbers in parts are multiplied by matrices beyond what an exchange is worth."""
+    weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
+    gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
+    size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
+    return size > (_MOST_OF_GATES if gates else _MOST_OF_PARTS)
+
+
 @functools.lru_cache(maxsize=256)
 def _best(
     rows: int,
@@ -156,11 +172,15 @@ def _best(
     chunk = 128 if largest > 512 or (float32 and largest > 256) else 512
     if float32 and len(weights) > 1 and largest > 128:
         chunk = 64  # each piece has sums of its own, six of them
-    num_warps = 8 if float32 and largest > 256 else 4
+    in_parts = any(weight.operand > 2 for weight in weights)
+    num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
     # Whole operands are read the soonest. More rows of operands in parts do not fit into registers.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
-    for ahead, some_heights, some_columns in ((whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])):
+    choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
+    if float32 and largest > 512 and not in_parts:  # its matrices leave little room for operands
+        choices.insert(0, (1, _ROWS, _COLUMNS))
+    for ahead, some_heights, some_columns in choices:
         found: list[tuple[int, int, int, Tiles]] = []
         for height in some_heights:
             for columns in some_columns:

@@ -2,65 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource
 from flexsn_codegen.scan.segments import from_starts_source, starts_source, state_maps_source
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._launches import Launch
-from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, rows
-from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, rows
 
 
-class SegmentedAffine(InSegments):
-    """Runs a forward scan of an affine step in segments, in the place of the launch of its serial kernel, to rounding.
+class SegmentedAffine(InSegments[ForwardSpec]):
+    """Runs a forward scan of an affine step in segments, instead of the launch of its serial kernel, to rounding.
 
     Args:
-        serial: that launch.
-        params: what it takes.
-        spec, core: of that kernel.
+        scan: the scan.
+        core: of its kernel.
         linear: the linear part of the step; `None`: the states depend on no states.
-        sizes: integers of all kernels.
-        config: how the serial kernel is launched.
         segments: their number, at least 2.
     """
 
     def __init__(
-        self,
-        serial: Launch,
-        params: Sequence[Port],
-        step: Specialization,
-        spec: ForwardSpec,
-        core: CoreSource,
-        linear: CoreSource | None,
-        sizes: Mapping[str, int],
-        config: LaunchConfig,
-        device: torch.device,
-        segments: int,
+        self, scan: SerialScan[ForwardSpec], core: CoreSource, linear: CoreSource | None, segments: int
     ) -> None:
+        super().__init__(scan)
+        step, spec = scan.step, scan.spec
         count = len(step.state_dtypes)
         self._starts = list(step.state_dtypes)
         self._maps = [dtype for dtype in self._starts for _ in range(count)] + self._starts
-        self._shape, self._device = (segments, sizes["NCL"]), device
-        step.affine_segments[sizes["T"]] = segments
-        sizes = {**sizes, **({} if linear is None else linear.integers), "SEGMENTS": segments}
-        key, name = (spec, core.name, linear and linear.name), f"{step.name}_forward"
+        self._segments = segments
+        step.affine_segments[scan.sizes["T"]] = segments
+        sizes = {**({} if linear is None else linear.integers), "SEGMENTS": segments}
+        key, name = (core.name, linear and linear.name), f"{step.name}_forward"
 
         def kernel(what: str, write: Callable[[], KernelSource], beside: int) -> SegmentKernel:
-            return SegmentKernel(step.segment_kernel((what, *key), write), sizes, config, device, beside, params)
+            return SegmentKernel(scan.kernel(what, key, write), scan, sizes, beside)
 
-        kernels = (
+        self._made = (
             kernel("states", lambda: state_maps_source(f"{name}_maps", core, linear, spec), segments - 1),
             kernel("starts", lambda: starts_source(f"{name}_starts", core, count), 1),
             kernel("from starts", lambda: from_starts_source(f"{name}_segments", core, spec), segments),
         )
-        super().__init__(serial, kernels)
+
+    def _kernels(self) -> Sequence[SegmentKernel]:
+        return self._made
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        shape = (0, 0) if empty else self._shape
-        found = rows(Role.SEGMENT_MAP, self._maps, shape, self._device)
-        return found | rows(Role.SEGMENT_START, self._starts, shape, self._device)
+        shape, device = self._shape(self._segments, empty=empty), self.scan.device
+        found = rows(Role.SEGMENT_MAP, self._maps, shape, device)
+        return found | rows(Role.SEGMENT_START, self._starts, shape, device)

@@ -7,66 +7,51 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flexsn_codegen import BackwardSpec, CoreSource
+from flexsn_codegen import BackwardSpec, CoreSource, KernelSource
 from flexsn_codegen.scan.segments import Columns, carried_source, gradient_source, map_size, maps_source
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._launches import Launch
-from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, kept_dtype, rows
-from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
 
 
-class SegmentedBackward(InSegments):
-    """Runs a backward scan in segments, in the place of the launch of its serial kernel.
+class SegmentedBackward(InSegments[BackwardSpec]):
+    """Runs a backward scan in segments, instead of the launch of its serial kernel.
 
     Args:
-        serial: that launch.
-        params: what it takes.
-        spec, vjp: of that kernel.
+        scan: the scan.
+        vjp: of its kernel.
         columns: the VJP of states alone.
-        sizes: integers of all kernels.
-        config: how the serial kernel is launched.
         segments: their number, at least 2.
     """
 
-    def __init__(
-        self,
-        serial: Launch,
-        params: Sequence[Port],
-        step: Specialization,
-        spec: BackwardSpec,
-        vjp: CoreSource,
-        columns: Columns,
-        sizes: Mapping[str, int],
-        config: LaunchConfig,
-        device: torch.device,
-        segments: int,
-    ) -> None:
-        step.combined[sizes["T"]] = segments
+    def __init__(self, scan: SerialScan[BackwardSpec], vjp: CoreSource, columns: Columns, segments: int) -> None:
+        super().__init__(scan)
+        step, spec = scan.step, scan.spec
+        step.combined[scan.sizes["T"]] = segments
         core, name = step.core(), f"{step.name}_backward"
         dtypes = [kept_dtype(step.state_dtypes[i]) for i in _carried(spec)]
         count = map_size(spec)
         self._maps = [dtypes[i] for i in range(count) for _ in range(count)] + dtypes
         self._carried = dtypes
-        self._shape, self._device = (segments, sizes["NCL"]), device
+        self._segments = segments
         self._lifted = [
-            (Port(Role.GRAD_LIFTED, i), params.index(Port(Role.GRAD_LIFTED, i)))
+            (Port(Role.GRAD_LIFTED, i), scan.params.index(Port(Role.GRAD_LIFTED, i)))
             for i, wanted in enumerate(spec.grad_lifted)
             if wanted
         ]
-        key = (spec, vjp.name, core.name, columns.vjp and columns.vjp.name, columns.gradients)
-        sizes = {**sizes, "SEGMENTS": segments}
+        key = (vjp.name, core.name, columns.vjp and columns.vjp.name, columns.gradients)
+        sizes = {**({} if columns.vjp is None else columns.vjp.integers), "SEGMENTS": segments}
 
-        def kernel(what: str, write: Callable[[], object], beside: int) -> SegmentKernel:
-            made = step.segment_kernel((what, *key), write)  # type: ignore[arg-type]
-            return SegmentKernel(made, sizes, config, device, beside, params)
+        def kernel(what: str, write: Callable[[], KernelSource], beside: int) -> SegmentKernel:
+            return SegmentKernel(scan.kernel(what, key, write), scan, sizes, beside)
 
-        kernels = (
+        self._made = (
             kernel("maps", lambda: maps_source(f"{name}_maps", core, vjp, columns, spec), segments - 1),
             kernel("carried", lambda: carried_source(f"{name}_carried", core, vjp, spec), 1),
             kernel("gradient", lambda: gradient_source(f"{name}_segments", core, vjp, spec), segments),
         )
-        super().__init__(serial, kernels)
+
+    def _kernels(self) -> Sequence[SegmentKernel]:
+        return self._made
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         for port, place in self._lifted:
@@ -74,12 +59,12 @@ class SegmentedBackward(InSegments):
             torch.sum(scratch[port], 0, out=tensors[place])
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        shape = (0, 0) if empty else self._shape
-        found = rows(Role.SEGMENT_MAP, self._maps, shape, self._device)
-        found |= rows(Role.SEGMENT_CARRIED, self._carried, shape, self._device)
+        shape, device = self._shape(self._segments, empty=empty), self.scan.device
+        found = rows(Role.SEGMENT_MAP, self._maps, shape, device)
+        found |= rows(Role.SEGMENT_CARRIED, self._carried, shape, device)
         for port, place in self._lifted:
             whole = tensors[place]
-            found[port] = whole.new_empty((0,) if empty else (self._shape[0], *whole.shape))
+            found[port] = whole.new_empty((0,) if empty else (self._segments, *whole.shape))
         return found
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import torch
 
 from flexsn_graph import Role, StepGraph, is_linear
-from flexsn_runtime.operands._operands import Arguments, is_expanded
+from flexsn_runtime._torch_private import size_hint
+from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -30,10 +33,22 @@ class Choice(NamedTuple):
     number: int
 
 
+class AheadChoice(NamedTuple):
+    """Segments of one forward scan in a program that is compiled ahead of time.
+
+    Attributes:
+        number: of segments, at least 1; a symbol where the number of steps is one.
+        warm_up: in steps.
+    """
+
+    number: int
+    warm_up: int
+
+
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
-    if any(is_expanded(arguments.inputs[i]) for i in step.counts):
-        return None  # programs end with their sequences
+    if step.late:
+        return None
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 
@@ -62,6 +77,33 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
             key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
         found = step.speculations[choice.rule] = Speculation(choice.rule, key)
     return found
+
+
+def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
+    """The segments of a forward scan in a program that is compiled ahead of time; `None`: it is serial.
+
+    Nothing is learned where it runs. A warm-up that calls of this step have learned is used; without one, half of the
+    longest: most trajectories that ever meet have met by then.
+
+    Args:
+        num_steps, ncl: may be symbols; the choice is for what they hint at, and right for all.
+    """
+    hints = size_hint(num_steps), size_hint(ncl)
+    choice = _choose(step, *hints)
+    if choice is None or step.numerics.fast_math:
+        return None
+    learned = speculation(step, choice)
+    if not learned.meets:
+        return None
+    warm_up = learned.warm_up if learned.is_known else choice.rule.longest // 2
+    number = choice.rule.count(hints[1] or 0, hints[0] or 0, warm_up)
+    if number < 2:
+        return None
+    if type(num_steps) is int:
+        return AheadChoice(number, warm_up)
+    steps = max(choice.rule.steps, warm_up)
+    symbol = torch.sym_max(1, torch.sym_min(number, num_steps // steps))
+    return AheadChoice(cast(int, symbol), warm_up)
 
 
 def has_enough(num_states: int, choice: Choice) -> bool:

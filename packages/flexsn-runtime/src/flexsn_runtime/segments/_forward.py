@@ -3,120 +3,126 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec
-from flexsn_codegen.scan.segments import repair_source, speculation_source
+from flexsn_codegen.scan.segments import ended_source, repair_source, speculation_source
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
-from flexsn_runtime.launches._launches import Launch
-from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.segments._kernels import SegmentKernel, kept_dtype, rows
+from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
 from flexsn_runtime.segments._speculation import Speculation
-from flexsn_runtime.step._pointwise_step import Specialization
 
 _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
 
 
-class SegmentedForward:
-    """Runs a forward scan in segments, in the place of the launch of its serial kernel; equal to it to the last bit.
+class GuessedForward(InSegments[ForwardSpec]):
+    """Runs a forward scan in segments, instead of the launch of its serial kernel; equal to it to the last bit.
 
     Args:
-        serial: that launch.
-        params: what it takes.
-        spec, core: of that kernel.
-        sizes: integers of all kernels.
-        config: how the serial kernel is launched.
+        scan: the scan.
+        core: of its kernel.
+    """
+
+    def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource) -> None:
+        super().__init__(scan)
+        spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
+        self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
+        # Each with True if segments run side by side in it.
+        self._sources: list[tuple[CompiledKernel, bool]] = [
+            (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
+            (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
+        ]
+        if spec.ends and any(spec.state_seqs):
+            ended = scan.kernel("ended", key, lambda: ended_source(f"{name}_ended", core, spec))
+            self._sources.append((ended, True))
+
+    def _make(self, segments: int, warm_up: int) -> list[SegmentKernel]:
+        """The kernels; `warm_up`: in steps."""
+        sizes = {"SEGMENTS": segments, "WARM": math.ceil(warm_up / self.scan.config.chunk)}
+        return [
+            SegmentKernel(source, self.scan, sizes, segments if is_beside else 1) for source, is_beside in self._sources
+        ]
+
+    def _memory(self, segments: int, *, empty: bool) -> dict[Port, Tensor]:
+        shape, device = self._shape(segments, empty=empty), self.scan.device
+        found = rows(Role.SEGMENT_START, self._dtypes, shape, device)
+        found |= rows(Role.SEGMENT_END, self._dtypes, shape, device)
+        programs = 0 if empty else -(-self.scan.sizes["NCL"] // self.scan.config.block)
+        found[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=device)
+        return found
+
+
+class SegmentedForward(GuessedForward):
+    """Segments whose warm-up is learned from call to call.
+
+    Args:
+        scan, core: as for `GuessedForward`.
         speculation: the step's.
     """
 
-    def __init__(
-        self,
-        serial: Launch,
-        params: Sequence[Port],
-        step: Specialization,
-        spec: ForwardSpec,
-        core: CoreSource,
-        sizes: Mapping[str, int],
-        config: LaunchConfig,
-        device: torch.device,
-        speculation: Speculation,
-    ) -> None:
-        self._serial, self._params, self._speculation = serial, params, speculation
-        self._sizes, self._config, self._device = dict(sizes), config, device
-        self._dtypes = [kept_dtype(dtype) for dtype in step.state_dtypes]
-        key, name = (spec, core.name), step.name
-        self._sources: tuple[CompiledKernel, CompiledKernel] = (
-            step.segment_kernel(("guess", *key), lambda: speculation_source(f"{name}_forward_guess", core, spec)),
-            step.segment_kernel(("repair", *key), lambda: repair_source(f"{name}_forward_repair", core, spec)),
-        )
-        self._programs = -(-sizes["NCL"] // config.block)
+    def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, speculation: Speculation) -> None:
+        super().__init__(scan, core)
+        self._speculation = speculation
         # By the number of segments and the warm-up, of which there are few in a process.
-        self._kernels: dict[tuple[int, int], tuple[SegmentKernel, SegmentKernel]] = {}
+        self._by_warm_up: dict[tuple[int, int], list[SegmentKernel]] = {}
 
     @property
     def is_compiled(self) -> bool:
-        segments = self._segments()
-        kernels = self._kernels.get((segments, self._warm_up()))
-        if segments < 2:
-            return self._serial.is_compiled
-        return kernels is not None and all(kernel.is_compiled for kernel in kernels)
-
-    def allocator(
-        self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[], Tensor]:
-        return self._serial.allocator(shape, strides, dtype=dtype, device=device)
+        return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self._serial.entry() if self._segments() < 2 else None  # once serial, it remains so
+        return self.scan.launch.entry() if self._segments() < 2 else None  # once serial, it remains so
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        segments = self._segments()
-        if segments < 2:
-            self._serial.compile(tensors)
-            return
-        scratch = self._scratch(0)
-        for kernel in self._made(segments):
-            kernel.compile(tensors, scratch)
+        if self._segments() < 2:
+            self.scan.launch.compile(tensors)
+        else:
+            super().compile(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         segments = self._segments()
         if segments < 2:
-            self._serial(tensors)
+            self.scan.launch(tensors)
             return
-        scratch = self._scratch(segments)
-        for kernel in self._made(segments):
+        scratch = self._scratch(tensors)
+        for kernel in self._kernels():
             kernel(tensors, scratch)
-        self._speculation.observe(scratch[_REPAIRS], segments, segments * self._sizes["NCL"])
+        self._speculation.observe(scratch[_REPAIRS], segments, segments * self.scan.sizes["NCL"])
 
     def _segments(self) -> int:
-        number = self._speculation.count(self._sizes["NCL"], self._sizes["T"])
-        return min(number, self._sizes["T"] // self._config.chunk)
+        sizes = self.scan.sizes
+        return min(self._speculation.count(sizes["NCL"], sizes["T"]), sizes["T"] // self.scan.config.chunk)
 
-    def _warm_up(self) -> int:
-        """In chunks."""
-        return math.ceil(self._speculation.warm_up / self._config.chunk)
-
-    def _made(self, segments: int) -> tuple[SegmentKernel, SegmentKernel]:
-        key = segments, self._warm_up()
-        found = self._kernels.get(key)
+    def _kernels(self) -> list[SegmentKernel]:
+        key = segments, warm_up = self._segments(), self._speculation.warm_up
+        found = self._by_warm_up.get(key)
         if found is None:
-            sizes = {**self._sizes, "SEGMENTS": segments, "WARM": key[1]}
-            guess, repair = (
-                SegmentKernel(source, sizes, self._config, self._device, beside, self._params)
-                for source, beside in zip(self._sources, (segments, 1), strict=True)
-            )
-            found = self._kernels[key] = guess, repair
+            found = self._by_warm_up[key] = self._make(segments, warm_up)
         return found
 
-    def _scratch(self, segments: int) -> dict[Port, Tensor]:
-        shape = (segments, self._sizes["NCL"] if segments else 0)
-        found = rows(Role.SEGMENT_START, self._dtypes, shape, self._device)
-        found |= rows(Role.SEGMENT_END, self._dtypes, shape, self._device)
-        programs = self._programs if segments else 0
-        found[_REPAIRS] = torch.empty(programs, dtype=torch.int32, device=self._device)
-        return found
+    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._memory(self._segments(), empty=empty)
+
+
+class ForwardAhead(GuessedForward):
+    """Segments of a program that is compiled ahead of time, where nothing can be learned.
+
+    Args:
+        scan, core: as for `GuessedForward`; sizes may be symbols.
+        segments: their number, which may be a symbol, at least 1.
+        warm_up: in steps.
+    """
+
+    def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, segments: int, warm_up: int) -> None:
+        super().__init__(scan, core)
+        self._segments, self._made = segments, self._make(segments, warm_up)
+
+    def _kernels(self) -> list[SegmentKernel]:
+        return self._made
+
+    def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
+        return self._memory(self._segments, empty=empty)

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from flexsn_codegen import CoreSource, ForwardSpec
-from flexsn_graph import Port
+from flexsn_graph import ends_early
 from flexsn_runtime.launches._launches import Launch
-from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.segments._affine import SegmentedAffine
-from flexsn_runtime.segments._choice import Choice, has_enough, speculation
-from flexsn_runtime.segments._forward import SegmentedForward
+from flexsn_runtime.segments._choice import AheadChoice, Choice, has_enough, speculation
+from flexsn_runtime.segments._forward import ForwardAhead, SegmentedForward
+from flexsn_runtime.segments._kernels import SerialScan
 from flexsn_runtime.step._pointwise_step import Specialization
 
 _WIDE = (torch.float32, torch.float64)
 
 
-def in_segments(
-    serial: Launch,
-    params: Sequence[Port],
-    step: Specialization,
-    spec: ForwardSpec,
-    core: CoreSource,
-    sizes: Mapping[str, int],
-    config: LaunchConfig,
-    device: torch.device,
-    choice: Choice,
-) -> Launch:
-    """What runs a forward scan in the place of the launch of its serial kernel; that launch, if nothing else does.
+def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
+    """Launches of a forward scan in segments; the launch of its serial kernel, if nothing else does.
 
     Exact steps speculate. With fast math, kernels around the same step compute other bits, so there is nothing to
-    compare; sums may be in any order then, and affine steps combine.
+    compare; sums may be in any order then, and affine steps combine. Where sequences end by a mask, as in compiled
+    graphs, all guesses of segments behind their ends would be wrong: such a scan is serial.
+
+    Args:
+        scan: the scan.
+        core: of its kernel.
     """
+    step = scan.step
+    if _ends_by_mask(step):
+        return scan.launch
+    if isinstance(choice, AheadChoice):
+        return scan.launch if step.numerics.fast_math else ForwardAhead(scan, core, choice.number, choice.warm_up)
     if not step.numerics.fast_math:
-        return SegmentedForward(serial, params, step, spec, core, sizes, config, device, speculation(step, choice))
-    segments = min(choice.number, sizes["T"] // config.chunk)
-    if has_enough(len(spec.states), choice) and segments > 1 and all(dtype in _WIDE for dtype in step.state_dtypes):
+        return SegmentedForward(scan, core, speculation(step, choice))
+    segments = min(choice.number, scan.sizes["T"] // scan.config.chunk)
+    if has_enough(len(scan.spec.states), choice) and segments > 1 and all(d in _WIDE for d in step.state_dtypes):
         found = step.linear()
         if found is not None:
-            linear = found[1]
-            return SegmentedAffine(serial, params, step, spec, core, linear, sizes, config, device, segments)
-    return serial
+            return SegmentedAffine(scan, core, found[1], segments)
+    return scan.launch
+
+
+def _ends_by_mask(step: Specialization) -> bool:
+    """True if steps do nothing where an input of whole numbers is 0 or less, which is not known to count down."""
+    inputs = [i for i, value in enumerate(step.trace.inputs) if value.dtype == torch.int32 and i not in step.counts]
+    return any(ends_early(step.trace.forward, [i]) for i in inputs)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from flexsn_codegen import BackwardSpec, ForwardSpec, KernelSource
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.plans._buckets import LaunchConfig
+from flexsn_runtime.step._pointwise_step import Specialization
+
+_Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
 # As the device holds them in registers.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -22,26 +28,51 @@ def kept_dtype(dtype: torch.dtype) -> torch.dtype:
     return _KEPT.get(dtype, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class SerialScan(Generic[_Spec]):
+    """A scan as one launch of its serial kernel, which segments replace.
+
+    Attributes:
+        launch: of that kernel.
+        params: of the kernel.
+        step: that the kernel computes.
+        spec: of the kernel.
+        sizes: integers of all kernels of the scan.
+        config: blocks, chunks and warps.
+        device: of the tensors.
+    """
+
+    launch: Launch
+    params: Sequence[Port]
+    step: Specialization
+    spec: _Spec
+    sizes: Mapping[str, int]
+    config: LaunchConfig
+    device: torch.device
+
+    def kernel(self, what: str, key: tuple[Hashable, ...], write: Callable[[], KernelSource]) -> CompiledKernel:
+        """A kernel of the scan in segments, made once.
+
+        Args:
+            what: that the kernel does.
+            key: names of the steps that `write` writes into it.
+        """
+        return self.step.segment_kernel((what, self.spec, *key), write)
+
+
 class SegmentKernel:
     """One of the kernels of a scan in segments.
 
     Args:
-        sizes: as for `launch`; with ``"SEGMENTS"``.
+        scan: the scan, whose tensors the kernel is called with.
+        sizes: besides those of the scan; ``"SEGMENTS"`` among them.
         beside: segments that run side by side.
-        params: of the scan, in the order of the tensors that it is called with.
     """
 
-    def __init__(
-        self,
-        kernel: CompiledKernel,
-        sizes: Mapping[str, int],
-        config: LaunchConfig,
-        device: torch.device,
-        beside: int,
-        params: Sequence[Port],
-    ) -> None:
-        self._launch: Launch = launch(kernel, {**sizes, "BESIDE": beside}, config, device)
-        places = {port: i for i, port in enumerate(params)}
+    def __init__(self, kernel: CompiledKernel, scan: SerialScan[_Spec], sizes: Mapping[str, int], beside: int) -> None:
+        numbers = {**scan.sizes, **sizes, "BESIDE": beside}
+        self._launch: Launch = launch(kernel, numbers, scan.config, scan.device)
+        places = {port: i for i, port in enumerate(scan.params)}
         self._takes = [(port, places.get(port)) for port in kernel.params]
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
@@ -72,39 +103,42 @@ def rows(role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], devi
     return {Port(role, i): torch.empty(shape, dtype=dtype, device=device) for i, dtype in enumerate(dtypes)}
 
 
-class InSegments:
-    """Runs a scan by several kernels, in the place of the launch of its serial kernel.
+class InSegments(Generic[_Spec]):
+    """Runs a scan by several kernels, instead of the launch of its serial kernel.
 
     Args:
-        serial: that launch.
-        kernels: in their order.
+        scan: the scan.
     """
 
-    def __init__(self, serial: Launch, kernels: Sequence[SegmentKernel]) -> None:
-        self._serial, self._kernels = serial, tuple(kernels)
+    def __init__(self, scan: SerialScan[_Spec]) -> None:
+        self.scan = scan
 
     @property
     def is_compiled(self) -> bool:
-        return all(kernel.is_compiled for kernel in self._kernels)
+        return all(kernel.is_compiled for kernel in self._kernels())
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> Callable[[], Tensor]:
-        return self._serial.allocator(shape, strides, dtype=dtype, device=device)
+        return self.scan.launch.allocator(shape, strides, dtype=dtype, device=device)
 
     def entry(self) -> Entry | None:
         return None  # several kernels
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         scratch = self._scratch(tensors, empty=True)
-        for kernel in self._kernels:
+        for kernel in self._kernels():
             kernel.compile(tensors, scratch)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         scratch = self._scratch(tensors)
-        for kernel in self._kernels:
+        for kernel in self._kernels():
             kernel(tensors, scratch)
         self._finish(tensors, scratch)
+
+    def _kernels(self) -> Sequence[SegmentKernel]:
+        """The kernels, in their order."""
+        raise NotImplementedError
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
         """The memory that kernels hand each other; `empty`: without elements, to compile for."""
@@ -112,3 +146,7 @@ class InSegments:
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         """Does what follows the last kernel."""
+
+    def _shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
+        """`[segments, elements]`."""
+        return (0, 0) if empty else (segments, self.scan.sizes["NCL"])

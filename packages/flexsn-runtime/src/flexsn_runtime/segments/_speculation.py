@@ -47,6 +47,7 @@ class Speculation:
         self._rule, self._key = rule, key
         kept = None if key is None else load_warm_up(key)
         self._warm_up = rule.warm_up if kept is None else kept
+        self._is_kept = kept is not None
         self.last: Repairs | None = None
         self._calls = 0
         self._pending: tuple[torch.cuda.Event, Tensor, Repairs] | None = None
@@ -59,6 +60,11 @@ class Speculation:
     @property
     def warm_up(self) -> int:
         return self._warm_up
+
+    @property
+    def is_known(self) -> bool:
+        """True if calls have shown that the warm-up is long enough, in this process or an earlier one."""
+        return self._is_kept or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:
         """The number of segments; 1: serial."""

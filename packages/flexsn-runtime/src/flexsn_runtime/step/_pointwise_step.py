@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
-from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
+from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Late, Numerics, backward_source, forward_source
 from flexsn_codegen.scan.segments import Columns
 from flexsn_graph import (
     CoreTrace,
@@ -45,6 +46,7 @@ class Specialization(CoreSpecialization):
         bits: which outputs the forward also writes as bits; empty: none.
         zero_one: which outputs must be 0 or 1; empty: none.
         counts: numbers of the inputs that count down.
+        late: delays of inputs, by number.
 
     Raises:
         SpikeBitsError: one of these is not known to be 0 or 1.
@@ -66,6 +68,7 @@ class Specialization(CoreSpecialization):
         bits: tuple[bool, ...] = (),
         zero_one: tuple[bool, ...] = (),
         counts: tuple[int, ...] = (),
+        late: Mapping[int, Late] = MappingProxyType({}),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._takes_numbers = takes_numbers
@@ -73,8 +76,11 @@ class Specialization(CoreSpecialization):
         check_bits(trace, zero_one)
         self.bits = bits
         self.counts = counts
+        self.late = late
+        self.follows = _followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
-        loaded = [value for i, value in enumerate(trace.inputs) if i not in counts]  # in each step
+        once = {*counts, *(delays.by for delays in late.values())}
+        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
@@ -124,7 +130,7 @@ class Specialization(CoreSpecialization):
             plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
         return plan
 
-    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
+    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
         """How a kernel walks through so many steps.
 
         Args:
@@ -132,10 +138,11 @@ class Specialization(CoreSpecialization):
             ops_per_step: in the kernel.
 
         Returns:
-            The configuration, and whether the kernel has a part for what is left of T behind whole chunks.
+            The configuration, whether the kernel has a part for what is left of T behind whole chunks, and whether all
+            steps are one chunk.
         """
         short = one_chunk(config, num_steps, ops_per_step)
-        return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
+        return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
         """How many steps lie between two checkpoints."""
@@ -212,7 +219,8 @@ class Specialization(CoreSpecialization):
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
         if residuals is None:
-            return [(Port(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
+            kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
+            return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
@@ -325,3 +333,10 @@ class Specialization(CoreSpecialization):
         with self._lock:
             super().close()
             self.plans.clear()
+
+
+def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
+    """The states that are the value of a late input, one step later, each with the input's number."""
+    inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
+    results = zip(step.results, step.entries, strict=True)
+    return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)

@@ -196,6 +196,12 @@ class CoreSpecialization:
         changed = ", ".join(place.name for place in last.reads.changed()) or "of its tensors"
         now = last.reads.fetch()
         if now is not None and all(a is b for a, b in zip(now, last.captured, strict=False)):
+            for tensor, value in zip(last.captured, last.captured_values, strict=True):
+                if StepValue.of(tensor) != value:
+                    raise CapturedTensorError(
+                        f"a captured tensor was {list(value.shape)} {value.dtype} in the forward whose gradient is "
+                        f"computed and is {list(tensor.shape)} {tensor.dtype} now. Call backward() before that change."
+                    )
             return last
         counts = (last.num_inputs, last.num_states, last.num_outputs)
         products = isinstance(last, RecurrentTrace)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from flexsn_codegen.scan.segments._affine import from_starts_source, starts_source, state_maps_source
 from flexsn_codegen.scan.segments._backward import Columns, carried_source, gradient_source, map_size, maps_source
-from flexsn_codegen.scan.segments._forward import repair_source, speculation_source
+from flexsn_codegen.scan.segments._forward import ended_source, repair_source, speculation_source
 
 __all__ = [
     "Columns",
     "carried_source",
+    "ended_source",
     "from_starts_source",
     "gradient_source",
     "map_size",

@@ -5,9 +5,8 @@ Sums are in another order than step by step, so results are those of the serial 
 
 from __future__ import annotations
 
-from flexsn_codegen.scan._forward import ForwardTemplate
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds, reached
 from flexsn_codegen.scan.segments._forward import SegmentsTemplate
 from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -65,7 +64,7 @@ def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
     return _FromStarts(core, spec).write(name)
 
 
-class _StateMaps(ForwardTemplate):
+class _StateMaps(SegmentsTemplate):
     def __init__(self, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> None:
         super().__init__(core, spec)
         self._linear = linear
@@ -85,15 +84,11 @@ class _StateMaps(ForwardTemplate):
         for i, dtype in enumerate(spec.state_dtypes):
             w.select(f"state_{i}", "segment == 0", f"state_{i}", w.zeros(dtype))
         maps.begin(spec.state_dtypes)
-        for param in self._inputs.values():
+        for param in self._moving_inputs():
             w.point(param, "first", chunk)
-        with w.loop("c", "first", "behind", spec.stages):
-            self._load_inputs(chunk)
-            for k in range(chunk):
-                self._columns(k)
-                self._compute(k)
-            for param in self._inputs.values():
-                w.move(param, chunk)
+        if self._counting:
+            reached(w, chunk, ends=spec.ends)
+        self._warm_up("first", "alive" if spec.ends else "behind")
         maps.store()
         doc = f"Maps of the states of segments, {chunk} steps a chunk. One program: BLOCK elements, one segment."
         return w.finish(name, [self._core, *([] if linear is None else [linear])], doc)

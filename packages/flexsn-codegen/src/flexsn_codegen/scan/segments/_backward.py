@@ -8,7 +8,7 @@ import torch
 
 from flexsn_codegen.scan._backward import BackwardTemplate
 from flexsn_codegen.scan._spec import BackwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.scan.segments._bounds import TOGETHER, at_most, bounds, reached
 from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
@@ -94,7 +94,21 @@ class _Segments(BackwardTemplate):
         w = self._writer
         self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
         self._declare_inputs()
+        if self._counting:
+            self._writer.bounds("least", "largest", list(self._counting.values()))
         self._declare_lifted()
+
+    def _walk(self) -> None:
+        if not self._counting:
+            super()._walk()
+            return
+        w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
+        reached(w, chunk, ends=ends)
+        if ends:
+            w.integer("last", at_most(f"stop * {chunk}", "T"))
+            self._skip(f"alive * {chunk}", "last")
+        w.integer("count", "whole - first")
+        self._counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
         """But at the last step, all gradients that have a flag come."""

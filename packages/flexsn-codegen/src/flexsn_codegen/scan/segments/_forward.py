@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.scan._forward import ForwardTemplate
+from flexsn_codegen.scan._forward import ForwardTemplate, counting, load_counts
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.scan.segments._bounds import TOGETHER, at_least, at_most, bounds, reached
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
@@ -17,7 +17,8 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
     """Writes the kernel that walks all segments side by side, each from a guess.
 
     A segment's guess is the state after a warm-up of ``"WARM"`` chunks before it, from the initial state. The kernel
-    writes what `spec` says but final states, and the states that each segment began and ended with.
+    writes what `spec` says but final states, and the states that each segment began and ended with. Where elements end
+    with an input that counts down, guesses of segments behind their end are not looked at.
 
     Args:
         name: start of the kernel's name.
@@ -29,13 +30,24 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
     """Writes the kernel that compares guesses with what they stand for, and computes again what began with others.
 
-    Afterwards, all that `spec` says is written as `forward_source` would have, to the last bit.
+    Afterwards, all that `spec` says is written as `forward_source` would have, to the last bit, except states after the
+    end of an element, which `ended_source` writes.
 
     Args:
         name: start of the kernel's name.
         core, spec: as for `forward_source`.
     """
     return _Repair(core, spec).write(name)
+
+
+def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
+    """Writes the kernel of the states of all steps after the end of each element: its last ones.
+
+    Args:
+        name: start of the kernel's name.
+        core, spec: as for `forward_source`; with state sequences, of a step that ends.
+    """
+    return _Ended(core, spec).write(name)
 
 
 class SegmentsTemplate(ForwardTemplate):
@@ -46,13 +58,51 @@ class SegmentsTemplate(ForwardTemplate):
         self._starts = [w.add(Role.SEGMENT_START, i) for i in range(count)]
         self._ends_of = [w.add(Role.SEGMENT_END, i) for i in range(count)]
 
+    def _declare_read(self) -> None:
+        super()._declare_read()
+        self._declare_ends()
+
+    def _declare_ends(self) -> None:
+        if self._counting:
+            self._writer.bounds("least", "largest", list(self._counting.values()))
+
     def _walk(self) -> None:
         """One segment, from the states before it; the operands point to its first step."""
-        chunk = self._spec.chunk
-        self._whole_chunks(chunk, "first", "behind")
-        if self._spec.rest and chunk > 1:
-            with self._writer.when("behind == chunks"):
+        w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
+        if self._counting:
+            reached(w, chunk, ends=ends)
+            self._whole_chunks(chunk, "first", "whole")
+            self._counted_chunks(chunk, "whole", "alive" if ends else "behind")
+        else:
+            self._whole_chunks(chunk, "first", "behind")
+        if ends:
+            w.integer("last", at_most(f"stop * {chunk}", "T"))
+            self._after_all_ends(f"alive * {chunk}", "last")
+        elif self._spec.rest and chunk > 1:
+            with w.when("behind == chunks"):
                 self._rest(chunk)
+
+    def _warm_up(self, first: str, behind: str) -> None:
+        """Computes from chunk `first` to `behind` and writes nothing; all inputs that move point to `first`."""
+        w, chunk = self._writer, self._spec.chunk
+        with w.loop("c", first, behind, self._spec.stages):
+            if self._counting:
+                w.integer("begun", f"c * {chunk}")
+            self._load_inputs(chunk, "begun" if self._counting else None)
+            for k in range(chunk):
+                self._columns(k)
+                self._compute(k)
+            for param in self._moving_inputs():
+                w.move(param, chunk)
+
+    def _columns(self, k: int) -> None:
+        """Computes what a warm-up needs besides step `k`, in front of it."""
+
+    def _left(self, name: str, number: str) -> None:
+        """Names a value of int32: above 0 where an element has not ended before step `number`."""
+        for n, count in enumerate(self._counting.values()):
+            self._writer.less(f"{name}_{n}", count, number)
+            self._writer.assign(name, f"{name}_{n}") if n == 0 else self._writer.choose(name, name, name, f"{name}_{n}")
 
 
 class _Speculation(SegmentsTemplate):
@@ -66,14 +116,13 @@ class _Speculation(SegmentsTemplate):
         w.integer("chunks", f"T // {chunk}")
         bounds(w, "segment")
         w.integer("from_chunk", "(first - WARM) * (first > WARM)")
-        for param in self._inputs.values():
+        for param in self._moving_inputs():
             w.point(param, "from_chunk", chunk)
-        with w.loop("c", "from_chunk", "first", self._spec.stages):
-            self._load_inputs(chunk)
-            for k in range(chunk):
-                self._compute(k)
-            for param in self._inputs.values():
-                w.move(param, chunk)
+        warm = "first"
+        if self._spec.ends:  # without a warm-up where all elements have ended
+            warm = "warm"
+            w.integer(warm, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
+        self._warm_up("from_chunk", warm)
         self._store(self._starts)
         for param in self._moving():
             if param not in self._inputs.values():
@@ -101,20 +150,30 @@ class _Repair(SegmentsTemplate):
         w.assign("repaired", w.zeros(torch.int32))
         self._compare_all()
         for i, param in enumerate(self._ends_of):
-            w.load(f"state_{i}", param, w.row(param, "SEGMENTS", -1))
+            if self._spec.ends:
+                w.load(f"last_{i}", param, w.row(param, "SEGMENTS", -1))
+                self._left("left", self._begin_of("(SEGMENTS - 1)"))
+                w.choose(f"state_{i}", "left", f"last_{i}", f"state_{i}")
+            else:
+                w.load(f"state_{i}", param, w.row(param, "SEGMENTS", -1))
         w.any("wrong_anywhere", "wrong")
         with w.when("wrong_anywhere > 0"):
             self._repair()
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
+        if self._spec.ends:
+            for i in self._state_seqs:
+                w.store(self._ends_of[i], f"state_{i}", w.row(self._ends_of[i], "SEGMENTS", -1))
         w.store(repairs, "repaired")
         doc = f"Repairs of a forward scan of segments, {chunk} steps a chunk. One program: BLOCK elements, all T."
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
         """Counts guesses that differ in `wrong`; 0: each segment began with the end of the one before it."""
-        w = self._writer
+        w, ends = self._writer, self._spec.ends
         w.assign("wrong", w.zeros(torch.int32))
+        for i, param in enumerate(self._ends_of if ends else ()):
+            w.load(f"state_{i}", param)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 2}) // {TOGETHER}"):
             for u in range(TOGETHER):
                 exists = f"n * {TOGETHER} + {u + 1} < SEGMENTS"
@@ -122,9 +181,21 @@ class _Repair(SegmentsTemplate):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
+                if ends:  # the states of those that go on in the segment before, which may be its last
+                    self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
+                    for i in range(len(self._ends_of)):
+                        w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")
+                        w.select(f"state_{i}", f"n * {TOGETHER} + {u + 1} < SEGMENTS", f"gone_on_{i}", f"state_{i}")
+                    self._left("left", self._begin_of(f"(n * {TOGETHER} + {u + 1})"))
                 for i, dtype in enumerate(self._spec.state_dtypes):
                     w.differ("differs", f"guess_{i}_{u}", f"before_{i}_{u}", dtype)
+                    if ends:
+                        w.choose("differs", "left", "differs", w.zeros(torch.int32))
                     w.assign("wrong", "wrong + differs")
+
+    def _begin_of(self, segment: str) -> str:
+        """The first step of a segment, which may be one behind the last."""
+        return f"({segment} * chunks // SEGMENTS * {self._spec.chunk})"
 
     def _repair(self) -> None:
         """One segment after the other."""
@@ -134,10 +205,15 @@ class _Repair(SegmentsTemplate):
             w.assign(f"end_{i}", w.zeros(self._spec.state_dtypes[i]))
         with w.loop("segment", "1", "SEGMENTS"):
             w.assign("wrong", w.zeros(torch.int32))
+            if self._spec.ends:
+                self._left("left", self._begin_of("segment"))
             for i, dtype in enumerate(self._spec.state_dtypes):
                 w.load(f"guess_{i}", self._starts[i], w.row(self._starts[i], "segment"))
                 w.load(f"end_{i}", self._ends_of[i], w.row(self._ends_of[i], "segment"))
                 w.differ("differs", f"guess_{i}", f"state_{i}", dtype)
+                if self._spec.ends:
+                    w.choose("differs", "left", "differs", w.zeros(torch.int32))
+                    w.choose(f"end_{i}", "left", f"end_{i}", f"state_{i}")
                 w.assign("wrong", "wrong + differs")
             w.any("wrong_here", "wrong")
             with w.when("wrong_here > 0"):
@@ -150,3 +226,29 @@ class _Repair(SegmentsTemplate):
                 w.assign("repaired", "repaired + 1")
             for i in range(len(self._ends_of)):
                 w.assign(f"state_{i}", f"end_{i}")
+
+
+class _Ended(SegmentsTemplate):
+    def write(self, name: str) -> KernelSource:
+        w, chunk = self._writer, self._spec.chunk
+        w.begin()
+        w.segment()
+        self._inputs = w.add_inputs(self._spec.inputs, counting(self._spec.inputs))
+        self._counting = load_counts(w, self._spec.inputs, self._inputs)
+        self._declare_ends()
+        ends = {i: w.add(Role.SEGMENT_END, i) for i, there in enumerate(self._spec.state_seqs) if there}
+        sequences = w.add_present(Role.STATE_SEQ, self._spec.state_seqs)
+        for i, param in ends.items():
+            w.load(f"state_{i}", param, w.row(param, "SEGMENTS", -1))
+        w.integer("chunks", f"T // {chunk}")
+        bounds(w, "segment")
+        w.integer("from_step", at_least("least", f"first * {chunk}"))
+        w.integer("last", f"behind * {chunk} + (behind == chunks) * (T - chunks * {chunk})")
+        with w.loop("t", "from_step", "last"):
+            self._left("left", "t")
+            for i, param in sequences.items():
+                w.load(f"kept_{i}", param, w.row(param, "t"))
+                w.choose(f"kept_{i}", "left", f"kept_{i}", f"state_{i}")
+                w.store(param, f"kept_{i}", w.row(param, "t"))
+        doc = "States after the ends of elements. One program: BLOCK elements, one segment."
+        return w.finish(name, [], doc)

@@ -17,6 +17,8 @@ _NAMES = {
     torch.int16: "int16_t",
     torch.int32: "int32_t",
     torch.int64: "int64_t",
+    torch.float8_e4m3fn: "dev::float8_e4m3fn",
+    torch.float8_e5m2: "dev::float8_e5m2",
     torch.float16: "dev::float16",
     torch.bfloat16: "dev::bfloat16",
     torch.float32: "float",

@@ -1,4 +1,7 @@
-"""Kernels in C++ that reduce rows: for each row, one loop over its elements for each stage."""
+"""Kernels in C++ on rows and columns: for each row, one loop over its elements for each stage.
+
+Where results are summed over rows, a program has `STEPS` rows, and writes its own sums.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,42 @@ from typing import Any
 
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._source import CoreSource, KernelSource, RowStage, framed
-from flexsn_codegen.targets._base import Target
+from flexsn_codegen.targets._base import RowLaunch, Summed, Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
+# Rows of a program that sums over them, and the most programs: their sums are few beside what they read.
+_LEAST_ROWS, _MOST_PROGRAMS = 64, 64
+
 Layout = str
-"""Places of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``. The first layout is the number
-of dimensions."""
+"""Places of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``; ``"sum"``: a result that is
+summed over rows, ``"sum of columns"``: over a row. The first layout is the number of dimensions."""
 
 
-def walk_rows(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
+def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
+    """As `Target.row_launch`."""
+    if not sums:
+        return RowLaunch(max(1, width), count)  # an empty row has a sum
+    steps = max(_LEAST_ROWS, -(-count // _MOST_PROGRAMS))
+    return RowLaunch(max(1, width), -(-count // steps), steps=steps)
+
+
+def walk_rows(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], launch: RowLaunch, sums: Sequence[Summed]
+) -> tuple[tuple[Layout, ...], list[int]]:
     """As `Target.walk_rows`: layouts; the width, sizes of all other dimensions but the outermost; strides."""
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
-    for own in strides:
-        layouts.append("one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart")
+    if Summed.OVER_ROWS in sums:
+        numbers.append(launch.steps)
+    for own, summed in zip(strides, sums, strict=True):
+        if summed is Summed.OVER_ROWS:
+            layouts.append("sum")
+            continue
+        place = "one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart"
+        layouts.append("sum of columns" if summed is Summed.OVER_COLUMNS else place)
         numbers += own
     return tuple(layouts), numbers
 
@@ -34,15 +56,17 @@ def row_kernel(
     """As `Target.row_kernel`."""
     dimensions, ports = int(layouts[0]), (*core.arguments, *core.results)
     layout_of = dict(zip(ports, layouts[1:], strict=True))
-    sizes = ["N", "width", *(f"size{d}" for d in range(1, dimensions - 1))]
+    summed = [port for port in core.results if layout_of[port] == "sum"]
+    sizes = ["N", "width", *(f"size{d}" for d in range(1, dimensions - 1)), *(["STEPS"] if summed else [])]
     for port in ports:
-        sizes += [f"{port.name}_stride{d}" for d in range(dimensions)]
+        if port not in summed:
+            sizes += [f"{port.name}_stride{d}" for d in range(dimensions)]
     numbers = []
     for number in core.numbers:
         sizes += number.arguments
         words = ", ".join(number.arguments)
         numbers.append(f"    const auto {number.name} = dev::number<{cpp_name(number.dtype)}>({words});")
-    lines = _places(ports, dimensions)
+    lines = _places([port for port in ports if port not in summed], dimensions)
     for port in core.arguments:
         if layout_of[port] == "one":
             lines.append(f"const auto {port.name} = dev::load({port.name}_at[0]);")
@@ -52,12 +76,7 @@ def row_kernel(
             lines += _reduction(i, stage, reduced, layout_of, dimensions)
             reduced += len(stage.reductions)
         elif stage.whole:
-            lines += ["DEV_LANES", "for (int64_t lane = 0; lane < width; ++lane) {"]
-            lines += [f"    {line}" for line in _called(i, stage, layout_of, dimensions)]
-            for value, port in enumerate(stage.written):
-                place = _place(port, layout_of[port], dimensions)
-                lines.append(f"    dev::store_rounded({place}, std::get<{value}>(results_{i}));")
-            lines.append("}")
+            lines += _whole(i, stage, layout_of, dimensions)
         else:
             lines += _called(i, stage, layout_of, dimensions)
             for value, port in enumerate(stage.written):
@@ -69,14 +88,8 @@ def row_kernel(
         f"{'const ' if i < count else ''}{port.name}_t* {restrict}{port.name}_ptr" for i, port in enumerate(ports)
     ]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
-    body = "\n".join("        " + line for line in lines)
     declared = "".join(line + "\n" for line in numbers)
-    text = f"""    const int64_t team = dev::team(threads, N, N * width);
-{declared}    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t row = 0; row < N; ++row) {{
-{body}
-    }}
-"""
+    text = declared + _rows(lines, summed)
 
     def kernel(full: str) -> str:
         head = f"// All rows.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full}("
@@ -85,6 +98,35 @@ def row_kernel(
     found = framed(name, target, ports, sizes, [core], f"{signature}\n{text}\n{core.name}", kernel)
     header = '#include "device/rows.h"\n'
     return KernelSource(found.name, header + found.source, found.params, found.sizes, target)
+
+
+def _rows(lines: Sequence[str], summed: Sequence[Port]) -> str:
+    """The loop over all rows, or over programs and their rows."""
+    if not summed:
+        body = "\n".join("        " + line for line in lines)
+        return f"""    const int64_t team = dev::team(threads, N, N * width);
+    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t row = 0; row < N; ++row) {{
+{body}
+    }}
+"""
+    body = "\n".join("            " + line for line in lines)
+    cleared = "\n".join(
+        f"""        const auto {port.name}_sum = {port.name}_ptr + program * width;
+        for (int64_t lane = 0; lane < width; ++lane) {port.name}_sum[lane] = 0;"""
+        for port in summed
+    )
+    return f"""    const int64_t programs = (N + STEPS - 1) / STEPS;
+    const int64_t team = dev::team(threads, programs, N * width);
+    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t program = 0; program < programs; ++program) {{
+{cleared}
+        const int64_t end = (program + 1) * STEPS < N ? (program + 1) * STEPS : N;
+        for (int64_t row = program * STEPS; row < end; ++row) {{
+{body}
+        }}
+    }}
+"""
 
 
 def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
@@ -116,16 +158,34 @@ def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: 
     return [*lines, f"const auto results_{i} = {stage.core.name}({', '.join(given)});"]
 
 
-def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    names = [Port(Role.LIFTED, first + n).name for n in range(len(stage.reductions))]
-    lines = []
-    for name, (op, dtype) in zip(names, stage.reductions, strict=True):
-        kind = cpp_name(register_dtype(dtype))
-        lines.append(f"dev::RowParts<dev::{_REDUCTIONS[op]}, {kind}> {name}_parts;")
-    lines += [
+def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
+    """A stage that is written, or summed, at each element of a row."""
+    written = []
+    parts: dict[Port, str] = {}
+    for value, port in enumerate(stage.written):
+        result = f"std::get<{value}>(results_{i})"
+        if layout_of[port] == "sum":
+            written.append(f"{port.name}_sum[lane] += {result};")
+        elif layout_of[port] == "sum of columns":
+            parts[port] = cpp_name(register_dtype(stage.dtypes[value]))
+            written.append(f"{port.name}_parts.add(part, {result});")
+        else:
+            written.append(f"dev::store_rounded({_place(port, layout_of[port], dimensions)}, {result});")
+    body = [*_called(i, stage, layout_of, dimensions), *written]
+    if not parts:
+        return ["DEV_LANES", "for (int64_t lane = 0; lane < width; ++lane) {", *(f"    {line}" for line in body), "}"]
+    return [
+        *(f"dev::RowParts<dev::row_sum, {kind}> {port.name}_parts;" for port, kind in parts.items()),
+        *_in_parts(i, body),
+        *(f"dev::store_rounded({port.name}_at[0], {port.name}_parts.all());" for port in parts),
+    ]
+
+
+def _in_parts(i: int, body: Sequence[str]) -> list[str]:
+    """A loop over a row, in whose body `part` is the number of a lane."""
+    return [
         f"const auto stage_{i} = [&](int64_t lane, int64_t part) __attribute__((always_inline)) {{",
-        *(f"    {line}" for line in _called(i, stage, layout_of, dimensions)),
-        *(f"    {name}_parts.add(part, std::get<{n}>(results_{i}));" for n, name in enumerate(names)),
+        *(f"    {line}" for line in body),
         "};",
         f"int64_t done_{i} = 0;",
         f"for (; done_{i} + dev::row_lanes <= width; done_{i} += dev::row_lanes) {{",
@@ -134,6 +194,17 @@ def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout
         "}",
         "DEV_LANES",
         f"for (int64_t part = 0; part < width - done_{i}; ++part) stage_{i}(done_{i} + part, part);",
-        *(f"const auto {name} = {name}_parts.all();" for name in names),
     ]
-    return lines
+
+
+def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
+    names = [Port(Role.LIFTED, first + n).name for n in range(len(stage.reductions))]
+    lines = []
+    for name, (op, dtype) in zip(names, stage.reductions, strict=True):
+        kind = cpp_name(register_dtype(dtype))
+        lines.append(f"dev::RowParts<dev::{_REDUCTIONS[op]}, {kind}> {name}_parts;")
+    body = [
+        *_called(i, stage, layout_of, dimensions),
+        *(f"{name}_parts.add(part, std::get<{n}>(results_{i}));" for n, name in enumerate(names)),
+    ]
+    return [*lines, *_in_parts(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._dtypes import FLOAT8_DTYPES, HALF_DTYPES, register_dtype
+from flexsn_codegen.source._numbers import is_product
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
@@ -164,7 +165,12 @@ def _pow(call: OpCall) -> str:
         -2.0: f"{call.number(1.0)} / ({x} * {x})",
     }
     exponent = call.constants[1]
-    return written_out.get(exponent, f"dev::pow({x}, {y})") if exponent is not None else f"dev::pow({x}, {y})"
+    if exponent is None:
+        return f"dev::pow({x}, {y})"
+    if exponent not in written_out and is_product(exponent, call.dtype):
+        n, name = int(abs(exponent)), "power" if exponent > 0 else "inverse_power"
+        return f"dev::{name}<{n}>({x})"
+    return written_out.get(exponent, f"dev::pow({x}, {y})")
 
 
 @_rule(_prims.nextafter.default)
@@ -199,6 +205,8 @@ def _view_as(call: OpCall) -> str:
     x, half = call.operands[0], {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     if call.result == call.dtype:
         return x
+    if FLOAT8_DTYPES & {call.dtype, call.result}:
+        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
     if call.dtype in half:
         x = f"uint16_t(dev::{'exact_float16' if call.dtype == torch.float16 else 'bfloat16'}_bits({x}))"
     if call.result in half:

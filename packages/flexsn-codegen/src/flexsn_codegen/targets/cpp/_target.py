@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._dtypes import NARROW_DTYPES, rounding
 from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
-from flexsn_codegen.targets._base import KernelWriter, Statement, Target
+from flexsn_codegen.targets._base import KernelWriter, RowLaunch, Statement, Summed, Target
 from flexsn_codegen.targets.cpp._kernel import CppKernel
 from flexsn_codegen.targets.cpp._literals import is_supported, literal
 from flexsn_codegen.targets.cpp._pointwise import pointwise, walk
-from flexsn_codegen.targets.cpp._row_kernel import row_kernel, walk_rows
+from flexsn_codegen.targets.cpp._row_kernel import row_kernel, row_launch, walk_rows
 from flexsn_codegen.targets.cpp._rules import RULES
 from flexsn_codegen.targets.cpp._writer import CppWriter
 
@@ -37,6 +37,7 @@ class Cpp(Target):
     reserved = frozenset(_KEYWORDS.split())
     segments = True
     reduces_rows = True
+    columns_in_runs = True
     once = True  # a loop over time is around those over lanes
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
@@ -51,7 +52,7 @@ class Cpp(Target):
         return literal(value, dtype)
 
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+        return f"dev::round_{rounding(dtype)}({text})" if dtype in NARROW_DTYPES else text
 
     def filled(self, number: str, like: str) -> str:
         return number
@@ -72,14 +73,21 @@ class Cpp(Target):
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         return pointwise(self, name, core, layouts, may_overlap=may_overlap)
 
-    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[int]]:
-        return walk_rows(sizes, strides)
+    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+        return row_launch(count, width, sums=sums)
+
+    def walk_rows(
+        self,
+        sizes: Sequence[int],
+        strides: Sequence[Sequence[int]],
+        split: int,
+        launch: RowLaunch,
+        sums: Sequence[Summed],
+    ) -> tuple[tuple[str, ...], list[int]]:
+        return walk_rows(sizes, strides, launch, sums)
 
     def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         return row_kernel(self, name, core, layouts, may_overlap=may_overlap)
-
-    def padded_row(self, width: int) -> tuple[int, int]:
-        return max(1, width), 1  # an empty row has a sum
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return CppWriter(self, strided, sizes)

@@ -284,6 +284,9 @@ class CppWriter(KernelWriter):
     def less(self, name: str, value: str, number: str) -> None:
         self._lane(name, f"{value} - int32_t({_scalar(number)})")
 
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        self._lane(name, f"{number} > 0 ? {text} : {other}")
+
     def any(self, name: str, value: str) -> None:
         flags = f"{name}_flags"
         self._flagged.append(flags)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexsn_codegen.targets.cuda._clusters import Cluster, ClusterKernel, cluster_source
+from flexsn_codegen.targets.cuda._clusters import Cluster, ClusterKernel, ClusterNeeds, cluster_needs, cluster_source
 from flexsn_codegen.targets.cuda._driver import CudaFunction
 from flexsn_codegen.targets.cuda._kernel import CudaKernel
 from flexsn_codegen.targets.cuda._nvrtc import why_no_nvrtc
@@ -12,9 +12,11 @@ __all__ = [
     "CUDA",
     "Cluster",
     "ClusterKernel",
+    "ClusterNeeds",
     "Cuda",
     "CudaFunction",
     "CudaKernel",
+    "cluster_needs",
     "cluster_source",
     "why_no_nvrtc",
 ]

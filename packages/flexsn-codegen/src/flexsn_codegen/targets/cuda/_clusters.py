@@ -1,12 +1,13 @@
 """One launch for all steps of a recurrent loop, by thread-block clusters.
 
 A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
-keeps its columns of the matrices in registers, as fragments of `mma.m16n8k16`. What a product reads is sent to the
-shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
-values as one to three numbers of 16 bits. There are two slots, and a barrier for each: a warp that writes a slot again
-has what others sent after they had read it.
+keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
+shared memory. What a product reads is sent to the shared memory of each block of the cluster, by stores that the
+receiver's barrier counts: zeros and ones as bits, other values as one to three numbers of 16 bits. There are two slots,
+and a barrier for each: a warp that writes a slot again has what others sent after they had read it.
 
-`splits` warps share the sums over an operand's terms; the first of them computes all that is no product.
+`splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
+`splits`-th tile of 8 rows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, Reduce, StageCall
-from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, memory_of, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.cpp._literals import cpp_name
@@ -26,9 +27,14 @@ from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
-_LARGE = 2  # sums of products of first parts that do not wait for each other
+_FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
+_STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
+# Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
+# gives them for an H100.
+_USUAL_REGISTERS, _RESULTS = 44, 2
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
-_EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
+_EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
+_EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +45,14 @@ class Cluster:
         blocks: of a cluster, a power of two, at most 16.
         splits: warps that share the sums of a product.
         row_tiles: of 8 rows each, of a cluster.
+        held: tiles of 16 terms of a product that a warp has in registers; the others are in shared memory. `None`: all
+            are in registers.
     """
 
     blocks: int
     splits: int
     row_tiles: int
+    held: int | None = None
 
     @property
     def rows(self) -> int:
@@ -57,6 +66,10 @@ class Cluster:
     def threads(self, width: int) -> int:
         """Of one block."""
         return _WARP * self.tiles(width) * self.splits
+
+    def held_of(self, terms: int) -> int:
+        """How many of a product's tiles of terms a warp has in registers."""
+        return terms if self.held is None else min(self.held, terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,34 @@ class ClusterKernel:
     threads: int
     shared: int
     registers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNeeds:
+    """What a block of a cluster needs.
+
+    Attributes:
+        matrices: 32-bit numbers of the matrices in registers of a thread.
+        others: an estimate of the other registers of a thread.
+        of_a_term: registers of a thread for one more tile of 16 terms.
+        terms: tiles of terms of the longest product, of one warp.
+        shared: bytes of shared memory.
+    """
+
+    matrices: int
+    others: int
+    of_a_term: int
+    terms: int
+    shared: int
+
+
+def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
+    """What the kernel of a loop needs in such clusters, before it is written.
+
+    Raises:
+        NotOneLaunchError: a loop that clusters do not compute.
+    """
+    return _ClusterWriter(LoopSpec(loop, (), (), (), {}, False, from_zero), cluster).needs()
 
 
 def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel:
@@ -122,6 +163,9 @@ class _ClusterWriter:
         self._params: dict[Port, bool] = {}  # whether it is written
         self._sizes = ["T", "B"]
         self._carried = {port: f"state_{i}" for i, port in enumerate(self._loop.carried)}
+        self._widths = {width for width, _ in self._loop.carried.values()}
+        for part in self._parts:
+            self._widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         self._check()
         self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
 
@@ -131,11 +175,11 @@ class _ClusterWriter:
         loop = self._loop
         if loop.shifted:
             raise NotOneLaunchError("clusters have no memory of earlier steps")
-        widths = {width for width, _ in loop.carried.values()}
-        for part in self._parts:
-            widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
-        if widths != {self._width}:
-            raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
+        if max(self._widths) > self._width:
+            raise NotOneLaunchError(
+                f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
+                f"{max(self._widths)}"
+            )
         for e in loop.exchanges:
             if e.carried:
                 self._check_order(e)
@@ -199,16 +243,40 @@ class _ClusterWriter:
         self._line("}")
 
     @contextmanager
-    def _each(self) -> Iterator[None]:
-        """For each element of a thread: tile `n` of rows, element `j` of it."""
+    def _each(self, head: str = _EACH) -> Iterator[None]:
+        """For each element of a thread: tile `n` of the rows that its warp computes, element `j` of it."""
         self._line("#pragma unroll")
-        with self._block(_EACH):
+        with self._block(head):
             yield
+
+    def _exists(self, width: int) -> str:
+        """Name of the flags which elements of a thread a value of so many columns has."""
+        return "exists" if width == self._width else f"exists_{width}"
+
+    def _column_exists(self, width: int) -> str:
+        return f"column_{self._exists(width)}"
 
     def _param(self, role: Role, index: int, *, written: bool = False) -> str:
         port = Port(role, index)
         self._params[port] = written
         return f"{port.name}_ptr"
+
+    def needs(self) -> ClusterNeeds:
+        """See `cluster_needs`."""
+        loop, cluster = self._loop, self._cluster
+        own = -(-cluster.row_tiles // cluster.splits)
+        loads, _ = memory_of(loop)
+        values = len(loads) + len(loop.carried) + _RESULTS
+        sums = matrices = of_a_term = longest = 0
+        for _, part in self._multiplies():
+            chains = self._large_chains(part) + self._small_chains(part)
+            sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
+            terms, each = self._terms(part), 4 * len(part.pieces) * self._matrix_parts(self._sent[part.operand.port])
+            matrices += cluster.held_of(terms) * each
+            of_a_term += each
+            longest = max(longest, terms)
+        others = _USUAL_REGISTERS + 4 * own * values + sums
+        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes())
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 
@@ -219,19 +287,19 @@ class _ClusterWriter:
         self._states()
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
-            pointer = self._param(Role.INPUT, i)
-            self._line(f"decltype(dev::load({pointer}[0])) load_{i}[row_tiles][4];")
+            self._param(Role.INPUT, i)
+            self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
             self._param(Role.OUTPUT, i, written=True)
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             self._loads(first, range(len(self._spec.loads)))
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
             self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
             self._step(step)
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             self._final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
         return self._finish(name, registers)
@@ -273,15 +341,26 @@ class _ClusterWriter:
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return (self._cluster.splits - 1) * len(part.pieces) * of_one
 
+    def _stored_fragments(self, part: Multiply) -> int:
+        """Fragments of a matrix that a warp has in shared memory."""
+        terms = self._terms(part)
+        away = terms - self._cluster.held_of(terms)
+        return len(part.pieces) * away * self._matrix_parts(self._sent[part.operand.port])
+
+    def _stored_bytes(self, part: Multiply) -> int:
+        """Of a matrix in shared memory."""
+        return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
+
     def _shared_bytes(self) -> int:
         slots = sum(2 * self._slot_bytes(sent) for sent in self._sent.values())
-        return slots + 4 * sum(self._sum_floats(part) for _, part in self._multiplies())
+        return slots + sum(4 * self._sum_floats(part) + self._stored_bytes(part) for _, part in self._multiplies())
 
     def _begin(self) -> None:
         cluster = self._cluster
         self._line(
-            f"constexpr int width = {self._width}, blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
-            f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles};"
+            f"constexpr int blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
+            f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles}, splits = {cluster.splits}, "
+            f"own_tiles = {-(-cluster.row_tiles // cluster.splits)};"
         )
         self._line("extern __shared__ __align__(16) unsigned char shared[];")
         self._line(f"__shared__ __align__(8) uint64_t barriers[{2 * len(self._sent)}];")
@@ -289,22 +368,32 @@ class _ClusterWriter:
         for sent in self._sent.values():
             self._line(f"unsigned char* const {sent.name} = shared + {offset};")
             offset += 2 * self._slot_bytes(sent)
+        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
+        for i, part in self._multiplies():
+            if self._stored_fragments(part):
+                first = f"32 * {self._stored_fragments(part)} * warp + lane"
+                self._line(f"uint4* const stored_{i} = reinterpret_cast<uint4*>(shared + {offset}) + {first};")
+                offset += self._stored_bytes(part)
         for i, part in self._multiplies():
             if self._sum_floats(part):
                 self._line(f"float* const sums_{i} = reinterpret_cast<float*>(shared + {offset});")
                 offset += 4 * self._sum_floats(part)
-        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
         self._line(
             "const int split = warp / tiles, own_tile = warp % tiles, tile = dev::cluster_rank() * tiles + own_tile;"
         )
-        self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 2 * q;")
+        self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 8 * split + 2 * q;")
         self._line("const int first_column = 16 * tile + g;")
-        self._line("bool exists[row_tiles][4], column_exists[4];")
-        self._line(
-            "#pragma unroll\nfor (int j = 0; j < 4; j++) column_exists[j] = first_column + 8 * (j >> 1) < width;"
-        )
-        with self._each():
-            self._line("exists[n][j] = first_row + 8 * n + (j & 1) < B && column_exists[j];")
+        for width in sorted(self._widths):
+            exists, column = self._exists(width), self._column_exists(width)
+            self._line(f"bool {exists}[own_tiles][4], {column}[4];")
+            self._line(
+                f"#pragma unroll\nfor (int j = 0; j < 4; j++) {column}[j] = first_column + 8 * (j >> 1) < {width};"
+            )
+            with self._each():
+                self._line(
+                    f"{exists}[n][j] = splits * n + split < row_tiles && first_row + 8 * splits * n + (j & 1) < B && "
+                    f"{column}[j];"
+                )
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(2):
@@ -333,42 +422,71 @@ class _ClusterWriter:
         ]
         if not inside or sum(pieces[i].width for i in inside) != part.operand.width:
             raise NotOneLaunchError(f"{part.product.name} multiplies a part of what a stage writes")
+        if len({pieces[i].width for i in inside}) > 1:
+            raise NotOneLaunchError(f"{part.product.name} multiplies pieces of several widths")
         return inside[0], len(inside)
 
     def _terms(self, part: Multiply) -> int:
         """Tiles of 16 terms, of one warp."""
-        count = self._operand_pieces(part)[1] * self._tiles
-        if count % self._cluster.splits:
-            raise NotOneLaunchError(f"{count} tiles of terms are not shared by {self._cluster.splits} warps")
-        return count // self._cluster.splits
+        pieces = self._operand_pieces(part)[1]
+        if pieces * self._tiles % self._cluster.splits:
+            raise NotOneLaunchError(
+                f"{pieces * self._tiles} tiles of terms are not shared by {self._cluster.splits} warps"
+            )
+        count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
+        return -(-count // self._cluster.splits)
+
+    def _ranges(self, terms: int) -> list[tuple[int, int]]:
+        """Terms in registers, and those in shared memory."""
+        held = self._cluster.held_of(terms)
+        return [(begin, end) for begin, end in ((0, held), (held, terms)) if begin < end]
+
+    def _stored_place(self, i: int, part: Multiply, number: int, p: int) -> str:
+        """Where in shared memory a part of the fragment of term `k` is."""
+        terms, parts = self._terms(part), self._matrix_parts(self._sent[part.operand.port])
+        held = self._cluster.held_of(terms)
+        return f"stored_{i}[32 * (({number} * {terms - held} + k - {held}) * {parts} + {p})]"
 
     def _take_matrices(self) -> int:
-        """Declares and loads the matrices; returns how many registers of a thread they take."""
+        """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
+        registers of a thread they take.
+        """
         registers = 0
         for i, part in self._multiplies():
             sent = self._sent[part.operand.port]
             pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
             parts, terms = self._matrix_parts(sent), self._terms(part)
-            registers += len(part.pieces) * terms * parts * 4
-            self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{terms}][{parts}][4];")
-            self._line("#pragma unroll")
-            with self._block(f"for (int k = 0; k < {terms}; k++)"):
-                self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
-                for number, (first, _) in enumerate(part.pieces):
-                    start = f"{pointer} + piece * width * int64_t({down}) + {first * across}ll"
-                    scattered = "true" if sent.bits else "false"
-                    self._line(
-                        f"dev::take<{sent.format}, {scattered}, {parts}>(matrix_{i}[{number}][k], {start}, "
-                        f"{down}, {across}, 16 * (term % all_tiles), width, 16 * tile, width);"
-                    )
+            held = self._cluster.held_of(terms)
+            of_piece = part.operand.width // self._operand_pieces(part)[1]
+            registers += len(part.pieces) * held * parts * 4
+            if held:
+                self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
+            for begin, end in self._ranges(terms):
+                self._line("#pragma unroll")
+                with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                    self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
+                    for number, (first, count) in enumerate(part.pieces):
+                        start = f"{pointer} + piece * {of_piece} * int64_t({down}) + {first * across}ll"
+                        scattered = "true" if sent.bits else "false"
+                        target = f"matrix_{i}[{number}][k]" if begin < held else f"fragment_{number}"
+                        if begin >= held:
+                            self._line(f"uint32_t {target}[{parts}][4];")
+                        self._line(
+                            f"dev::take<{sent.format}, {scattered}, {parts}>({target}, {start}, "
+                            f"{down}, {across}, 16 * (term % all_tiles), {of_piece}, 16 * tile, {count});"
+                        )
+                        if begin >= held:
+                            for p in range(parts):
+                                words = ", ".join(f"{target}[{p}][{r}]" for r in range(4))
+                                self._line(f"{self._stored_place(i, part, number, p)} = {{{words}}};")
             if part.added is not None:
                 row = self._param(Role.MATRIX, part.added)
                 (distance,) = self._spec.matrix_strides[part.added]
-                for number, (first, _) in enumerate(part.pieces):
+                for number, (first, count) in enumerate(part.pieces):
                     self._line(f"float added_{i}_{number}[4];")
                     self._line("#pragma unroll")
                     place = f"{row}[({first} + first_column + 8 * (j >> 1)) * int64_t({distance})]"
-                    value = f"column_exists[j] ? float(dev::load({place})) : 0.0f"
+                    value = f"{self._column_exists(count)}[j] ? float(dev::load({place})) : 0.0f"
                     self._line(f"for (int j = 0; j < 4; j++) added_{i}_{number}[j] = {value};")
         return registers
 
@@ -385,58 +503,64 @@ class _ClusterWriter:
                         self._line(f"{kind} {name}[4];")
                         self._line("#pragma unroll")
                         place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
-                        value = f"column_exists[j] ? dev::load({place}) : {kind}(0)"
+                        value = f"{self._column_exists(part.width)}[j] ? dev::load({place}) : {kind}(0)"
                         self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
                     else:
-                        self._line(f"{kind} {name}[row_tiles][4];")
+                        self._line(f"{kind} {name}[own_tiles][4];")
                         place = (
-                            f"{pointer}[(first_row + 8 * n + (j & 1)) * int64_t({down}) + "
+                            f"{pointer}[(first_row + 8 * splits * n + (j & 1)) * int64_t({down}) + "
                             f"(first_column + 8 * (j >> 1)) * int64_t({across})]"
                         )
                         with self._each():
-                            self._line(f"{name}[n][j] = exists[n][j] ? dev::load({place}) : {kind}(0);")
+                            exists = self._exists(part.width)
+                            self._line(f"{name}[n][j] = {exists}[n][j] ? dev::load({place}) : {kind}(0);")
 
     def _states(self) -> None:
-        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
-        for i, (port, (_, dtype)) in enumerate(self._loop.carried.items()):
+        for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
+            place, exists = self._state_place(width), self._exists(width)
             kind = cpp_name(register_dtype(dtype))
-            self._line(f"{kind} state_{i}[row_tiles][4];")
+            self._line(f"{kind} state_{i}[own_tiles][4];")
             with self._each():
                 if port in self._loop.absent:
                     self._line(f"state_{i}[n][j] = {kind}(0);")
                 else:
                     pointer = self._param(Role.STATE, i)
-                    self._line(f"state_{i}[n][j] = exists[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
+                    self._line(f"state_{i}[n][j] = {exists}[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
         self._line("dev::cluster_synchronize();  // barriers are there before anything is sent")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for port, sent in self._sent.items():
                 if port in self._carried:
                     self._send(sent, 0, self._carried[port], "0")
 
+    def _state_place(self, width: int) -> str:
+        return f"[(first_row + 8 * splits * n + (j & 1)) * {width} + first_column + 8 * (j >> 1)]"
+
     def _final_states(self) -> None:
-        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
-        for i, port in enumerate(self._loop.carried):
+        for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i, written=True)
                 with self._each():
-                    self._line(f"if (exists[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
+                    place, exists = self._state_place(width), self._exists(width)
+                    self._line(f"if ({exists}[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, int]] = []  # stores, for which nothing waits
+        self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
         loads = self._last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
+                if i + 1 < len(self._parts):
+                    continue  # others wait for what a stage makes of the product
             else:
                 self._call(i, part)
             self._memory(loads.get(i, ()), following)
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for port, value in self._new.items():
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
@@ -459,11 +583,11 @@ class _ClusterWriter:
         """Stores, and loads for the next step, as soon as a part allows: they take longer than a product does."""
         if not self._later and not loads:
             return
-        with self._block("if (split == 0)"):
-            for number, value, first in self._later:
+        with self._block("if (split < row_tiles)"):
+            for number, value, columns in self._later:
                 with self._each():
-                    address = self._address(Role.OUTPUT, number, "step", first)
-                    self._line(f"if (exists[n][j]) dev::store({address}, {value}[n][j]);")
+                    address = self._address(Role.OUTPUT, number, "step", columns.first)
+                    self._line(f"if ({self._exists(columns.width)}[n][j]) dev::store({address}, {value}[n][j]);")
             self._later = []
             if loads:
                 with self._block("if (t + 1 < T)"):
@@ -475,8 +599,8 @@ class _ClusterWriter:
         arguments = [self._argument(i, part, port) for port in core.arguments]
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
-            self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[row_tiles][4];")
-        with self._block("if (split == 0)"):
+            self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
+        with self._block("if (split < row_tiles)"):
             with self._each():
                 self._line(f"const auto results = {core.name}({', '.join(arguments)});")
                 for number, result in enumerate(results):
@@ -486,7 +610,7 @@ class _ClusterWriter:
                     self._written(write, result)
         for result, view in zip(results, part.stored, strict=True):
             if view is not None:
-                self._later.append((self._next_store, result, 0))
+                self._later.append((self._next_store, result, Columns(view.source, 0, part.width)))
                 self._next_store += 1
 
     def _argument(self, i: int, part: StageCall, port: Port) -> str:
@@ -498,7 +622,7 @@ class _ClusterWriter:
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
             loads = [load for load, _ in self._spec.loads]
-            return f"load_{loads.index(Load(read, part.stage.shape))}[n][j]"
+            return f"dev::load(load_{loads.index(Load(read, part.stage.shape))}[n][j])"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
 
     def _multiply(self, i: int, part: Multiply) -> None:
@@ -510,21 +634,21 @@ class _ClusterWriter:
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
-            self._line(f"float product_{i}_{number}[row_tiles][4];")
+            self._line(f"float product_{i}_{number}[own_tiles][4];")
         with self._block(""):
             self._totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
                 self._share(i, pieces)
-            with self._block("if (split == 0)"):
+            with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
-        with self._block("if (split == 0)"):
+        with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
-        for number, (first, _) in enumerate(part.pieces):
+        for number, (first, count) in enumerate(part.pieces):
             if part.stored is not None:
-                self._later.append((self._next_store, f"product_{i}_{number}", first))
+                self._later.append((self._next_store, f"product_{i}_{number}", Columns(part.port, first, count)))
         if part.stored is not None:
             self._next_store += 1
 
@@ -532,61 +656,93 @@ class _ClusterWriter:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
-        chains = {"small": self._small_chains(part), "large": _LARGE} if small else {"large": _LARGE}
+        large = self._large_chains(part)
+        chains = {"small": self._small_chains(part), "large": large} if small else {"large": large}
         for name, count in chains.items():
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
         pairs.sort(key=lambda pair: -sum(pair))
         num_small = sum(a + b > 0 for a, b in pairs) if small else 0
-        self._line("#pragma unroll")
-        with self._block(f"for (int k = 0; k < {terms}; k++)"):
-            self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
-            self._line("#pragma unroll")
-            with self._block("for (int n = 0; n < row_tiles; n++)"):
-                for a in range(sent.parts):
-                    if sent.bits:
-                        slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
-                        value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
-                    else:
-                        of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
-                        slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
-                        value = f"*reinterpret_cast<const uint2*>({slot})"
-                    self._line(f"const uint2 operand_{a} = {value};")
-                for number in range(pieces):
-                    for place, (a, b) in enumerate(pairs):
-                        is_small = small and a + b > 0
-                        chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {_LARGE}"
-                        self._line(
-                            f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
-                            f"matrix_{i}[{number}][k][{b}], operand_{a}.x, operand_{a}.y);"
-                        )
+        held = self._cluster.held_of(terms)
+        for begin, end in self._ranges(terms):
+            # Loads of all fragments at a time would take the registers of those that stay.
+            few = begin >= held and max(chains.values()) == 1
+            self._line(f"#pragma unroll {_STORED_AT_A_TIME}" if few else "#pragma unroll")
+            with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
+                if begin >= held:
+                    for number in range(pieces):
+                        for p in range(self._matrix_parts(sent)):
+                            name = f"{number}_{p}"
+                            self._line(f"const uint4 stored_{name} = {self._stored_place(i, part, number, p)};")
+                            words = ", ".join(f"stored_{name}.{axis}" for axis in "xyzw")
+                            self._line(f"const uint32_t fragment_{name}[4] = {{{words}}};")
+                self._line("#pragma unroll")
+                with self._block("for (int n = 0; n < row_tiles; n++)"):
+                    for a in range(sent.parts):
+                        if sent.bits:
+                            slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
+                            value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
+                        else:
+                            of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
+                            slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
+                            value = f"*reinterpret_cast<const uint2*>({slot})"
+                        self._line(f"const uint2 operand_{a} = {value};")
+                    for number in range(pieces):
+                        for place, (a, b) in enumerate(pairs):
+                            is_small = small and a + b > 0
+                            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {large}"
+                            matrix = f"matrix_{i}[{number}][k][{b}]" if begin < held else f"fragment_{number}_{b}"
+                            self._line(
+                                f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
+                                f"{matrix}, operand_{a}.x, operand_{a}.y);"
+                            )
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
-        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
+        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
             sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
             self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
 
     def _small_chains(self, part: Multiply) -> int:
         """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
-        registers = len(part.pieces) * self._terms(part) * self._matrix_parts(self._sent[part.operand.port]) * 4
-        return 4 if registers <= _FEW_REGISTERS else 2
+        held = self._cluster.held_of(self._terms(part))
+        registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
+        return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
+
+    def _large_chains(self, part: Multiply) -> int:
+        """The same of products of first parts."""
+        return max(1, 2 // self._apart(part))
+
+    def _apart(self, part: Multiply) -> int:
+        """Sums that have nothing in common."""
+        return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Has the first warp of a tile the sums of all of them."""
-        place = f"sums_{i}[((((OTHER) * {pieces} + p) * row_tiles + n) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
-        with self._block("if (split != 0)"):
-            self._line("#pragma unroll")
-            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-                self._line(f"{place.replace('OTHER', 'split - 1')} = total[p][n][j];")
+        """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
+        others = self._cluster.splits - 1
+        place = f"sums_{i}[(((TILE * {others} + OTHER) * {pieces} + p) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        self._line(f"float own[{pieces}][own_tiles][4];")
+        self._line("#pragma unroll")
+        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
+            theirs = place.replace("TILE", "n").replace("OTHER", "(split - (split > n % splits))")
+            self._line("if (split == n % splits) {")
+            self._line("    own[p][n / splits][j] = total[p][n][j];")
+            self._line("} else {")
+            self._line(f"    {theirs} = total[p][n][j];")
+            self._line("}")
         self._line("__syncthreads();")
-        with self._block("if (split == 0)"):
-            self._line("#pragma unroll")
-            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-                for other in range(self._cluster.splits - 1):
-                    self._line(f"total[p][n][j] += {place.replace('OTHER', str(other))};")
+        self._line("#pragma unroll")
+        with (
+            self._block(f"for (int p = 0; p < {pieces}; p++)"),
+            self._each(),
+            self._block("if (splits * n + split < row_tiles)"),
+        ):
+            for other in range(others):
+                mine = place.replace("TILE", "(splits * n + split)").replace("OTHER", str(other))
+                self._line(f"own[p][n][j] += {mine};")
 
     def _product(self, i: int, number: int, part: Multiply) -> str:
-        text = f"total[{number}][n][j]"
+        text = f"{'own' if self._cluster.splits > 1 else 'total'}[{number}][n][j]"
         if part.alpha != 1:
             text = f"{text} * {part.alpha!r}f"
         if part.added is not None:
@@ -611,17 +767,19 @@ class _ClusterWriter:
 
     def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:
         """Sends a warp's columns of a value to each block of the cluster."""
+        exists = self._column_exists(sent.pieces[piece].width)
         barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
         tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
         self._line("#pragma unroll")
-        with self._block("for (int n = 0; n < row_tiles; n++)"):
+        with (
+            self._block("for (int n = 0; n < own_tiles; n++)"),
+            self._block("if (splits * n + split < row_tiles)"),
+        ):
             if sent.bits:
                 words = [f"word_{j}" for j in range(4)]
                 for j, word in enumerate(words):
-                    self._line(
-                        f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && column_exists[{j}]);"
-                    )
-                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + n) * 16"
+                    self._line(f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && {exists}[{j}]);")
+                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
                         f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
@@ -629,12 +787,12 @@ class _ClusterWriter:
                     )
                 return
             for j in range(4):
-                self._line(f"float rest_{j} = column_exists[{j}] ? float({value}[n][{j}]) : 0.0f;")
+                self._line(f"float rest_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
             for a in range(sent.parts):
                 last = "true" if a + 1 == sent.parts else "false"
                 bits = [f"dev::part<{sent.format}>(rest_{j}, {last})" for j in range(4)]
                 index = f"(({slot}) * {sent.parts} + {a}) * {count} + {tile}"
-                place = f"{sent.name} + (({index}) * row_tiles + n) * 256 + lane * 8"
+                place = f"{sent.name} + (({index}) * row_tiles + splits * n + split) * 256 + lane * 8"
                 with self._block(""):
                     self._line(f"const uint32_t low = dev::transposed({bits[0]} | {bits[1]} << 16);")
                     self._line(f"const uint32_t high = dev::transposed({bits[2]} | {bits[3]} << 16);")
@@ -662,16 +820,16 @@ class _ClusterWriter:
     def _address(self, role: Role, i: int, step: str, first: int = 0) -> str:
         name = Port(role, i).name
         ahead = f" + {first} * {name}_across" if first else ""
-        offset = f"{name}_at + (8 * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
+        offset = f"{name}_at + (8 * splits * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
+        """Loads numbers as they are in memory: a conversion here would wait for each of them in turn."""
         for i in numbers:
             with self._each():
-                kind = f"decltype(dev::load({Port(Role.INPUT, i).name}_ptr[0]))"
-                self._line(
-                    f"load_{i}[n][j] = exists[n][j] ? dev::load({self._address(Role.INPUT, i, step)}) : {kind}(0);"
-                )
+                shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"
+                exists = self._exists(shape[-1] if shape else 1)
+                self._line(f"load_{i}[n][j] = {exists}[n][j] ? {self._address(Role.INPUT, i, step)} : {nothing};")
 
 
 def _written_by(part: StageCall | Multiply) -> Iterable[Port]:

@@ -14,7 +14,7 @@ from flexsn_codegen.errors import CompilationError
 _CLUSTER_DIMENSION = 4  # of CUlaunchAttributeID
 # Of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 48 << 10
+_USUAL_SHARED = 46 << 10  # with room for a kernel's own barriers
 _USUAL_CLUSTER = 8
 
 

@@ -65,17 +65,18 @@ DEV_INLINE T infinity() {
     return T(__int_as_float(0x7F800000));
 }
 
-DEV_INLINE uint32_t bfloat16_bits(float x) {
-    uint16_t bits;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+// Two numbers are converted by one short instruction; one number, by the slow unit of other conversions.
+DEV_INLINE uint32_t bfloat16_bits(float x, float above = 0.0f) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
 
 DEV_INLINE float bfloat16_value(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-DEV_INLINE uint32_t float16_bits(float x) {
-    uint16_t bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+DEV_INLINE uint32_t float16_bits(float x, float above = 0.0f) {
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
 
@@ -103,7 +104,7 @@ struct bfloat16 {
 };
 
 DEV_INLINE float round_float16(float x) { return float16_value(float16_bits(x)); }
-DEV_INLINE float round_bfloat16(float x) { return bfloat16_value(bfloat16_bits(x)); }
+DEV_INLINE float round_bfloat16(float x) { return __uint_as_float(bfloat16_bits(0.0f, x)); }
 
 template <typename T>
 DEV_INLINE T load(const T& place) {
@@ -157,6 +158,23 @@ DEV_INLINE float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
 DEV_INLINE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 DEV_INLINE float pow(float x, float y) { return ::powf(x, y); }
 DEV_INLINE double pow(double x, double y) { return ::pow(x, y); }
+
+// Whole powers, in float64.
+template <int n>
+DEV_INLINE double wide_power(double x) {
+    if constexpr (n == 1) {
+        return x;
+    } else {
+        const double half = wide_power<n / 2>(x);
+        return n % 2 ? half * half * x : half * half;
+    }
+}
+
+template <int n>
+DEV_INLINE float power(float x) { return float(wide_power<n>(double(x))); }
+
+template <int n>
+DEV_INLINE float inverse_power(float x) { return float(1.0 / wide_power<n>(double(x))); }
 DEV_INLINE float atan2(float x, float y) { return ::atan2f(x, y); }
 DEV_INLINE double atan2(double x, double y) { return ::atan2(x, y); }
 DEV_INLINE float hypot(float x, float y) { return ::hypotf(x, y); }

@@ -18,6 +18,8 @@ _TL_NAMES = {
     torch.int16: "tl.int16",
     torch.int32: "tl.int32",
     torch.int64: "tl.int64",
+    torch.float8_e4m3fn: "tl.float8e4nv",
+    torch.float8_e5m2: "tl.float8e5",
     torch.float16: "tl.float16",
     torch.bfloat16: "tl.bfloat16",
     torch.float32: "tl.float32",

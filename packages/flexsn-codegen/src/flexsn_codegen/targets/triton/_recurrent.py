@@ -15,6 +15,9 @@ whole row, in one order. Products of one operand are computed together, chunk by
 three parts do not fit into registers.
 
 A program that has all columns of its rows exchanges nothing: it multiplies and reduces what is in its registers.
+
+Where rows end, a group of rows computes as many steps as its longest, and in the forward one more: what that one stores
+is what all later ones would. Gradients of later steps are zeros.
 """
 
 from __future__ import annotations
@@ -92,7 +95,8 @@ class LoopKernel:
             `STATE` and `FINAL_STATE`, the carried values before the first step and after the last; `MATRIX`; `LIFTED`;
             `RING`, by the number of a carried value, memory for it, `[2, rows, columns]`;
             `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding; `COUNTER` 0, an int32 zero
-            for each group of rows, `COUNTER_DISTANCE` apart, and 1, a number that is set when programs gave up.
+            for each group of rows, `COUNTER_DISTANCE` apart, and 1, a number that is set when programs gave up; and 2,
+            the int32 number of steps of each row, where rows end.
         loads, stores: views of values at each step.
         slots: for each exchange, dtype, parts and padded columns.
     """
@@ -160,6 +164,8 @@ class _LoopWriter:
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
         self._later: list[str] = []  # stores that nobody waits for
+        self._repeated: list[str] = []  # those of them that stand for all later steps, at the step `place`
+        self._repeats = spec.ends and not spec.backwards
         self._next_store = 0
 
     # -- lines -----------------------------------------------------------------------------------------------
@@ -287,10 +293,14 @@ class _LoopWriter:
                 self._line("epoch = 1")
             else:
                 self._line("epoch = 0")
-        self._line(f"step = {'T - 1' if self._spec.backwards else '0'}")
+        steps = "T"
+        if self._spec.ends:
+            steps = "steps"
+            self._find_end()
+        self._line(f"step = {f'{steps} - 1' if self._spec.backwards else '0'}")
         for i in self._loaded_ahead():
-            self._load(f"load_{i}", i, "step", None)
-        self._line("for t in range(T):")
+            self._load(f"load_{i}", i, "step", "(step >= 0)" if self._spec.ends else None)
+        self._line(f"for t in range({steps}):")
         self._depth += 1
         if self._tiles.exchanged or self._loop.ring:
             self._line("odd = t & 1")
@@ -300,10 +310,46 @@ class _LoopWriter:
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i)
                 if port in self._loop.ring:
-                    self._line(f"state_{i} = dev.load({self._in_ring(port, 'T & 1')}, mask_{width})")
+                    self._line(f"state_{i} = dev.load({self._in_ring(port, f'{steps} & 1')}, mask_{width})")
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], state_{i}, mask_{width})")
         if self._tiles.count > 1:
             self._give_up()
+
+    def _find_end(self) -> None:
+        """Names the steps that the rows have; in the backward, stores what the others would."""
+        pointer = self._param(Role.COUNTER, 2)
+        self._line(f"left = dev.load({pointer} + rows, rows < B)")
+        self._line("longest = tl.max(tl.max(tl.where(rows < B, left, 0), axis=1), axis=0)")
+        self._line("behind = tl.minimum(tl.maximum(longest, 0), T)")
+        if not self._spec.backwards:
+            self._line("steps = tl.minimum(behind + 1, T)")
+            return
+        self._line("steps = behind")
+        self._line("for place in range(behind, T):")
+        self._depth += 1
+        self._line("pass")
+        for i, view, width, first in self._all_stores():
+            kind = tl_name(register_dtype(view.dtype))
+            zeros = f"tl.zeros([BLOCK, {self._tiles.columns(width)}], {kind})"
+            value = zeros if view.source in self._loop.ring else self._carried.get(view.source, zeros)
+            address = self._address(Role.OUTPUT, i, self._spec.stores[i][1], "place", width, first)
+            self._line(f"dev.store({address}, {value}, mask_{width})")
+        self._depth -= 1
+
+    def _all_stores(self) -> list[tuple[int, View, int, int]]:
+        """The number of each store, its view, and the width and the first of its columns."""
+        stored: list[tuple[int, View, int, int]] = []
+        number = 0
+        for part in self._loop.parts:
+            if isinstance(part, StageCall):
+                for view in part.stored:
+                    if view is not None:
+                        stored.append((number, view, part.width, 0))
+                        number += 1
+            elif part.stored is not None:
+                stored += [(number, part.stored, count, first) for first, count in part.pieces]
+                number += 1
+        return stored
 
     def _lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
@@ -342,6 +388,8 @@ class _LoopWriter:
         self._new: dict[Port, str] = {}
         self._taken: dict[Port, str] = {}  # from the ring
         self._next_store = 0
+        if self._repeats:
+            self._line("until = tl.where(step == behind, T, step + 1)")
         loaded, multiplied = False, set[int]()
         for i, part in enumerate(self._loop.parts):
             if i in waits and self._tiles.count > 1:
@@ -388,6 +436,13 @@ class _LoopWriter:
         for line in self._later:
             self._line(line)
         self._later.clear()
+        if self._repeated:
+            self._line("for place in range(step, until):")
+            self._depth += 1
+            for line in self._repeated:
+                self._line(line)
+            self._depth -= 1
+            self._repeated.clear()
 
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
@@ -668,8 +723,9 @@ class _LoopWriter:
         """Notes a store for later. Of a product, each piece is one."""
         i = self._next_store
         _, place = self._spec.stores[i]
-        address = self._address(Role.OUTPUT, i, place, "step", width, first)
-        self._later.append(f"dev.store({address}, {value}, mask_{width})")
+        step, later = ("place", self._repeated) if self._repeats else ("step", self._later)
+        address = self._address(Role.OUTPUT, i, place, step, width, first)
+        later.append(f"dev.store({address}, {value}, mask_{width})")
 
     # -- an end that should not be -----------------------------------------------------------------------------------
 
@@ -687,18 +743,7 @@ class _LoopWriter:
         self._line("for t in range(T):")
         self._depth += 1
         self._line("pass")
-        stored: list[tuple[int, View, int, int]] = []
-        number = 0
-        for part in self._loop.parts:
-            if isinstance(part, StageCall):
-                for view in part.stored:
-                    if view is not None:
-                        stored.append((number, view, part.width, 0))
-                        number += 1
-            elif part.stored is not None:
-                stored += [(number, part.stored, count, first) for first, count in part.pieces]
-                number += 1
-        for i, view, width, first in stored:
+        for i, view, width, first in self._all_stores():
             if view.dtype.is_floating_point:
                 kind = tl_name(register_dtype(view.dtype))
                 block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {kind})"

@@ -1,4 +1,8 @@
-"""Kernels in Triton that reduce rows: a program has some whole rows, padded to a power of two."""
+"""Kernels in Triton on rows and columns: they reduce rows, sum over rows, and read operands in either direction.
+
+A program has some rows. Where a row is reduced, it has the whole row, padded to a power of two; elsewhere a block of
+columns. Where results are summed over rows, it walks `STEPS` blocks of rows, and writes its own sums.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +11,166 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexsn_codegen.errors import UnsupportedOpError
-from flexsn_codegen.source._source import DENSE, CoreSource, KernelSource, framed
-from flexsn_codegen.source._walk import by_terms
-from flexsn_codegen.targets._base import Target
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._source import CoreSource, KernelSource, framed
+from flexsn_codegen.source._walk import terms_of
+from flexsn_codegen.targets._base import RowLaunch, Summed, Target
+from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_codegen.targets.triton._writer import decoded, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 # All of a row is in registers.
-_LONGEST = 1 << 16
+LONGEST_ROW = 1 << 16
+
+# Elements of a program that reduces rows; of one that walks rows and sums over them; of a tile in two directions.
+_BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
+# Columns of a program that sums over rows, and of a tile.
+_SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
+# Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small.
+_SUMMING_PROGRAMS = 1024
+
+Layout = tuple[int, int, Summed]
+"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, else as many as there are.
+The first layout is `(columns of a program, True if these are all)`."""
+RUN = -1
 
 
-def padded_row(width: int) -> tuple[int, int]:
-    """As `Target.padded_row`."""
-    if width > _LONGEST:
+def row_launch(count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+    """As `Target.row_launch`."""
+    if reduces and width > LONGEST_ROW:
         raise UnsupportedOpError(
-            f"a kernel on a GPU reduces rows of at most {_LONGEST} elements, and these have {width}.", "row_sum"
+            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, and these have {width}.", "row_sum"
         )
-    padded = 1 << max(0, width - 1).bit_length()
-    return padded, 4 if padded <= 2048 else 8 if padded <= 8192 else 16
+    columns = 1 << max(0, width - 1).bit_length()
+    if not reduces:
+        columns = min(columns, _SUMMED_COLUMNS if sums else _TILE_COLUMNS)
+    block = max(columns, _SUMMING_BLOCK if sums else _BLOCK if reduces else _TILE)
+    warps = (4 if columns <= 2048 else 8 if columns <= 8192 else 16) if reduces else 4
+    beside = -(-width // columns)
+    tiles = -(-count // (block // columns))
+    steps = -(-tiles // max(1, _SUMMING_PROGRAMS // beside)) if sums else 1
+    return RowLaunch(columns, -(-tiles // max(1, steps)), beside, max(1, steps), block, warps)
 
 
-def walk_rows(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-    """As `Target.walk_rows`. The first layout is the padded width; each other one the number of terms of a row's
-    offset, and whether the operand has columns."""
-    padded, _ = padded_row(sizes[-1])
-    layouts: list[Any] = [padded]
-    numbers = [sizes[-1]]
-    for own in strides:
-        # A row of an operand is found as an element of a step without columns is.
-        (terms,), integers = by_terms(sizes[:-1], [own[:-1]])
-        if terms == DENSE:
-            terms, integers = 1, [1, math.prod(sizes[:-1]), 1]
-        layouts.append((terms, own[-1] != 0))
-        numbers += [*integers, *([own[-1]] if own[-1] != 0 else [])]
+def walk_rows(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int, launch: RowLaunch, sums: Sequence[Summed]
+) -> tuple[tuple[Any, ...], list[int]]:
+    """As `Target.walk_rows`."""
+    width = math.prod(sizes[split:])
+    layouts: list[Any] = [(launch.columns, launch.beside == 1)]
+    numbers = [width]
+    if Summed.OVER_ROWS in sums:
+        numbers.append(launch.steps)
+    for own, summed in zip(strides, sums, strict=True):
+        if summed is Summed.OVER_ROWS:
+            layouts.append((0, 0, summed))
+            continue
+        found = []
+        for part, steps in ((sizes[:split], own[:split]), (sizes[split:], own[split:])):
+            terms = terms_of(part, steps)
+            if len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
+                found.append(RUN)
+                numbers.append(terms[0][2])
+            else:
+                found.append(len(terms))
+                numbers += [number for term in terms for number in term]
+        layouts.append((*found, summed))
     return tuple(layouts), numbers
 
 
 def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any]) -> KernelSource:
     """As `Target.row_kernel`."""
-    padded, *of_operands = layouts
+    (columns, all_columns), *of_operands = layouts
     ports = (*core.arguments, *core.results)
-    sizes, lines = (
-        ["N", "width"],
-        [
-            f"ROWS: tl.constexpr = BLOCK // {padded} if BLOCK > {padded} else 1",
-            f"column = tl.arange(0, {padded})[None, :]",
-            "row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]",
-            "inside = column < width",
-            "exists = row < N",
-            "mask = exists & inside",
-        ],
-    )
-    places: dict[Port, tuple[str, str]] = {}
-    for port, (terms, has_columns) in zip(ports, of_operands, strict=True):
-        summands = []
-        for i in range(terms):
-            inner, size, stride = (f"{port.name}_{what}{i}" for what in ("inner", "size", "stride"))
-            sizes += [inner, size, stride]
-            summands.append(f"((row // {inner}) % {size}) * {stride}")
-        mask = "exists"
-        if has_columns:
-            sizes.append(f"{port.name}_column")
-            summands.append(f"column.to(tl.int64) * {port.name}_column")
-            mask = "mask"
-        offset = " + ".join(summands) or "row * 0"
-        lines.append(f"{port.name}_off = {offset}")
-        places[port] = f"{port.name}_ptr + {port.name}_off", mask
+    layout_of: dict[Port, Layout] = dict(zip(ports, of_operands, strict=True))
+    summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
+    sizes = ["N", "width", *(["STEPS"] if summed else [])]
+    places, offsets, of_columns = _places([port for port in ports if port not in summed], layout_of, sizes)
+    program = "tl.program_id(0).to(tl.int64)"
+    lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
+    if all_columns:
+        lines.append(f"program = {program}")
+        lines.append(f"column = tl.arange(0, {columns})[None, :]")
+    else:
+        lines.append(f"beside = (width + {columns - 1}) // {columns}")
+        lines.append(f"program = {program} // beside")
+        lines.append(f"column = (tl.program_id(0) % beside) * {columns} + tl.arange(0, {columns})[None, :]")
+    lines += ["inside = column < width", *of_columns]
     for number in core.numbers:
         sizes += number.arguments
         lines.append(f"{number.name} = {decoded(number)}")
+    first = "program * STEPS + step" if summed else "program"
+    body = [
+        f"row = (({first}) * ROWS + tl.arange(0, ROWS))[:, None]",
+        "exists = row < N",
+        "mask = exists & inside",
+        *offsets,
+    ]
     for port in core.arguments:
         place, mask = places[port]
-        lines.append(f"{port.name} = dev.load({place}, {mask})")
+        # What each row reads is loaded once.
+        (lines if mask == "inside" else body).append(f"{port.name} = dev.load({place}, {mask})")
+    body += _stages(core, places, layout_of, columns)
+    if summed:
+        for port in summed:
+            kind = tl_name(register_dtype(_dtype_of(core, port)))
+            lines.append(f"{port.name}_sum = tl.zeros([ROWS, {columns}], {kind})")
+        lines += ["for step in range(0, STEPS):", *(f"    {line}" for line in body)]
+        for port in summed:
+            total = f"tl.sum({port.name}_sum, axis=0)[None, :]"
+            lines.append(f"dev.store({port.name}_ptr + program * width + column, {total}, inside)")
+    else:
+        lines += body
+    numbers = [argument for number in core.numbers for argument in number.arguments]
+    # Where operands lie in two directions, vectors of loads need to know by what `N` is divisible.
+    counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
+    unspecialised = [*counts, *numbers]
+    text_of_body = "\n".join("    " + line for line in lines)
+    arguments = [*(f"{port.name}_ptr" for port in ports), *sizes]
+    text = f"{(*arguments, *unspecialised)}\n{text_of_body}\n{core.name}"
+
+    def kernel(full: str) -> str:
+        return jit_function(full, arguments, unspecialised, text_of_body, "One program: BLOCK elements, in rows.")
+
+    return framed(name, target, ports, sizes, [core], text, kernel)
+
+
+def _places(
+    ports: Sequence[Port], layout_of: dict[Port, Layout], sizes: list[str]
+) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
+    """The place and the mask of each operand, the lines for its offsets by rows, and those by columns."""
+    places: dict[Port, tuple[str, str]] = {}
+    of_rows, of_columns = [], []
+    for port in ports:
+        offsets = []
+        for direction, terms in zip(("row", "column"), layout_of[port][:2], strict=True):
+            index = direction if direction == "row" else "column.to(tl.int64)"
+            if terms == RUN:
+                sizes.append(f"{port.name}_{direction}")
+                offsets.append(f"{index} * {port.name}_{direction}")
+                continue
+            summands = []
+            for i in range(terms):
+                inner, size, stride = (f"{port.name}_{direction}_{what}{i}" for what in ("inner", "size", "stride"))
+                sizes += [inner, size, stride]
+                summands.append(f"(({index} // {inner}) % {size}) * {stride}")
+            offsets.append(" + ".join(summands))
+        by_row, by_column = offsets
+        if by_column:
+            of_columns.append(f"{port.name}_column_off = {by_column}")
+        if by_row or not by_column:
+            of_rows.append(f"{port.name}_off = {by_row or 'row * 0'}")
+        summands = [f"{port.name}_off"] * bool(by_row or not by_column) + [f"{port.name}_column_off"] * bool(by_column)
+        mask = "exists" if not by_column else "mask" if by_row else "inside"
+        places[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
+    return places, of_rows, of_columns
+
+
+def _stages(
+    core: CoreSource, places: dict[Port, tuple[str, str]], layout_of: dict[Port, Layout], columns: int
+) -> list[str]:
+    lines = []
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
         given = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
@@ -87,18 +178,22 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append(f"{', '.join(results)} = {stage.core.name}({', '.join(given)})")
         for value, (op, _) in zip(results, stage.reductions, strict=bool(stage.reductions)):
             row = Port(Role.LIFTED, reduced).name
-            lines.append(f"{row} = dev.{_REDUCTIONS[op]}(tl.broadcast_to({value}, [ROWS, {padded}]), inside)")
+            lines.append(f"{row} = dev.{_REDUCTIONS[op]}(tl.broadcast_to({value}, [ROWS, {columns}]), inside)")
             reduced += 1
         for value, port in zip(results, stage.written, strict=bool(stage.written)):
+            all_of_it = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
+            summed = layout_of[port][2]
+            if summed is Summed.OVER_ROWS:
+                lines.append(f"{port.name}_sum += tl.where(mask, {all_of_it}, 0)")
+                continue
             place, mask = places[port]
-            columns = padded if stage.whole else 1
-            lines.append(f"dev.store({place}, tl.broadcast_to({value}, [ROWS, {columns}]), {mask})")
-    unspecialised = ["N", *(argument for number in core.numbers for argument in number.arguments)]
-    body = "\n".join("    " + line for line in lines)
-    arguments = [*(f"{port.name}_ptr" for port in ports), *sizes]
-    text = f"{(*arguments, *unspecialised)}\n{body}\n{core.name}"
+            if summed is Summed.OVER_COLUMNS:
+                all_of_it = f"dev.row_sum({all_of_it}, inside)"
+            lines.append(f"dev.store({place}, {all_of_it}, {mask})")
+    return lines
 
-    def kernel(full: str) -> str:
-        return jit_function(full, arguments, unspecialised, body, "One program: BLOCK elements, in whole rows.")
 
-    return framed(name, target, ports, sizes, [core], text, kernel)
+def _dtype_of(core: CoreSource, port: Port) -> Any:
+    """The dtype of a result."""
+    found = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
+    return found[0]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._numbers import WRITTEN_OUT, reciprocal
+from flexsn_codegen.source._dtypes import FLOAT8_DTYPES, HALF_DTYPES, register_dtype
+from flexsn_codegen.source._numbers import WRITTEN_OUT, is_product, reciprocal
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
@@ -213,7 +213,12 @@ def _pow(call: OpCall) -> str:
     }
     assert written_out.keys() == WRITTEN_OUT
     exponent = call.constants[1]
-    return written_out.get(exponent, f"dev.pow({x}, {y})") if exponent is not None else f"dev.pow({x}, {y})"
+    if exponent is None:
+        return f"dev.pow({x}, {y})"
+    if exponent not in written_out and is_product(exponent, call.dtype):
+        n, name = int(abs(exponent)), "power" if exponent > 0 else "inverse_power"
+        return f"dev.{name}({x}, {n}, {n.bit_length()})"
+    return written_out.get(exponent, f"dev.pow({x}, {y})")
 
 
 @_rule(_prims.nextafter.default)
@@ -293,6 +298,8 @@ def _view_as(call: OpCall) -> str:
     x, result = call.operands[0], call.result
     if result == call.dtype:
         return x
+    if FLOAT8_DTYPES & {call.dtype, result}:
+        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
     memory = f"({x}).to({tl_name(call.dtype)})" if call.dtype in HALF_DTYPES else x
     text = f"{memory}.to({tl_name(result)}, bitcast=True)"
     return f"{text}.to(tl.float32)" if result in HALF_DTYPES else text

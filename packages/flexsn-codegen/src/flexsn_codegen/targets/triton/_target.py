@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from flexsn_codegen.source._cache import compile_triton_code_str
-from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._dtypes import NARROW_DTYPES, rounding
 from flexsn_codegen.source._source import CoreSource, KernelSource, Strided
-from flexsn_codegen.targets._base import Approximate, KernelWriter, Statement, Target
+from flexsn_codegen.targets._base import Approximate, KernelWriter, RowLaunch, Statement, Summed, Target
 from flexsn_codegen.targets.triton._functions import FAST
 from flexsn_codegen.targets.triton._literals import is_supported, literal
-from flexsn_codegen.targets.triton._row_kernel import padded_row, row_kernel, walk_rows
+from flexsn_codegen.targets.triton._row_kernel import row_kernel, row_launch, walk_rows
 from flexsn_codegen.targets.triton._rules import RULES
+from flexsn_codegen.targets.triton._woven import woven_kernel
 from flexsn_codegen.targets.triton._writer import TritonWriter
 
 _APPROXIMATE = {Approximate.DIVISION: ("div",), Approximate.EVERYTHING: FAST}
@@ -28,6 +29,8 @@ class Triton(Target):
     rows = True
     segments = True
     reduces_rows = True
+    weaves = True
+    most_columns = 4096
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
 import triton.language as tl
@@ -46,7 +49,7 @@ from flexsn_codegen.targets.triton import device as dev
         return literal(value, dtype)
 
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"dev.round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+        return f"dev.round_{rounding(dtype)}({text})" if dtype in NARROW_DTYPES else text
 
     def filled(self, number: str, like: str) -> str:
         return f"tl.broadcast_to({number}, {like}.shape)"
@@ -65,14 +68,24 @@ from flexsn_codegen.targets.triton import device as dev
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return TritonWriter(self, strided, sizes)
 
-    def walk_rows(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        return walk_rows(sizes, strides)
+    def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
+        return woven_kernel(self, name, core, layouts, count)
+
+    def row_launch(self, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
+        return row_launch(count, width, reduces=reduces, sums=sums)
+
+    def walk_rows(
+        self,
+        sizes: Sequence[int],
+        strides: Sequence[Sequence[int]],
+        split: int,
+        launch: RowLaunch,
+        sums: Sequence[Summed],
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        return walk_rows(sizes, strides, split, launch, sums)
 
     def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         return row_kernel(self, name, core, layouts)
-
-    def padded_row(self, width: int) -> tuple[int, int]:
-        return padded_row(width)
 
     def compile(self, source: KernelSource) -> Any:
         return compile_triton_code_str(source.source, source.name)

@@ -189,6 +189,17 @@ class TritonWriter(KernelWriter):
     def less(self, name: str, value: str, number: str) -> None:
         self.line(f"{name} = {value} - tl.cast({number}, tl.int32)")
 
+    def whole_steps(self, name: str, value: str, most: int) -> None:
+        self.line(f"{name} = tl.minimum(tl.maximum(tl.floor({value}), 0), {most}).to(tl.int64)")
+
+    def shift(self, port: Port, steps: str) -> None:
+        before = self._offsets.get(port, "0")
+        self.line(f"{port.name}_shifted = {before} - {steps} * {self._time(port)}")
+        self._offsets[port] = f"{port.name}_shifted"
+
+    def choose(self, name: str, number: str, text: str, other: str) -> None:
+        self.line(f"{name} = tl.where({number} > 0, {text}, {other})")
+
     def any(self, name: str, value: str) -> None:
         self.line(f"{name} = tl.max({value}, axis=0)")
 

@@ -42,6 +42,8 @@ template <typename T>
 static inline T load(const T& place) { return place; }
 static inline float load(const float16& place) { return float(place); }
 static inline float load(const bfloat16& place) { return float(place); }
+static inline float load(const float8_e4m3fn& place) { return float(place); }
+static inline float load(const float8_e5m2& place) { return float(place); }
 
 template <typename T, typename V>
 static inline void store(T& place, V value) { place = T(value); }

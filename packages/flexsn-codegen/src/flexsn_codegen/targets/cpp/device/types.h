@@ -68,6 +68,66 @@ DEV_INLINE uint32_t bfloat16_bits(float x) {
 
 DEV_INLINE float bfloat16_value(uint32_t bits) { return from_bits(bits << 16); }
 
+// -- float8: of memory alone, too. Beyond the largest number: NaN, and infinity -------
+
+DEV_INLINE uint32_t float8_e4m3fn_bits(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t size = bits & 0x7FFFFFFFu;
+    uint32_t normal = (size - (120u << 23) + 0x7FFFFu + (size >> 20 & 1u)) >> 20;
+    // The sum is rounded to a multiple of 2^-9, and has it in the lowest bits.
+    uint32_t denormal = bits_of(from_bits(size) + 16384.0f) - 0x46800000u;
+    uint32_t number = size < 0x3C800000u ? denormal : normal < 0x7Fu ? normal : 0x7Fu;
+    return (bits >> 24 & 0x80u) | (size > 0x43F00000u ? 0x7Fu : number);
+}
+
+DEV_INLINE float float8_e4m3fn_value(uint32_t bits) {
+    uint32_t size = bits & 0x7Fu;
+    float normal = from_bits((size << 20) + (120u << 23));
+    float number = size < 8u ? float(int32_t(size)) * 0x1p-9f : normal;
+    number = size == 0x7Fu ? nan<float>() : number;
+    return from_bits(bits_of(number) | (bits & 0x80u) << 24);
+}
+
+DEV_INLINE uint32_t float8_e5m2_bits(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t size = bits & 0x7FFFFFFFu;
+    uint32_t normal = (size - (112u << 23) + 0xFFFFFu + (size >> 21 & 1u)) >> 21;
+    uint32_t denormal = bits_of(from_bits(size) + 128.0f) - 0x43000000u;
+    uint32_t number = size < 0x38800000u ? denormal : normal < 0x7Cu ? normal : 0x7Cu;
+    number = size > 0x47800000u ? 0x7Cu : number;
+    return (bits >> 24 & 0x80u) | (size > 0x7F800000u ? 0x7Fu : number);
+}
+
+DEV_INLINE float float8_e5m2_value(uint32_t bits) {
+    uint32_t size = bits & 0x7Fu;
+    float normal = from_bits((size << 21) + (112u << 23));
+    float number = size < 4u ? float(int32_t(size)) * 0x1p-16f : normal;
+    number = size == 0x7Cu ? infinity<float>() : size > 0x7Cu ? nan<float>() : number;
+    return from_bits(bits_of(number) | (bits & 0x80u) << 24);
+}
+
+struct float8_e4m3fn {
+    uint8_t bits;
+
+    float8_e4m3fn() = default;
+    DEV_MEMBER explicit float8_e4m3fn(float x) : bits(uint8_t(float8_e4m3fn_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return float8_e4m3fn_value(bits); }
+};
+
+struct float8_e5m2 {
+    uint8_t bits;
+
+    float8_e5m2() = default;
+    DEV_MEMBER explicit float8_e5m2(float x) : bits(uint8_t(float8_e5m2_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return float8_e5m2_value(bits); }
+};
+
+DEV_INLINE float round_float8_e4m3fn(float x) { return float8_e4m3fn_value(float8_e4m3fn_bits(x)); }
+DEV_INLINE float round_float8_e4m3fn_saturating(float x) {
+    return round_float8_e4m3fn(x > 448.0f ? 448.0f : x < -448.0f ? -448.0f : x);
+}
+DEV_INLINE float round_float8_e5m2(float x) { return float8_e5m2_value(float8_e5m2_bits(x)); }
+
 struct float16 {
     uint16_t bits;
 

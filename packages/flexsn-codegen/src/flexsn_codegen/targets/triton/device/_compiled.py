@@ -14,6 +14,12 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from flexsn_codegen.targets.triton._functions import UNARY
+from flexsn_codegen.targets.triton.device._float8 import (
+    float8_e4m3fn_bits,
+    float8_e4m3fn_value,
+    float8_e5m2_bits,
+    float8_e5m2_value,
+)
 
 
 @triton.jit
@@ -27,12 +33,24 @@ def widen(x):
 
 @triton.jit
 def load(pointers, mask, other=0):
-    return widen(tl.load(pointers, mask=mask, other=other))
+    if pointers.dtype.element_ty == tl.float8e4nv:
+        return float8_e4m3fn_value(
+            tl.load(pointers.to(tl.pointer_type(tl.uint8), bitcast=True), mask=mask, other=other)
+        )
+    elif pointers.dtype.element_ty == tl.float8e5:
+        return float8_e5m2_value(tl.load(pointers.to(tl.pointer_type(tl.uint8), bitcast=True), mask=mask, other=other))
+    else:
+        return widen(tl.load(pointers, mask=mask, other=other))
 
 
 @triton.jit
 def store(pointers, value, mask):
-    tl.store(pointers, value, mask=mask)
+    if pointers.dtype.element_ty == tl.float8e4nv:
+        tl.store(pointers.to(tl.pointer_type(tl.uint8), bitcast=True), float8_e4m3fn_bits(value), mask=mask)
+    elif pointers.dtype.element_ty == tl.float8e5:
+        tl.store(pointers.to(tl.pointer_type(tl.uint8), bitcast=True), float8_e5m2_bits(value), mask=mask)
+    else:
+        tl.store(pointers, value, mask=mask)
 
 
 @triton.jit
@@ -56,6 +74,21 @@ def round_float16(x):
 @triton.jit
 def round_bfloat16(x):
     return x.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def round_float8_e4m3fn(x):
+    return float8_e4m3fn_value(float8_e4m3fn_bits(x))
+
+
+@triton.jit
+def round_float8_e4m3fn_saturating(x):
+    return round_float8_e4m3fn(tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x)))
+
+
+@triton.jit
+def round_float8_e5m2(x):
+    return float8_e5m2_value(float8_e5m2_bits(x))
 
 
 @triton.jit
@@ -119,6 +152,30 @@ def nextafter(x, y):
 @triton.jit
 def pow(x, y):
     return libdevice.pow(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
+
+
+@triton.jit
+def power(x, n: tl.constexpr, BITS: tl.constexpr):
+    """A whole power of float32, of so many bits."""
+    wide = x.to(tl.float64)
+    result = wide
+    for i in tl.static_range(1, BITS):
+        result = result * result
+        if (n >> (BITS - 1 - i)) & 1:
+            result = result * wide
+    return result.to(x.dtype)
+
+
+@triton.jit
+def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
+    """One over a whole power of float32."""
+    wide = x.to(tl.float64)
+    result = wide
+    for i in tl.static_range(1, BITS):
+        result = result * result
+        if (n >> (BITS - 1 - i)) & 1:
+            result = result * wide
+    return (1.0 / result).to(x.dtype)
 
 
 @triton.jit
@@ -375,14 +432,19 @@ __all__ = [
     "fmin",
     "fmod",
     "hypot",
+    "inverse_power",
     "largest",
     "load",
     "maximum",
     "minimum",
     "nextafter",
     "pow",
+    "power",
     "round_bfloat16",
     "round_float16",
+    "round_float8_e4m3fn",
+    "round_float8_e4m3fn_saturating",
+    "round_float8_e5m2",
     "signbit",
     "sqrt",
     "store",

@@ -14,6 +14,13 @@ from flexsn_codegen.targets.triton.device._base import load, round_bfloat16, rou
 
 
 @triton.jit
+def _elements(elements, inner, size, BLOCK: tl.constexpr):
+    """A program's elements, the numbers of their delays, which of them exist, and the distance of two steps."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    return off, (off // inner) % size, off < elements, tl.cast(elements, tl.int64)
+
+
+@triton.jit
 def _rounded(x, HALF: tl.constexpr):
     if HALF == 1:
         x = round_float16(x)
@@ -50,10 +57,7 @@ def between_kernel(
     BLOCK: tl.constexpr,
 ):
     """`y[t]`, on the line from the step `whole` before `t` to the one before that."""
-    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = off < elements
-    step = tl.cast(elements, tl.int64)
-    number = (off // inner) % size
+    off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * STEPS
     if FRACTION:
@@ -90,10 +94,7 @@ def between_gradient_kernel(
     BLOCK: tl.constexpr,
 ):
     """Gradients of `between_kernel`; that of a fraction for each element of a step."""
-    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = off < elements
-    step = tl.cast(elements, tl.int64)
-    number = (off // inner) % size
+    off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     if FRACTION:
         fraction = load(fraction_ptr + number, mask)
@@ -148,10 +149,7 @@ def filter_kernel(
     BLOCK: tl.constexpr,
 ):
     """`y[t] = sum over l of taps[l] x[t - l]`, four steps in a program, whose values move through registers."""
-    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = off < elements
-    step = tl.cast(elements, tl.int64)
-    number = (off // inner) % size
+    off, number, mask, step = _elements(elements, inner, size, BLOCK)
     first = tl.program_id(1).to(tl.int64) * 4
     v0 = _at(x_ptr, past_ptr, first, off, step, mask, T, MOST, PAST)
     v1 = _at(x_ptr, past_ptr, first + 1, off, step, mask, T, MOST, PAST)
@@ -197,10 +195,7 @@ def filter_gradient_kernel(
     BLOCK: tl.constexpr,
 ):
     """Gradients of `filter_kernel`; that of a delay, of which the taps have `slopes`, for each element of a step."""
-    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = off < elements
-    step = tl.cast(elements, tl.int64)
-    number = (off // inner) % size
+    off, number, mask, step = _elements(elements, inner, size, BLOCK)
     begin = tl.cast(T, tl.int64) * 0
     if PAST:
         begin = begin - MOST

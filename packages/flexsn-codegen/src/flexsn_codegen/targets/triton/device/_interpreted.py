@@ -42,7 +42,13 @@ def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
     return value_of(x, value.numpy(), kind)
 
 
+# Of which numpy keeps the bits.
+_FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
 def widen(x: Any) -> Any:
+    if x.dtype in _FLOAT8:
+        return _of_type(x, _to_torch(x).view(_FLOAT8[x.dtype]).to(torch.float32), tl.float32)
     if x.dtype == tl.bfloat16:
         # Not `to`: the interpreter takes denormals for zero.
         return _of_type(x, _to_torch(x).view(torch.bfloat16).to(torch.float32), tl.float32)
@@ -50,6 +56,9 @@ def widen(x: Any) -> Any:
 
 
 def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
+    if pointers.dtype.element_ty in _FLOAT8:
+        # Without `other`, which the interpreter would convert.
+        return widen(tl.load(pointers, mask=as_flags(mask)))
     return widen(tl.load(pointers, mask=as_flags(mask), other=other))
 
 
@@ -58,6 +67,9 @@ def store(pointers: Any, value: Any, mask: Any) -> None:
         # Not by the store: the interpreter truncates instead of rounding.
         bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
         value = _of_type(value, bits, tl.bfloat16)
+    narrow = pointers.dtype.element_ty
+    if narrow in _FLOAT8:
+        value = _of_type(value, _to_torch(value).to(_FLOAT8[narrow]).view(torch.uint8), narrow)
     tl.store(pointers, value, mask=as_flags(mask))
 
 
@@ -70,6 +82,9 @@ def store_bits(row: Any, value: Any, mask: Any, number: Any) -> None:
 
 round_float16 = _on_torch(lambda x: x.to(torch.float16).to(torch.float32))
 round_bfloat16 = _on_torch(lambda x: x.to(torch.bfloat16).to(torch.float32))
+round_float8_e4m3fn = _on_torch(lambda x: x.to(torch.float8_e4m3fn).to(torch.float32))
+round_float8_e4m3fn_saturating = round_float8_e4m3fn
+round_float8_e5m2 = _on_torch(lambda x: x.to(torch.float8_e5m2).to(torch.float32))
 
 div = _on_torch(torch.div)
 div_by_constant = _on_torch(lambda x, y, reciprocal: x / y)  # eager on the CPU divides
@@ -82,6 +97,16 @@ atan2 = _on_torch(torch.atan2)
 hypot = _on_torch(torch.hypot)
 nextafter = _on_torch(torch.nextafter)
 pow = _on_torch(torch.pow)
+
+
+def power(x: Any, n: int, BITS: int) -> Any:
+    return _of_type(x, (_to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
+
+
+def inverse_power(x: Any, n: int, BITS: int) -> Any:
+    return _of_type(x, (1.0 / _to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
+
+
 # In float64: vectorised, torch's float32 one gives NaN where the quotient is too large for it.
 fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
 
@@ -124,14 +149,19 @@ __all__ = [
     "fmin",
     "fmod",
     "hypot",
+    "inverse_power",
     "largest",
     "load",
     "maximum",
     "minimum",
     "nextafter",
     "pow",
+    "power",
     "round_bfloat16",
     "round_float16",
+    "round_float8_e4m3fn",
+    "round_float8_e4m3fn_saturating",
+    "round_float8_e5m2",
     "signbit",
     "sqrt",
     "store",

@@ -1,7 +1,7 @@
 """Matrix products with spikes on tensor cores, of float32 numbers that are cut into bfloat16 parts.
 
 A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
-cores truncate their sums: every `CHUNK` terms, a sum leaves them and is added in float32.
+cores truncate their sums: if `LEAVES`, a sum leaves them every `CHUNK` terms, and is added in float32.
 
 Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts of weights are
 padded with zeros to whole chunks. Spikes and parts of gradients are as neurons write them, or padded.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton.device._exchange import dot
+from flexsn_codegen.targets.triton.device._exchange import dot, in_registers
 
 # Numbers of a row of parts are padded to a multiple of this, which all chunks divide.
 PADDING = 64
@@ -149,6 +149,8 @@ def outputs_kernel(
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
+    LEAVES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
@@ -163,10 +165,12 @@ def outputs_kernel(
     total = tl.zeros([BM, BN], tl.float32)
     for j in range(columns // CHUNK):
         s = _load(s_at, (k < s_columns - j * CHUNK)[None, :], UNIT < CHUNK)
-        part = tl.zeros([BM, BN], tl.float32)
+        if HELD:
+            s = in_registers(s)
+        part = tl.zeros([BM, BN], tl.float32) if LEAVES else total
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
-        total += part
+        total = total + part if LEAVES else part
         s_at += CHUNK
         w_at += CHUNK
     if SCALED:
@@ -174,6 +178,12 @@ def outputs_kernel(
     if BIAS:
         total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _over_rows(g, s, total, HELD: tl.constexpr):
+    """`g^T s`, or, of the transposed spikes, its transpose."""
+    return dot(s, g, total) if HELD else dot(tl.trans(g), s, total)
 
 
 @triton.jit
@@ -194,9 +204,9 @@ def weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
-    SHARES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
-    """`out [SHARES, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
+    """`out [shares, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
 
     Pointers to parts beyond `PARTS` are not read.
     """
@@ -204,23 +214,28 @@ def weights_kernel(
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
     k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
     share = tl.program_id(1)
-    chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
+    chunks = tl.cdiv(tl.cdiv(M, CHUNK), tl.num_programs(1))
     g_columns = g_units * G_UNIT
     s_columns = s_units * S_UNIT
-    total = tl.zeros([BN, BK], tl.float32)
+    # `HELD`: of the transposed result, whose first factor is one for all parts.
+    total = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
         inside = (m < M)[:, None]
         row = m.to(tl.int64)[:, None]
         s = tl.load(s_ptr + row * s_columns + k[None, :], mask=inside & (k < s_columns)[None, :], other=0.0)
+        if HELD:
+            s = in_registers(tl.trans(s))
         g_at = row * g_columns + n[None, :]
         here = inside & (n < g_columns)[None, :]
-        part = tl.zeros([BN, BK], tl.float32)
+        part = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
         if PARTS > 2:
-            part = dot(tl.trans(tl.load(g2_ptr + g_at, mask=here, other=0.0)), s, part)
+            part = _over_rows(tl.load(g2_ptr + g_at, mask=here, other=0.0), s, part, HELD)
         if PARTS > 1:
-            part = dot(tl.trans(tl.load(g1_ptr + g_at, mask=here, other=0.0)), s, part)
-        total += dot(tl.trans(tl.load(g0_ptr + g_at, mask=here, other=0.0)), s, part)
+            part = _over_rows(tl.load(g1_ptr + g_at, mask=here, other=0.0), s, part, HELD)
+        total += _over_rows(tl.load(g0_ptr + g_at, mask=here, other=0.0), s, part, HELD)
+    if HELD:
+        total = tl.trans(total)
     at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, total, mask=(n < N)[:, None] & (k < K)[None, :])
 
@@ -244,6 +259,8 @@ def inputs_kernel(
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
+    LEAVES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
 
@@ -262,9 +279,11 @@ def inputs_kernel(
     total = tl.zeros([BM, BK], tl.float32)
     for j in range(tl.cdiv(N, CHUNK)):
         inside = (n < N - j * CHUNK)[:, None] & here
-        part = tl.zeros([BM, BK], tl.float32)
+        part = tl.zeros([BM, BK], tl.float32) if LEAVES else total
         held = (n < g_columns - j * CHUNK)[None, :]
         g0 = _load(g0_ptr + g_at, held, G_UNIT < CHUNK)
+        if HELD:
+            g0 = in_registers(g0)
         w0 = tl.load(w_at, mask=inside, other=0.0)
         if G_PARTS > 2:
             g2 = _load(g2_ptr + g_at, held, G_UNIT < CHUNK)
@@ -274,6 +293,8 @@ def inputs_kernel(
             part = dot(g0, w2, part)
         if G_PARTS > 1:
             g1 = _load(g1_ptr + g_at, held, G_UNIT < CHUNK)
+            if HELD and W_PARTS > 1:
+                g1 = in_registers(g1)
             if W_PARTS > 1:
                 w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
                 if G_PARTS > 2 or W_PARTS > 2:
@@ -284,7 +305,8 @@ def inputs_kernel(
                 part = dot(g1, w0, part)
         elif W_PARTS > 1:
             part = dot(g0, tl.load(w_at + w_plane, mask=inside, other=0.0), part)
-        total += dot(g0, w0, part)
+        part = dot(g0, w0, part)
+        total = total + part if LEAVES else part
         g_at += CHUNK
         w_at += CHUNK * w_columns
     tl.store(out_ptr + m.to(tl.int64)[:, None] * K + k[None, :], total, mask=(m < M)[:, None] & (k < K)[None, :])
@@ -385,3 +407,16 @@ def repair_weights_kernel(
                 total = tl.dot(g, s, total, input_precision="ieee")
             stored = (n < N)[:, None] & (k < K)[None, :]
             tl.store(out_ptr + n.to(tl.int64)[:, None] * K + k[None, :], total, mask=stored)
+
+
+@triton.jit
+def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
+    """`out [count]`, the sum of `shares [shares, count]`, in order; times a number, if `SCALED`."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    here = at < count
+    total = tl.load(shares_ptr + at, mask=here, other=0.0)
+    for j in range(1, shares):
+        total += tl.load(shares_ptr + tl.cast(count, tl.int64) * j + at, mask=here, other=0.0)
+    if SCALED:
+        total *= _float(scale_bits)
+    tl.store(out_ptr + at, total, mask=here)

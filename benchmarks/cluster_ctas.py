@@ -1,0 +1,96 @@
+"""Triton's `num_ctas` for a recurrent layer: what a step's product becomes in clusters, compiled for an H100.
+
+    python benchmarks/cluster_ctas.py [--output FILE]
+
+One program is a cluster of so many blocks; Triton divides its tensors among them. The columns count instructions in
+PTX: places in another block's shared memory (`mapa`), loads and stores there, and barriers of the whole cluster.
+"Refused" is what the compiler says. It needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from measure import publish, table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHAPES = ((16, 128), (16, 256), (64, 128), (64, 256))
+COUNTED = {"mapa": "mapa", "remote": r"(?:ld|st)\.(?:async\.\S*)?shared::cluster", "barrier": r"barrier\.cluster\.wait"}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Steps of LIF neurons whose spikes are multiplied by a matrix."""
+    rows, columns = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, H)
+    matrix = tl.load(v_ptr + columns[:, None] * H + columns[None, :])
+    s = tl.zeros((R, H), dtype=tl.bfloat16)
+    v = tl.zeros((R, H), dtype=tl.float32)
+    for t in range(T):
+        place = (t * B + rows[:, None]) * H + columns[None, :]
+        h = v + (tl.load(x_ptr + place) + tl.dot(s, matrix) - v) * 0.5
+        fired = h >= 1.0
+        s = tl.where(fired, 1.0, 0.0).to(tl.bfloat16)
+        v = tl.where(fired, 0.0, h)
+        tl.store(s_ptr + place, s)
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[Path]:
+    """What is written to the standard error, by C++ too, as a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, before = Path(folder) / "errors", os.dup(2)
+        with path.open("w") as file:
+            sys.stderr.flush()
+            os.dup2(file.fileno(), 2)
+            try:
+                yield path
+            finally:
+                os.dup2(before, 2)
+                os.close(before)
+
+
+def compiled(rows: int, width: int, blocks: int) -> list[str]:
+    """Bytes of shared memory and counts of instructions, or why there is no kernel."""
+    types = {"x_ptr": "*fp32", "v_ptr": "*bf16", "s_ptr": "*bf16", "T": "i32", "B": "i32"}
+    names = {"H": width, "R": rows}
+    source = ASTSource(layer, {**types, **dict.fromkeys(names, "constexpr")}, names)
+    with errors() as said:
+        try:
+            kernel = triton.compile(source, target=HOPPER, options={"num_ctas": blocks, "num_warps": 8})
+        except RuntimeError as error:
+            found = re.findall(r"error: (.*)", said.read_text()) or [str(error)]
+            return ["", *[""] * len(COUNTED), f"refused: {found[0][:80]}"]
+    text = kernel.asm["ptx"]
+    return [str(kernel.metadata.shared), *(str(len(re.findall(what, text))) for what in COUNTED.values()), ""]
+
+
+def main(path: Path) -> None:
+    rows = [
+        [str(r), str(width), str(blocks), *compiled(r, width, blocks)] for r, width in SHAPES for blocks in (1, 2, 4, 8)
+    ]
+    header = ["rows", "neurons", "num_ctas", "shared memory, bytes", *COUNTED, ""]
+    lines = [
+        "# Triton's `num_ctas` for a recurrent layer",
+        "",
+        f"`python benchmarks/cluster_ctas.py`, compiled for sm_90 by Triton {triton.__version__}.",
+        "",
+        *table(header, rows),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cluster_ctas.md")
+    main(parser.parse_args().output)

@@ -1,0 +1,76 @@
+"""Division of a step into rows and columns, for results that are sums and operands that lie in two directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flexsn_codegen.targets import Summed, Target
+
+# Fewer columns leave most of a program without work.
+_LEAST_COLUMNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Rows and columns of a step.
+
+    Attributes:
+        split: number of walked dimensions that rows are counted in.
+        sums: for each result; what is left to sum is summed after the kernel.
+    """
+
+    split: int
+    sums: tuple[Summed, ...]
+
+
+def divided(
+    target: Target, sizes: Sequence[int], strides: Sequence[Sequence[int]], summed: Sequence[frozenset[int]]
+) -> Division | None:
+    """The division of a step; `None`: its elements are walked one after the other.
+
+    Args:
+        sizes: of the walked dimensions, outermost first, none of them one.
+        strides: of the operands whose elements are not summed.
+        summed: for each result, the dimensions that it is summed over.
+    """
+    if not target.reduces_rows or any(type(size) is not int for size in sizes) or 0 in sizes:
+        return None
+    best: Division | None = None
+    most = 0
+    for split in range(1, len(sizes)):
+        width = math.prod(sizes[split:])
+        if width < _LEAST_COLUMNS or (target.columns_in_runs and not _is_run(sizes[split:], strides, split)):
+            continue
+        sums = tuple(_kind(own, split, len(sizes), width, target.most_columns) for own in summed)
+        handled = sum(kind is not Summed.NOT for kind in sums)
+        if handled > most:
+            best, most = Division(split, sums), handled
+    if best is None and not any(summed) and not target.columns_in_runs and _turned(sizes, strides):
+        return Division(len(sizes) - 1, (Summed.NOT,) * len(summed))
+    return best
+
+
+def _kind(summed: frozenset[int], split: int, dimensions: int, width: int, most: int) -> Summed:
+    if summed == frozenset(range(split)):
+        return Summed.OVER_ROWS
+    if summed >= frozenset(range(split, dimensions)) and width <= most:
+        return Summed.OVER_COLUMNS
+    return Summed.NOT
+
+
+def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) -> bool:
+    """True if the columns are evenly spaced in each operand."""
+    return all(own[split + d] == own[split + d + 1] * sizes[d + 1] for own in strides for d in range(len(sizes) - 1))
+
+
+def _turned(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """True if the elements of an operand follow each other in another direction than that of the walk."""
+    if not sizes or sizes[-1] < _LEAST_COLUMNS:
+        return False
+    return any(
+        own[-1] not in (0, 1)
+        and any(stride == 1 and size >= _LEAST_COLUMNS for stride, size in zip(own[:-1], sizes[:-1], strict=True))
+        for own in strides
+    )

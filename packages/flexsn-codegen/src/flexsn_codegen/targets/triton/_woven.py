@@ -1,0 +1,38 @@
+"""Kernels in Triton whose results are interleaved, as pixels of three colours: a program writes elements one after
+the other, and computes each of them with its neighbours.
+
+Stores of every third element would each touch all of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_codegen.targets._base import Target
+from flexsn_codegen.targets.triton._writer import TritonWriter
+
+
+def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
+    """As `Target.woven_kernel`."""
+    writer = TritonWriter(target, (), ["N"])
+    writer.line("lane = dev.narrow(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), N)")
+    writer.line("mask = lane < N")
+    writer.line(f"cell = lane % {count}")
+    writer.line(f"off = (lane // {count}).to(tl.int64)")
+    arguments, firsts = len(core.arguments), core.results[::count]
+    operands = zip((*core.arguments, *firsts), layouts, strict=True)
+    ports = [writer.add(port.role, port.index, layout) for port, layout in operands]
+    numbers = writer.add_numbers(core)
+    for port in ports[:arguments]:
+        writer.load(port.name, port)
+    writer.call([port.name for port in core.results], core, [*(port.name for port in ports[:arguments]), *numbers])
+    for group, first in enumerate(firsts):
+        own = core.results[group * count : (group + 1) * count]
+        text = own[-1].name
+        for i in range(count - 2, -1, -1):
+            text = f"tl.where(cell == {i}, {own[i].name}, {text})"
+        writer.line(f"{first.name}_woven = {text}")
+        writer.store(first, f"{first.name}_woven", f"{first.name}_ptr + cell")
+    return writer.finish(name, [core], "One program: BLOCK elements of interleaved results.")

@@ -1,0 +1,75 @@
+"""Float8 in pointwise kernels: each bit as eager mode has it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen import ArgumentError, UnsupportedOpError, pointwise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    return x.to(torch.float32) * scale
+
+
+@pytest.fixture(params=["triton", "cpp"])
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What kernels are written in."""
+    name: str = request.param
+    if name == "cpp":
+        if DEVICE == "cuda":
+            pytest.skip("tensors on a GPU have no kernels in C++")
+        request.getfixturevalue("compiler")
+        from flexsn_codegen.targets.triton import device
+
+        monkeypatch.setattr(device, "INTERPRETED", False)
+    return name
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """Each number of a dtype, what is half way between two, and what is beyond."""
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
+    beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.cat([torch.randn(500, generator=generator) * 10.0**k for k in range(-7, 6)])
+    return torch.cat([every, (every[1:] + every[:-1]) / 2, beyond, -beyond, drawn])
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_each_bit_is_eager_modes(dtype: torch.dtype, language: str) -> None:
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).to(DEVICE)
+    one = torch.ones((), device=DEVICE)
+    torch.testing.assert_close(pointwise(scaled)(every, one), every.float(), rtol=0, atol=0, equal_nan=True)
+    x = numbers(dtype).to(DEVICE)
+    found = pointwise(lambda v: v.to(dtype))(x)
+    assert found.dtype == dtype
+    expected = x.to(dtype).float()
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_gradients_pass_through_a_round_trip(dtype: torch.dtype) -> None:
+    def round_trip(x: Tensor, scale: Tensor) -> Tensor:
+        return (x / scale).clamp(-448, 448).to(dtype).to(x.dtype) * scale
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(33, 40, generator=generator).to(DEVICE).requires_grad_()
+    scale = torch.rand(33, 1, generator=generator).to(DEVICE)
+    found, expected = pointwise(round_trip, autograd=True)(x, scale), round_trip(x, scale)
+    assert torch.equal(found, expected)
+    given = torch.rand_like(found)
+    ours, theirs = (torch.autograd.grad(r, x, given)[0] for r in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_refusals_name_what_there_is() -> None:
+    x = torch.zeros(8, dtype=torch.float8_e4m3fnuz, device=DEVICE)
+    with pytest.raises(ArgumentError, match="kernels read float8_e4m3fn and float8_e5m2"):
+        pointwise(scaled)(x, torch.ones((), device=DEVICE))
+    with pytest.raises(UnsupportedOpError, match="does not view float8 as another dtype"):
+        pointwise(lambda v: v.view(torch.uint8) + 1)(torch.zeros(8, dtype=torch.float8_e5m2, device=DEVICE))

@@ -1,0 +1,190 @@
+"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other orders than its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import OfflineJob, compile_offline, pointwise
+from flexsn_codegen.functions._plan import NewMemory
+from flexsn_codegen.targets.triton import TRITON
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(x * weight + bias)
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(-((x - y) ** 2))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def rotary_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def colours(x: Tensor) -> Tensor:
+    r, g, b = x.unbind(-1)
+    return torch.stack([r * 2, g + r, b * g], -1)
+
+
+def four(x: Tensor, y: Tensor) -> Tensor:
+    a, b, c, d = x.unbind(-1)
+    return torch.stack([a * y, b + a, c, d - y], -1)
+
+
+Case = tuple[Callable[..., Tensor], list[Tensor]]
+CASES: dict[str, Callable[[], Case]] = {
+    "a bias of columns": lambda: (scaled, [tensor(70, 40), tensor(40)]),
+    "a scale of rows": lambda: (scaled, [tensor(70, 40), tensor(70, 1)]),
+    "channels first": lambda: (affine, [tensor(3, 5, 6, 7), tensor(5, 1, 1), tensor(5, 1, 1)]),
+    "channels last": lambda: (affine, [tensor(3, 5, 6, 20), tensor(20), tensor(20)]),
+    "channels last in memory": lambda: (
+        affine,
+        [tensor(3, 20, 6, 7).contiguous(memory_format=torch.channels_last), tensor(20, 1, 1), tensor(20, 1, 1)],
+    ),
+    "rows and columns": lambda: (distance, [tensor(70, 1), tensor(1, 90)]),
+    "several": lambda: (
+        lambda x, a, b, c: x * a * b + c,
+        [tensor(9, 20, 30), tensor(9, 1, 1), tensor(20, 30), tensor(20, 1)],
+    ),
+    "columns in another order": lambda: (scaled, [tensor(4, 20, 30).permute(2, 0, 1), tensor(4, 20)]),
+    "more columns than a program has": lambda: (scaled, [tensor(5, 3000), tensor(3000)]),
+    "columns too few": lambda: (scaled, [tensor(50, 3), tensor(3)]),
+    "one number": lambda: (scaled, [tensor(50, 30), tensor()]),
+    "no rows": lambda: (scaled, [tensor(0, 30), tensor(30)]),
+    "no columns": lambda: (scaled, [tensor(30, 0), tensor(30, 1)]),
+    "sizes of one": lambda: (scaled, [tensor(1, 30, 1), tensor(30, 1)]),
+    "transposed": lambda: (lambda x, y: x * y, [tensor(70, 45), tensor(45, 70).t()]),
+    "transposed, and a bias": lambda: (lambda x, y, b: x * y * b, [tensor(33, 45), tensor(45, 33).t(), tensor(33, 1)]),
+    "transposed pages": lambda: (lambda x, y: x * y, [tensor(3, 33, 45), tensor(3, 45, 33).transpose(1, 2)]),
+    "given as they are": lambda: (lambda x, y: x % y + x - x, [tensor(50, 30), tensor(50, 30)]),
+    "given, and summed": lambda: (lambda x, y: x + y, [tensor(50, 30), tensor(30)]),
+    "alike": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(50, 30)]),
+    "alike, and summed": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(30)]),
+    "a norm": lambda: (layer_norm, [tensor(150, 70), tensor(70), tensor(70)]),
+    "pieces": lambda: (rotary, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
+    "interleaved pairs": lambda: (rotary_pairs, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
+    "interleaved colours": lambda: (colours, [tensor(5, 20, 30, 3)]),
+    "interleaved, four": lambda: (four, [tensor(500, 4), tensor(500)]),
+    "colours to gray": lambda: (lambda x: 0.3 * x[..., 0] + 0.6 * x[..., 1] * x[..., 2], [tensor(5, 20, 30, 3)]),
+}
+
+
+def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: float = 1e-7, atol: float = 1e-7) -> None:
+    ours, theirs = ([a.detach().requires_grad_() for a in arguments] for _ in range(2))
+    found, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
+    torch.testing.assert_close(found, expected)
+    given = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
+    gradients = [torch.autograd.grad(r, side, given) for r, side in ((found, ours), (expected, theirs))]
+    for a, e in zip(*gradients, strict=True):
+        assert (a.shape, a.dtype) == (e.shape, e.dtype)
+        torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
+
+
+@pytest.mark.long(all_but=["a bias of columns", "rows and columns", "columns in another order", "interleaved colours"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_equal_eager(name: str) -> None:
+    compare(*CASES[name]())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
+    x, weight = tensor(2000, 64, dtype=dtype), tensor(64, dtype=dtype).requires_grad_()
+    (found,) = torch.autograd.grad(pointwise(scaled)(x, weight).sum(), weight)
+    torch.testing.assert_close(found, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm"])
+def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+    if DEVICE == "cuda":
+        pytest.skip("compares kernels on the CPU")
+    from flexsn_codegen.targets.triton import device
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    compare(*CASES[name]())
+
+
+def test_no_terms_of_the_whole_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    on = NewMemory.on
+    monkeypatch.setattr(NewMemory, "on", lambda memory, like: (made.append(memory.shape), on(memory, like))[1])
+    x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
+    result = pointwise(scaled)(x, weight)
+    made.clear()
+    torch.autograd.grad(result.sum(), (x, weight))
+    assert sorted(map(math.prod, made))[:-1] < [6000 * 40 // 20]
+    assert len(made) == 2
+
+
+def test_a_gradient_that_comes_in_is_returned_and_not_shared() -> None:
+    kernel = pointwise(lambda x, y: x + y, autograd=True)
+    x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
+    found = torch.autograd.grad(kernel(x, y), (x, y), given)
+    assert all(gradient.data_ptr() == given.data_ptr() for gradient in found)
+    for _ in range(2):
+        # Autograd adds to a gradient in place where it is the only one to hold it.
+        (kernel(x, y) * 1.0).backward(given)
+    assert torch.equal(torch.as_tensor(x.grad), 2 * given)
+    assert torch.equal(torch.as_tensor(y.grad), 2 * given)
+    assert torch.as_tensor(x.grad).data_ptr() != torch.as_tensor(y.grad).data_ptr()
+
+
+def test_gradients_of_gradients_and_of_a_batch() -> None:
+    x, weight = tensor(2, 16).requires_grad_(), tensor(16).requires_grad_()
+    kernel: Any = pointwise(lambda x, w: torch.sin(x) * w * w, autograd=True)
+    assert torch.autograd.gradgradcheck(kernel, (x, weight))
+    given = tensor(3, 2, 16)
+    batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(given)
+    for i in range(3):
+        expected = torch.autograd.grad(kernel(x, weight), (x, weight), given[i])
+        for a, e in zip(batched, expected, strict=True):
+            torch.testing.assert_close(a[i], e)
+
+
+def test_sources_that_read_and_write_in_the_order_of_memory() -> None:
+    woven = pointwise(colours).source(torch.empty(50, 40, 3, device="meta"), target=TRITON)
+    assert "tl.where(cell == 0" in woven.source
+    x, y = torch.empty(4096, 1024, device="meta"), torch.empty(1024, 4096, device="meta").t()
+    turned = pointwise(torch.add).source(x, y, target=TRITON)
+    assert "column < width" in turned.source
+    for use in compile_offline([OfflineJob(woven, "sm_90"), OfflineJob(turned, "sm_90", block=2048)]):
+        assert use.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("exponent", [4, 5.0, 12, -3, -6])
+def test_whole_powers_are_nearest(exponent: float) -> None:
+    x = torch.cat(
+        [tensor(400, dtype=torch.float32) * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
+    )
+    expected = (x.double() ** exponent).to(torch.float32)
+    torch.testing.assert_close(
+        pointwise(lambda v: v**exponent)(x.to(DEVICE)).cpu(), expected, rtol=0, atol=0, equal_nan=True
+    )

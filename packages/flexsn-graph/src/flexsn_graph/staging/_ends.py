@@ -1,0 +1,55 @@
+"""Steps with products that change nothing any more once some of their inputs are 0 or less."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import fx
+
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.passes._ends import is_number, simplified
+from flexsn_graph.staging._staged_step import Product, StagedStep
+
+_RESULTS = frozenset({Role.OUTPUT, Role.STATE})
+
+
+def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
+    """As `ends_early`, of a step with products: outputs are zeros and states stay, wherever these inputs are 0 or less.
+
+    Args:
+        staged: a forward step.
+        counts: numbers of inputs.
+    """
+    if not counts:
+        return False
+    counting = {Port(Role.INPUT, i) for i in counts}
+    known: dict[Port, Any] = {}  # values of the step that are numbers
+    for part in staged.parts:
+        if isinstance(part, Product):
+            if part.result.source.role in _RESULTS:
+                return False
+            continue
+        inputs = {part.graph.placeholders.get(Port(Role.INPUT, k)): view for k, view in enumerate(part.reads)}
+        gone = {node for node, view in inputs.items() if node is not None and view.source in counting}
+        values = {node: known[view.source] for node, view in inputs.items() if view.source in known}
+
+        def value(of: Any, values: dict[Any, Any] = values) -> Any:
+            return values.get(of, of) if isinstance(of, fx.Node) else of
+
+        for node in part.graph.graph.nodes:
+            if node.op == "call_function":
+                found = simplified(node, gone, value)
+                if found is not None:
+                    values[node] = found
+        for entry, view in zip(part.graph.entries, part.writes, strict=True):
+            result, port = value(entry), view.source
+            if port.role is Role.OUTPUT and not is_number(result, 0):
+                return False
+            if port.role is Role.STATE:
+                read = inputs.get(result) if isinstance(result, fx.Node) else None
+                if read is None or read.source != port or read.calls or view.calls:
+                    return False
+            if not view.calls and isinstance(result, bool | int | float):
+                known[port] = result
+    return True

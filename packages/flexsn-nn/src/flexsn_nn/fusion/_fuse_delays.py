@@ -1,0 +1,88 @@
+"""Finds delays in front of neurons, and leaves them to the neurons' kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from flexsn_nn._checks import check_module, check_name
+from flexsn_nn._delay import Delay
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._handover import Handover
+from flexsn_nn._stateful import is_own_forward
+from flexsn_nn.fusion._dataflow import dataflow
+from flexsn_nn.fusion._pairs import LeftError, neuron_behind, why_not_into
+from flexsn_nn.fusion._report import DelayFusion
+
+
+def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
+    """Lets kernels of neurons make the delays in front of them, in place: the delayed sequence is never written.
+
+    A `layer.Delay` is fused whose output goes to one neuron and nowhere else, as found by following `forward` with
+    `torch.fx`. Outputs, states and gradients are those of the network as it is. The neuron's kernels read each input
+    that many steps earlier, where they are in Triton and elementwise; the delay runs before the neuron as always on the
+    loop, in C++, inside of `torch.compile`, in step mode `"s"`, when it goes on from an earlier call, and where
+    `"triangle"` or `"gaussian"` is trained. A `Delay` that was fused returns its input; called on its own, too.
+
+    Args:
+        net: trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper as
+            `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
+        skip: names of delays or neurons that stay as they are.
+
+    Returns:
+        The pairs that were fused, and the delays that were not, with reasons.
+
+    Raises:
+        UnknownNameError: a name in `skip` that `net` does not have.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> net = nn.Sequential(nn.Linear(4, 3), Delay(1.5), LIF(), Delay(2))
+        >>> print(fuse_delays(net))
+        1 of 2 delays are made by neurons
+          1 into 2
+        as they were:
+          3: its output goes to what the module returns, which is no neuron
+    """
+    check_module("net", net)
+    modules = dict(net.named_modules())
+    for name in skip:
+        check_name("layer", name, modules)
+    flows = [dataflow(net, training=training) for training in (True, False)]
+    fused: dict[str, str] = {}
+    left: dict[str, str] = {}
+    for name, layer in modules.items():
+        if not isinstance(layer, Delay):
+            continue
+        try:
+            behind = neuron_behind(name, modules, flows, whose="")
+            if not {name, behind}.isdisjoint(skip):
+                raise LeftError("it was to be skipped")
+            neuron = modules[behind]
+            assert isinstance(neuron, FlexSN)
+            if layer._handover is None or layer._handover is not neuron._handover:
+                why = _why_not(layer, neuron)
+                if why is not None:
+                    raise LeftError(why)
+                layer._handover = neuron._handover = Handover()
+        except LeftError as reason:
+            left[name] = str(reason)
+            continue
+        fused[name] = behind
+    return DelayFusion(fused, left)
+
+
+def _why_not(layer: Delay, neuron: FlexSN) -> str | None:
+    why = why_not_into(neuron)
+    if why is not None:
+        return why
+    if not is_own_forward(layer):
+        return f"{type(layer).__name__} has a forward of its own"
+    if layer._forward_hooks:
+        return "it has a forward hook, which would see what is not delayed"
+    if neuron._handover is not None or layer._handover is not None:
+        return "it or its neuron is part of another pair"
+    if layer.step_mode != neuron.step_mode:
+        return f"it has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+    return None

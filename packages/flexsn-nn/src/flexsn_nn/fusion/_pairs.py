@@ -1,0 +1,63 @@
+"""Layers and the neurons behind them, as far as the flow of a network's data shows."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.fusion._dataflow import Dataflow
+from flexsn_nn.neuron import Neuron
+
+
+class LeftError(Exception):
+    """The reason why a layer stays as it is."""
+
+
+def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
+    """The name of the neuron that alone reads a layer's output.
+
+    Args:
+        place: name of the layer.
+        flows: in training and in evaluation.
+        whose: the layer in messages, before its name; empty: it is what the message is about.
+
+    Raises:
+        LeftError: no neuron alone reads it.
+    """
+    names = {_only_use(place, modules, flow, whose) for flow in flows}
+    if len(names) > 1:
+        raise LeftError("its output goes to one layer in training and to another in evaluation")
+    return names.pop()
+
+
+def why_not_into(neuron: FlexSN) -> str | None:
+    """The reason why a neuron cannot compute the layer before it; `None`: it can."""
+    kind = type(neuron)
+    if kind.forward not in (FlexSN.forward, Neuron.forward):
+        return f"{kind.__name__} has a forward of its own"
+    if neuron._starts_by_input():
+        return f"{kind.__name__} has init_states of its own, which may look at its input"
+    if neuron._forward_pre_hooks:
+        return "its neuron has a forward pre-hook, which would see the input of the layer before"
+    return None
+
+
+def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow, whose: str) -> str:
+    layer = f"{whose} {place}" if whose else "it"
+    if flow.calls[place] > 1:
+        raise LeftError(f"{layer} is called {flow.calls[place]} times")
+    if not flow.calls[place]:
+        around = [name for name in flow.untraced if not name or place.startswith(f"{name}.")]
+        if not around:
+            raise LeftError(f"no forward that can be followed calls {layer}")
+        name = max(around, key=len)
+        raise LeftError(f"{name or 'the network'} cannot be followed: {flow.untraced[name]}")
+    uses = flow.uses[place]
+    if len(uses) != 1:
+        raise LeftError(f"its output goes to {len(uses)} places: {', '.join(use.text for use in uses)}")
+    ((neuron, text),) = uses
+    if neuron is None or not isinstance(modules[neuron], FlexSN):
+        raise LeftError(f"its output goes to {text}, which is no neuron")
+    if flow.calls[neuron] > 1:
+        raise LeftError(f"its neuron {neuron} is called {flow.calls[neuron]} times")
+    return neuron

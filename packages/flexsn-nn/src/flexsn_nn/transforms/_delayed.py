@@ -1,0 +1,76 @@
+"""A delay of the first input that the step's kernels make: they load earlier steps, and write gradients there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values, layout_of
+
+if TYPE_CHECKING:
+    from flexsn_nn._delay import Delay
+
+
+class Delayed(Transform):
+    """A `Delay` without earlier inputs in front of the step: in kernels that load earlier steps, else before it.
+
+    The step receives `x[t - whole]`, keeps the one before as a state, and computes what is between them. The gradient
+    of a learned delay is a sum over time, as that of any captured tensor.
+
+    Args:
+        layer: the delay.
+    """
+
+    num_inputs = 1
+    starts_at_zero = True
+
+    def __init__(self, layer: Delay) -> None:
+        self.layer = layer
+        self.num_states = int(layer.is_between)
+        self.looks_back = layer.max_delay - layer.is_between
+
+    @property
+    def key(self) -> Hashable:
+        """The layout of the delays, or the number; and whether a gradient flows to them."""
+        layer = self.layer
+        delay = layout_of(self.tensors) if isinstance(layer.delay, Tensor) else layer.delay
+        return layer.max_delay, layer.is_between, delay, self.learned
+
+    @property
+    def tensors(self) -> Values:
+        """The delays, where the step computes a fraction of them."""
+        delay = self.layer.delay
+        return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        """True for an `nn.Parameter`."""
+        return tuple(tensor.requires_grad for tensor in self.tensors)
+
+    def before(self, call: Call) -> tuple[Values, Transform | None]:
+        """The delayed sequence, where kernels do not delay it."""
+        x, *others = call.inputs
+        if call.delays and x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x):
+            return call.inputs, self
+        return (self.layer.of(x), *others), None
+
+    def inputs(self, call: Call) -> Sequence[Tensor]:
+        """The delays, whose whole steps kernels compute."""
+        x, delay = call.inputs[0], self.layer.steps_back()
+        if not isinstance(delay, Tensor):
+            return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
+        return (delay.expand(len(x), *delay.shape),)
+
+    def states(self, call: Call) -> Sequence[Tensor]:
+        """The value before the first one."""
+        return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """`core` of the value between the one of this step and the one before."""
+        x = inputs[0]
+        y = self.layer.between(x, *own.states, *own.tensors)
+        return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

@@ -1,0 +1,251 @@
+"""`fuse_delays`: neurons' kernels that load earlier steps give what a delay before them gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, LIF, FlexSN, ParametricLIF, Recurrent
+from flexsn_nn.fusion import fuse_delays, unfuse_norms
+from flexsn_nn.layer import Delay
+
+Net = nn.Sequential
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def learned(*shape: int, most: int = 6) -> Delay:
+    """Delays that are whole numbers, too, the largest and the least among them."""
+    delay = most * random(*shape, seed=1)
+    flat = delay.view(-1)
+    flat[0], flat[-1] = most, flat[-1].round()
+    return Delay(delay, max_delay=most, learn=True)
+
+
+# Numbers of steps that are several chunks and some more, and fewer steps than delays.
+CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
+    "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
+    "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
+    "one for all": (lambda: learned(1), ALIF, (13, 2, 5)),
+    "for each element": (lambda: learned(2, 5), LIF, (9, 2, 5)),
+    "of few steps": (lambda: learned(5), LIF, (4, 2, 5)),
+    "of one step": (lambda: learned(5), LIF, (1, 2, 5)),
+    "a number": (lambda: Delay(2.3), LIF, (11, 2, 5)),
+    "a whole number": (lambda: Delay(3), LIF, (11, 2, 5)),
+    "given, whole": (lambda: Delay(torch.tensor([0.0, 2, 3, 1, 0])), ALIF, (11, 2, 5)),
+}
+
+
+def pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
+    """A network with its delay in the neuron's kernels, and the same without."""
+    apart = Net(delay, neuron).double()
+    fused = copy.deepcopy(apart)
+    assert fuse_delays(fused).fused == {"0": "1"}
+    return fused, apart
+
+
+def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
+    """Outputs, states and gradients."""
+    leaf = x.clone().requires_grad_()
+    output: Any = net[1](net[0](leaf), **options)
+    weights = torch.arange(output.numel(), device=x.device).cos().view(output.shape).to(x.dtype)
+    loss = (output * weights).sum() + sum((state * state).sum() for state in net[1].states)  # type: ignore[union-attr]
+    gradients = torch.autograd.grad(loss, [leaf, *net.parameters()])
+    layers: Any = net
+    states = (*layers[1].states, *layers[0].states)
+    return [output.detach(), *(state.detach() for state in states), *gradients]
+
+
+def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
+    """Equal to the bit, gradients up to the order of sums."""
+    assert len(fused) == len(apart)
+    for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
+        if i < len(fused) - num_gradients:
+            assert torch.equal(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No delay before a neuron."""
+
+    def refused(self: Delay, x: Tensor) -> Tensor:
+        raise AssertionError("the delay ran before the neuron")
+
+    monkeypatch.setattr(Delay, "of", refused)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.long(all_but=["for each neuron", "for each channel", "a number"])
+def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, neuron, shape = CASES[case]
+    fused, apart = pair(make(), neuron())
+    fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
+    x = random(*shape) * 2
+    wanted = ran(apart, x)
+    if shape[0] > 1:
+        forbid(monkeypatch)
+    for _ in range(2):  # the second call repeats the first one
+        fused[0].reset()  # type: ignore[operator]
+        fused[1].reset()  # type: ignore[operator]
+        check(ran(fused, x), wanted, 1 + len(list(apart.parameters())))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("also", ["lengths", "resets", "both"])
+@pytest.mark.long(all_but=["both"])
+def test_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, apart = pair(learned(5), LIF())
+    fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
+    options: dict[str, Tensor] = {}
+    if also != "resets":
+        options["lengths"] = torch.tensor([17, 4, 0])
+    if also != "lengths":
+        options["resets"] = random(21, 3) < 0.2
+    x = random(21, 3, 5) * 2
+    wanted = ran(apart, x, **options)
+    forbid(monkeypatch)
+    check(ran(fused, x, **options), wanted, 2)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_gradients_are_differences() -> None:
+    fused, _ = pair(learned(4), LIF(backend="triton"))
+
+    def function(x: Tensor, delay: Tensor) -> Tensor:
+        for layer in fused:
+            layer.reset()  # type: ignore[operator]
+        torch.func.functional_call(fused, {"0.delay": delay}, (x,))
+        state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
+        return state
+
+    x = 0.2 * random(9, 2, 4)  # nothing fires, and the surrogate's gradient counts nowhere
+    delay = 0.1 + 5 * random(4, seed=3)
+    fused[1].v_threshold = 1e6  # type: ignore[assignment]
+    assert torch.autograd.gradcheck(function, (x.requires_grad_(), delay.requires_grad_()), fast_mode=True)
+
+
+def product(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v / 2 + x + 0.1 * x.sum(-1, keepdim=True)
+    return torch.tanh(h), h
+
+
+def gaussian() -> Delay:
+    return Delay(torch.tensor([0.4, 3.6, 2.0, 1.0, 5.9]), interpolation="gaussian", max_delay=6, learn=True)
+
+
+APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
+    "a step with sums over neurons": (lambda: learned(5), lambda: FlexSN(product, 1, 1, 1)),
+    "a recurrent layer": (lambda: learned(5), lambda: Recurrent(LIF(), 5)),
+    "a delay with a width": (gaussian, LIF),
+}
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("case", APART)
+def test_else_the_delay_runs_before(case: str) -> None:
+    delay, neuron = APART[case]
+    torch.manual_seed(0)
+    fused, apart = pair(delay(), neuron())
+    fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
+    x = random(7, 3, 5)
+    for _ in range(2):
+        for net in (fused, apart):
+            for layer in net:
+                layer.reset()  # type: ignore[operator]
+        check(ran(fused, x), ran(apart, x), 1 + len(list(apart.parameters())), 1e-9)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_calls_of_all_kinds() -> None:
+    """A stream in parts, evaluation, single steps: each continues the one before."""
+    fused, apart = pair(gaussian(), LIF())
+    fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
+    x = random(8, 3, 5)
+    for backend in ("triton", "torch"):
+        fused[1].backend = backend  # type: ignore[assignment]
+        for net in (fused, apart):
+            net.eval()
+            for layer in net:
+                layer.reset()  # type: ignore[operator]
+        for part in (x[:3], x[3:]):
+            with torch.no_grad():
+                assert torch.equal(fused(part), apart(part))
+        assert torch.equal(fused[0].states[0], apart[0].states[0])  # type: ignore[index]
+
+
+def test_reasons() -> None:
+    class Mine(Delay):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late, self.a, self.b = Delay(1), LIF(), LIF()
+
+        def forward(self, x: Tensor) -> Tensor:
+            late = self.late(x)
+            return self.a(late) + self.b(late)  # type: ignore[no-any-return]
+
+    hooked = Net(Delay(1), LIF())
+    hooked[0].register_forward_hook(lambda *_: None)
+    reasons = {
+        "no neuron": Net(Delay(1), nn.Linear(3, 3)),
+        "2 places": Twice(),
+        "a forward of its own": Net(Mine(1), LIF()),
+        "forward hook": hooked,
+        "step_mode": Net(Delay(1, step_mode="s"), LIF()),
+    }
+    for reason, net in reasons.items():
+        report = fuse_delays(net)
+        assert not report.fused
+        assert reason in str(report)
+    net = Net(Delay(1), LIF())
+    assert fuse_delays(net, skip=["1"]).left == {"0": "it was to be skipped"}
+    assert str(fuse_delays(net)) == str(fuse_delays(net)) == "1 of 1 delays are made by neurons\n  0 into 1"
+    unfuse_norms(net)
+    x = torch.rand(4, 2)
+    assert torch.equal(net[0](x)[1:], x[:-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, neuron, (num_steps, *step) = CASES[case]
+    fused, apart = (net.to("cuda", dtype) for net in pair(make(), neuron()))
+    x = (2 * random(num_steps, 2 if case == "for each element" else 37, *step[1:])).to("cuda", dtype)
+    wanted = ran(apart, x)
+    if num_steps > 1:
+        forbid(monkeypatch)
+    for _ in range(2):
+        fused[0].reset()  # type: ignore[operator]
+        fused[1].reset()  # type: ignore[operator]
+        tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}[dtype]
+        check(ran(fused, x), wanted, 1 + len(list(apart.parameters())), tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(40, 64, 512), (100, 7, 130), (12, 16, 8, 20, 20)])
+@pytest.mark.parametrize("also", ["nothing", "lengths", "channels last"])
+def test_large_steps_on_a_gpu(shape: tuple[int, ...], also: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    delay = learned(*shape[2:3], *[1] * (len(shape) - 3), most=20)
+    fused, apart = (net.to("cuda", torch.float32) for net in pair(delay, LIF()))
+    x = (2 * random(*shape)).float().cuda()
+    options: dict[str, Tensor] = {}
+    if also == "lengths":
+        options["lengths"] = torch.randint(0, shape[0] + 1, shape[1:2])
+    if also == "channels last":
+        x = x.movedim(2, -1).contiguous().movedim(-1, 2)
+    wanted = ran(apart, x, **options)
+    forbid(monkeypatch)
+    check(ran(fused, x, **options), wanted, 2, 1e-3)

@@ -1,0 +1,100 @@
+"""Recurrent layers in one launch end with the longest of a program's rows, and give what they give without that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import RLIF, FlexSN, Recurrent
+from flexsn_nn.layer import Delay
+from flexsn_nn.neuron import LIF
+from flexsn_runtime.recurrent import _one_launch
+
+
+def delayed(width: int) -> Recurrent:
+    delay = 4 * torch.rand(width, generator=torch.Generator().manual_seed(2))
+    return Recurrent(LIF(), width, delay=Delay(delay, max_delay=4, learn=True))
+
+
+def inhibited(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v / 2 + x
+    h = h - 0.1 * h.mean(-1, keepdim=True)
+    s = torch.sigmoid(4 * (h - 1))
+    return s, h * (1 - s)
+
+
+LAYERS: dict[str, Callable[[int], FlexSN]] = {
+    "recurrent": lambda width: Recurrent(LIF(), width),
+    "with delays": delayed,
+    "RLIF": lambda width: RLIF(width),
+    "sums over a row": lambda width: FlexSN(inhibited, 1, 1, 1),
+}
+
+
+def ran(layer: FlexSN, x: Tensor, lengths: Tensor) -> list[Tensor]:
+    layer.reset()
+    leaf = x.clone().requires_grad_()
+    output: Any = layer(leaf, lengths=lengths)
+    weights = torch.arange(output.numel(), device=x.device).cos().view(output.shape)
+    loss = (output * weights).sum() + sum((state * state).sum() for state in layer.states)
+    gradients = torch.autograd.grad(loss, [leaf, *layer.parameters()])
+    return [output.detach(), *(one.detach() for one in (*layer.states, *layer.state_seqs)), *gradients]
+
+
+def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    num_steps, batch, width = shape
+    make = LAYERS[name]
+    layers = [make(width).to(device) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    lengths = torch.randint(0, num_steps, (batch,)).sort(descending=True).values
+    lengths[0], lengths[-1] = num_steps, 0
+    x = 2 * torch.rand(shape, device=device)
+    for b, end in enumerate(lengths.tolist()):
+        x[end:, b] = torch.nan
+    for layer in layers:
+        layer.backend, layer.store_state_seqs = "triton", keep
+    found: list[object] = []
+    steps: list[Any] = []
+    counts = _one_launch._counts
+
+    def noted(step: Any, over: Any) -> Any:
+        found.append(counts(step, over))
+        steps.append(step)
+        return found[-1]
+
+    monkeypatch.setattr(_one_launch, "_counts", noted)
+    ends = ran(layers[0], x, lengths)
+    assert found
+    assert None not in found
+    told = steps[0].loops.told
+    if not keep:  # gradients that come to state sequences are added step by step
+        assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
+    monkeypatch.setattr(_one_launch, "_counts", lambda step, over: None)
+    runs_on = ran(layers[1], x, lengths)
+    for ours, theirs in zip(ends, runs_on, strict=True):
+        assert torch.equal(ours, theirs)
+    layers[1].backend = "torch"
+    for ours, theirs in zip(ends, ran(layers[1], x, lengths), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.long(all_but=["recurrent-False", "with delays-False"])
+def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(name, "cpu", (6, 19, 20), keep, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("shape", [(20, 100, 48), (33, 70, 200)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_a_gpu(name: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
+    check(name, "cuda", shape, keep, monkeypatch)

@@ -1,0 +1,199 @@
+"""Kernels of products with spikes, prepared for sizes. Each takes its tensors in one sequence.
+
+`aligned` says of which of them addresses are multiples of 16 bytes, for which Triton compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime.launches._written_kernels import PreparedKernel
+from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile
+
+Aligned = tuple[bool, ...]
+
+# Programs of a kernel that usually finds nothing to do.
+_REPAIRERS = 128
+_REPAIR_TILE = 64
+_SEEN = 1024
+_GROUP = 8
+# Numbers of a row that one load can take: of rows that are multiples of it.
+_UNITS = (64, 8)
+_ALIGNMENT = 16
+# So many sizes are kept.
+_sizes = functools.lru_cache(maxsize=256)
+
+
+@_sizes
+def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device) -> PreparedKernel:
+    """Takes `x` with rows `row` apart, and `pieces`: see `split`."""
+    unit = unit_of(columns, row, aligned[0])
+    padded = padded_units(columns)
+    block = (16, 64) if triton_interpreted() else (16, 128)
+    grid = (-(-rows // block[0]), -(-padded * padding() // block[1]))
+    numbers = (rows, columns // unit, row // unit, padded, parts, unit, *block)
+    return PreparedKernel(_kernels().split_kernel, grid, numbers, device)
+
+
+@_sizes
+def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device) -> PreparedKernel:
+    """Takes `s` with rows `row` apart, `spikes` and `seen`: see `narrow`."""
+    unit = unit_of(K, row, aligned[0])
+    numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
+    constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
+    return PreparedKernel(_kernels().narrow_kernel, (-(-M // CHECKED_ROWS),), (*numbers, *constants), device)
+
+
+@_sizes
+def multiplying(
+    M: int,
+    N: int,
+    row: int,
+    padded: int,
+    parts: int,
+    bias: bool,
+    scale: float,
+    tile: Tile,
+    aligned: Aligned,
+    device: torch.device,
+) -> PreparedKernel:
+    """Takes `spikes` with rows of `row`, `pieces` of `padded` units, the bias or anything, and `y`."""
+    unit = row_unit(row, aligned[0])
+    numbers = (M, N, row // unit, padded, bits(scale))
+    constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
+    grid = (-(-M // tile.rows) * -(-N // tile.columns),)
+    return PreparedKernel(_kernels().outputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+
+
+@_sizes
+def repairing_outputs(
+    M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
+) -> PreparedKernel:
+    """Takes `s` with rows `row` apart, the dense weight, the bias or anything, `y` and `seen`."""
+    programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
+    numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
+    return PreparedKernel(_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
+
+
+@_sizes
+def summing_rows(
+    M: int,
+    N: int,
+    K: int,
+    g_row: int,
+    s_row: int,
+    parts: int,
+    tile: Tile,
+    shares: int,
+    aligned: Aligned,
+    device: torch.device,
+) -> PreparedKernel:
+    """Takes three parts of the gradient, `spikes`, and `[shares, N, K]`."""
+    g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
+    numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
+    constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
+    grid = (tiles_of(N, K, tile), shares)
+    return PreparedKernel(_kernels().weights_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+
+
+@_sizes
+def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
+    """Takes `[shares, count]`, and `[count]`, which may begin where the former does."""
+    size = 1024
+    numbers = (count, shares, bits(scale), scale != 1.0, size)
+    return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
+
+
+@_sizes
+def repairing_weights(
+    M: int,
+    N: int,
+    K: int,
+    g_row: int,
+    s_row: int,
+    parts: int,
+    dtype: torch.dtype,
+    count: int,
+    aligned: Aligned,
+    device: torch.device,
+) -> PreparedKernel:
+    """Takes three parts of the gradient, of a dtype, `s`, the dense result, and `seen` of `count` numbers."""
+    programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
+    numbers = (M, N, K, g_row, s_row, count)
+    constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
+    return PreparedKernel(_kernels().repair_weights_kernel, (programs,), (*numbers, *constants), device, stages=2)
+
+
+@_sizes
+def leading_back(
+    M: int,
+    N: int,
+    K: int,
+    row: int,
+    padded: int,
+    g_parts: int,
+    w_parts: int,
+    tile: Tile,
+    aligned: Aligned,
+    device: torch.device,
+) -> PreparedKernel:
+    """Takes three parts of the gradient with rows of `row`, `pieces` of `padded` units, and the result."""
+    unit = row_unit(row, aligned[0])
+    numbers = (M, N, K, row // unit, padded)
+    constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
+    grid = (-(-M // tile.rows) * -(-K // tile.columns),)
+    return PreparedKernel(_kernels().inputs_kernel, grid, (*numbers, *constants), device, tile.num_warps, tile.stages)
+
+
+def tiles_of(rows: int, columns: int, tile: Tile) -> int:
+    return -(-rows // tile.rows) * -(-columns // tile.columns)
+
+
+def padding() -> int:
+    """Rows of parts are multiples of so many numbers."""
+    found: int = _kernels().PADDING
+    return found
+
+
+def padded_units(columns: int) -> int:
+    return -(-columns // padding())
+
+
+def bits(scale: float) -> int:
+    """Those of a float32."""
+    found: int = struct.unpack("i", struct.pack("f", scale))[0]
+    return found
+
+
+def is_aligned(x: Tensor) -> bool:
+    return x.data_ptr() % _ALIGNMENT == 0
+
+
+def unit_of(columns: int, row: int, aligned: bool) -> int:
+    """Numbers that one load of float32 takes, of which each row is a multiple and at which each row begins."""
+    unit = _ALIGNMENT // 4
+    return unit if aligned and columns % unit == 0 and row % unit == 0 else 1
+
+
+def row_unit(row: int, aligned: bool) -> int:
+    """The same of bfloat16 rows without holes: a whole chunk, a whole load, or one number."""
+    return next((unit for unit in _UNITS if aligned and row % unit == 0), 1)
+
+
+def takes_as_written(rows: Tensor) -> bool:
+    """True for a bfloat16 matrix that products read as a neuron wrote it: rows without holes, of whole loads."""
+    return rows.is_contiguous() and rows.shape[-1] % _UNITS[-1] == 0 and is_aligned(rows)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of kernels, which imports Triton."""
+    from flexsn_codegen.targets.triton.device import _products
+
+    return _products

@@ -1,0 +1,198 @@
+"""A product of a layer as plans: its forward, and its gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from flexsn_runtime.calls._plan import Plan
+from flexsn_runtime.products import _kernels
+from flexsn_runtime.products._builder import PlanBuilder
+from flexsn_runtime.products._kernels import padded_units, padding
+from flexsn_runtime.products._tiles import seen_size, shares_of, tile_for
+
+_plans = functools.lru_cache(maxsize=256)
+
+
+class ForwardKind(NamedTuple):
+    """What the plan of a forward depends on. Operands are dense.
+
+    Attributes:
+        shape: of the spikes, `[..., K]`.
+        outputs: N.
+        parts: of the weight.
+        links: of gradients; 0: no links.
+        sums: a link for the sum of gradients, too.
+        scale: of the spikes.
+        written: spikes are there in bfloat16.
+        aligned: addresses of the spikes, the weight and the bias are multiples of 16 bytes; no bias: `None`.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    parts: int
+    links: int
+    sums: bool
+    scale: float
+    written: bool
+    aligned: tuple[bool, bool, bool | None]
+    device: torch.device
+
+
+class Forward(NamedTuple):
+    """The plan of a forward, over `[s, written, weight, bias]`, of which the second and the last one may be absent.
+
+    Attributes:
+        results: the number of its first results that are for the caller: `y`, and links. Behind them is a record of
+            rows that are not whole, if there is one.
+        spikes, pieces: places in memory.
+        seen: that of the record; `None`: there is none.
+    """
+
+    plan: Plan
+    results: int
+    spikes: int
+    pieces: int
+    seen: int | None
+
+
+_S, _WRITTEN, _WEIGHT, _BIAS = range(4)
+OPERANDS = 4
+
+
+@_plans
+def forward_plan(kind: ForwardKind) -> Forward:
+    *lead, K = kind.shape
+    M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
+    of_s, of_weight, of_bias = kind.aligned
+    has_bias = of_bias is not None
+    make = PlanBuilder(device, OPERANDS)
+    y = make.allocate((*lead, N), torch.float32)
+    for _ in range(kind.links):
+        make.allocate((*lead, N), torch.bfloat16, (0,) * (len(lead) + 1))
+    if kind.sums:
+        make.allocate((*lead[1:], N), torch.float32, (0,) * len(lead))
+    results = 1 + kind.links + kind.sums
+    width = padded_units(K) * padding()
+    row, spikes, seen = K, _WRITTEN, None
+    if not kind.written:
+        seen = make.allocate((seen_size(M),), torch.int32)
+        row, spikes = width, make.allocate((M, width), torch.bfloat16)
+        make.launch(_kernels.narrowing(M, K, K, kind.scale, (of_s,), device), _S, spikes, seen)
+    pieces = make.allocate((kind.parts, N, width), torch.bfloat16)
+    make.launch(_kernels.splitting(N, K, K, kind.parts, (of_weight,), device), _WEIGHT, pieces)
+    added = _BIAS if has_bias else y
+    tile = tile_for("outputs", M, N, K, kind.parts, device)
+    aligned = True, of_bias is not False
+    units = padded_units(K)
+    kernel = _kernels.multiplying(M, N, row, units, kind.parts, has_bias, kind.scale, tile, aligned, device)
+    make.launch(kernel, spikes, pieces, added, y)
+    if seen is not None:
+        kernel = _kernels.repairing_outputs(M, N, K, K, has_bias, (of_s, of_weight, of_bias is not False), device)
+        make.launch(kernel, _S, _WEIGHT, added, y, seen)
+    return Forward(make.plan(), results, spikes, pieces, seen)
+
+
+class BackwardKind(NamedTuple):
+    """What the plan of gradients depends on. Operands are dense.
+
+    Attributes:
+        shape: of the spikes, `[..., K]`.
+        outputs: N.
+        parts: of the weight and of gradients.
+        scale: of the spikes.
+        spikes: the row of those in bfloat16; 0: they are made.
+        pieces: those of the weight are there; otherwise they are made.
+        seen: there is a record of rows that are not whole.
+        links, sums: as of the forward.
+        arrived: the gradient comes in parts; otherwise whole.
+        wanted: the gradients of the spikes, the weight and the bias.
+        aligned: addresses of the spikes, the weight and the gradients are multiples of 16 bytes.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    parts: tuple[int, int]
+    scale: float
+    spikes: int
+    pieces: bool
+    seen: bool
+    links: int
+    sums: bool
+    arrived: bool
+    wanted: tuple[bool, bool, bool]
+    aligned: tuple[bool, bool, bool]
+    device: torch.device
+
+
+SAVED = 5
+_SPIKES, _WEIGHTS, _PIECES, _SEEN, _WHOLE = range(1, 6)
+
+
+@_plans
+def backward_plan(kind: BackwardKind) -> Plan:
+    """A plan over `[s, spikes, weight, pieces, seen, *gradients]`, those of the forward's results.
+
+    Its first results are the gradients of the forward's operands, those that are wanted.
+    """
+    *lead, K = kind.shape
+    M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
+    w_parts, g_parts = kind.parts
+    of_s, of_weight, of_grads = kind.aligned
+    for_s, for_weight, for_bias = kind.wanted
+    make = PlanBuilder(device, _WHOLE + 1 + kind.links + kind.sums)
+    result_s = make.allocate(kind.shape, torch.float32) if for_s else make.reserve()
+    make.reserve()
+    result_weight = make.allocate((N, K), torch.float32) if for_weight else make.reserve()
+    result_bias = make.reserve()
+    if for_bias:
+        make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
+    width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
+    # All that is allocated comes before what is cut.
+    whole = not kind.arrived and (for_s or for_weight)
+    cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if whole else 0
+    tile = tile_for("weights", N, K, M, g_parts, device)
+    shares = shares_of(tile, N, K, M, device)
+    adds = for_weight and (shares > 1 or kind.scale != 1.0)
+    partial = make.allocate((shares, N, K), torch.float32) if adds else result_weight
+    pieces, makes_pieces = _PIECES, for_s and not kind.pieces
+    if makes_pieces:
+        pieces = make.allocate((w_parts, N, width_k), torch.bfloat16)
+    seen = _SEEN if kind.seen else 0
+    spikes, row, makes_spikes = _SPIKES, kind.spikes, for_weight and kind.spikes == 0
+    if makes_spikes:
+        spikes, row = make.allocate((M, width_k), torch.bfloat16), width_k
+        record = make.allocate((seen_size(M),), torch.int32)
+        make.launch(_kernels.narrowing(M, K, K, kind.scale, (of_s,), device), _S, spikes, record)
+        seen = seen or record
+    if makes_pieces:
+        make.launch(_kernels.splitting(N, K, K, w_parts, (of_weight,), device), _WEIGHTS, pieces)
+    grads: Sequence[int] = range(_WHOLE + 1, _WHOLE + 1 + g_parts)
+    g_row = N
+    if whole:
+        make.launch(_kernels.splitting(M, N, N, g_parts, (of_grads,), device), _WHOLE, cut)
+        grads, g_row, of_grads = make.unbind(cut, g_parts), width_n, True
+    three = grads[0], grads[min(1, g_parts - 1)], grads[g_parts - 1]
+    if for_s:
+        back = tile_for("inputs", M, K, N, max(w_parts, g_parts), device)
+        units = padded_units(K)
+        kernel = _kernels.leading_back(M, N, K, g_row, units, g_parts, w_parts, back, (of_grads,), device)
+        make.launch(kernel, *three, pieces, result_s)
+    if for_weight:
+        aligned = of_grads, True
+        kernel = _kernels.summing_rows(M, N, K, g_row, row, g_parts, tile, shares, aligned, device)
+        make.launch(kernel, *three, spikes, partial)
+        if adds:
+            make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
+        if seen:
+            # Of what is known most exactly of the gradient.
+            whole_grads = (_WHOLE,) * 3 if whole else three
+            known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
+            kernel = _kernels.repairing_weights(
+                M, N, K, known[1], K, known[0], known[2], seen_size(M), (kind.aligned[2], of_s), device
+            )
+            make.launch(kernel, *whole_grads, _S, result_weight, seen)
+    return make.plan()

@@ -1,0 +1,161 @@
+"""The products of one layer, run without Python once the compiled launcher is there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
+from flexsn_runtime.native import NativeProduct, compiled_launcher, may_launch
+from flexsn_runtime.products._linear import (
+    LATE,
+    Linked,
+    Links,
+    Operands,
+    backward_kind,
+    flowing,
+    linked_linear,
+    links_of,
+    plan_of,
+)
+from flexsn_runtime.products._plans import SAVED, Forward, backward_plan
+
+# Calls between two questions whether the compiled launcher is there: they take longer than what is asked.
+_ASKED_EVERY = 64
+# Layouts of a layer that take turns.
+_MOST = 8
+
+
+class _Known(NamedTuple):
+    """Calls of one layout.
+
+    Attributes:
+        asked: parts, whether links are wanted, and the scale.
+        sums: there is a link for the sum of gradients.
+    """
+
+    asked: tuple[tuple[int, int], bool, float]
+    native: NativeProduct
+    forward: Forward
+    sums: bool
+
+
+class RepeatedProducts:
+    """Runs `linked_linear` for one layer."""
+
+    def __init__(self) -> None:
+        self._known: tuple[_Known, ...] = ()
+        self._count = 0
+
+    def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
+        return RepeatedProducts, ()  # copies and pickles begin anew
+
+    def run(
+        self,
+        s: Tensor,
+        written: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        parts: tuple[int, int],
+        *,
+        links: bool,
+        scale: float = 1.0,
+    ) -> Linked:
+        """As `linked_linear`."""
+        given, asked = (s, written, weight, bias), (parts, links, scale)
+        if self._known and not has_saved_tensors_hooks():
+            for known in self._known:
+                if known.asked == asked and (found := known.native.run(given)) is not None:
+                    return _linked(known, found)
+        linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
+        self._count += 1
+        if (self._known or self._count % _ASKED_EVERY == 1) and may_launch(s.device):
+            self._hand_over(given, asked)
+        return linked
+
+    def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
+        """From now on, the compiled launcher makes calls like this one, if it is there and can."""
+        s, _written, weight, _bias = given
+        module = compiled_launcher(s.device, self._count)
+        if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():
+            return
+        if any(t is not None and not t.is_contiguous() for t in given):
+            return
+        parts, links, scale = asked
+        grad = torch.is_grad_enabled()
+        needs = [grad and t is not None and t.requires_grad for t in given]
+        count = links_of(s, weight, parts, links)
+        with untraced():  # no mode has to see it
+            sums = count > 0 and needs[3]
+            forward = plan_of(given, parts[0], links=count, sums=sums, scale=scale)
+            saved: list[int | None] = [None] * SAVED
+            if any(needs):
+                spikes, pieces = forward.spikes if needs[2] else None, forward.pieces if needs[0] else None
+                saved = [0, spikes, 2, pieces, forward.seen]
+            owner = _Owner([i for i, t in enumerate(given) if t is not None], parts, scale)
+            native = NativeProduct.of(
+                module,
+                owner,
+                given,
+                forward.plan,
+                results=forward.results,
+                returned=forward.results + (forward.seen is not None),
+                saved=saved,
+                grad=grad,
+            )
+        if native is not None:
+            owner.native = weakref.ref(native)
+            self._known = (_Known(asked, native, forward, sums), *self._known[: _MOST - 1])
+
+
+def _linked(known: _Known, found: list[Tensor]) -> Linked:
+    forward = known.forward
+    y = found[0]
+    record = None if forward.seen is None else found[forward.results]
+    if forward.results == 1 or not y.requires_grad:
+        return Linked(y, record, None)
+    end = forward.results - known.sums
+    return Linked(y, record, Links(tuple(found[1:end]), found[end] if known.sums else None))
+
+
+class _Owner:
+    """Goes on where the compiled launcher cannot, and tells it what it could not.
+
+    Args:
+        there: which operands there are.
+        parts, scale: as of `linked_linear`.
+    """
+
+    def __init__(self, there: Sequence[int], parts: tuple[int, int], scale: float) -> None:
+        self._there, self._parts, self._scale = there, parts, scale
+        self.native: weakref.ref[NativeProduct] | None = None
+
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+        saved, grads = tensors[:SAVED], tensors[SAVED:]
+        needs = [False] * 4
+        for place, need in zip(self._there, needed, strict=True):
+            needs[place] = need
+        wanted = needs[0], needs[2], needs[3]
+        found = flowing(saved, grads, self._parts, self._scale, wanted)
+        if not torch.is_grad_enabled() and transform_at_work() is None:
+            self._tell(tensors, needed, wanted)
+        return [found[place] for place in self._there]
+
+    def refuse_hooks(self) -> None:
+        raise RuntimeError(LATE)
+
+    def _tell(self, tensors: Sequence[Tensor | None], needed: Sequence[bool], wanted: tuple[bool, bool, bool]) -> None:
+        native = None if self.native is None else self.native()
+        saved, grads = tensors[:SAVED], tensors[SAVED:]
+        arrived = [grad for grad in grads if grad is not None]
+        if native is None or not arrived or any(map(is_batched, arrived)):
+            return
+        if any(t is not None and not t.is_contiguous() for t in tensors) or (grads[0] is not None and len(arrived) > 1):
+            return
+        with untraced():
+            kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
+            native.follow(tensors, needed, backward_plan(kind))

@@ -1,0 +1,46 @@
+"""examples/vowels.py: streams with resets give the scores of padded recordings, and delays are learned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scripts import load, one_thread
+
+vowels = load("examples/vowels.py")
+CPU = torch.device("cpu")
+
+
+def test_a_stream_has_every_step_once_and_silence_between() -> None:
+    torch.manual_seed(0)
+    recordings = vowels.made(count=40).train
+    x, resets, owner = vowels.stream(recordings)
+    for i, (recording, _) in enumerate(recordings):
+        t, row = (owner == i).nonzero()[0].tolist()
+        assert torch.equal(x[t : t + len(recording), row], recording)
+        assert resets[t, row]
+        assert bool((owner[t + len(recording) :][: vowels.MOST, row] == -1).all())
+    assert int(resets.sum()) == len(recordings)
+    assert not x[owner == -1].any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.long(all_but=["torch"])
+def test_streams_give_the_scores_of_padded_recordings(backend: str, interpreted: None) -> None:
+    torch.manual_seed(0)
+    recordings = vowels.made(count=18).train
+    net = vowels.Network(4, 4, backend)
+    found = vowels.streamed(net, recordings, CPU)
+    assert torch.allclose(found, vowels.padded(net, recordings, CPU), atol=1e-6)
+    assert found.std() > 0.01
+
+
+@one_thread()
+@pytest.mark.long(all_but=[])
+@pytest.mark.parametrize("epochs", [25])
+def test_it_learns_what_comes_first(epochs: int) -> None:
+    torch.manual_seed(0)
+    result = vowels.train(vowels.made(), epochs=epochs)
+    assert result.accuracy > 0.7  # four classes: chance is 0.25
+    assert result.losses[-1] < 0.5 * result.losses[0]
+    assert result.moved > 0.05
+    assert result.difference < 1e-4

@@ -1,0 +1,202 @@
+"""Calls of recurrent steps whose loop is one launch: recorded at their second time, and repeated as the loop is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from call_path import path_of
+
+from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
+from flexsn_runtime.calls._recorded import recorded
+from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
+from flexsn_runtime.recurrent import _calls
+
+STEPS, BATCH, SIZE = 3, 3, 6
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Notes what repeats a call, or why nothing does, of each call that was recorded."""
+    found: list[Any] = []
+
+    def noted(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
+        results, repeat = recorded(call, given)
+        found.append(repeat)
+        return results, repeat
+
+    monkeypatch.setattr(_calls, "recorded", noted)
+    return found
+
+
+def pair(make: Callable[[str], FlexSN]) -> tuple[FlexSN, FlexSN]:
+    torch.manual_seed(0)
+    kernels, loop = make("triton"), make("torch")
+    loop.load_state_dict(kernels.state_dict())
+    return kernels, loop
+
+
+def trained(neuron: FlexSN, x: Tensor, weight: Tensor, of: str = "all") -> list[Tensor]:
+    leaf = x.clone().requires_grad_(of != "matrix")
+    y = neuron(leaf)
+    learned = list(neuron.parameters())
+    asked: list[Tensor] = [*([leaf] if of != "matrix" else []), *(learned if of != "input" else [])]
+    gradients = torch.autograd.grad(y, asked, weight)
+    return [y.detach(), *[s.detach() for s in (*neuron.states, *neuron.state_seqs)], *gradients]
+
+
+def compare(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    torch.testing.assert_close(list(found), list(wanted), rtol=1e-4, atol=1e-5)
+
+
+NEURONS: dict[str, Callable[[str], FlexSN]] = {
+    "rlif": lambda backend: RLIF(SIZE, backend=backend),
+    "states kept": lambda backend: RLIF(SIZE, backend=backend, store_state_seqs=True),
+    "recurrent": lambda backend: Recurrent(LIF(backend=backend), features=SIZE),
+}
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.long(all_but=["rlif"])
+@pytest.mark.parametrize("name", NEURONS)
+def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
+    """Of other data, other matrices, other gradients, from a state and from none."""
+    kernels, loop = pair(NEURONS[name])
+    generator = torch.Generator().manual_seed(1)
+    for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
+        x = 1.5 * torch.rand(STEPS, BATCH, SIZE, generator=generator)
+        weight = torch.randn(STEPS, BATCH, SIZE, generator=generator)
+        if call == 6:
+            for mine, other in zip(kernels.parameters(), loop.parameters(), strict=True):
+                mine.data = other.data = 2 * mine.detach()
+        found = []
+        for neuron in (kernels, loop):
+            if call != 7:
+                neuron.reset()
+            else:
+                neuron.states = [state.detach() for state in neuron.states]
+            found.append(trained(neuron, x, weight, of))
+        compare(*found)
+        with torch.no_grad():
+            compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
+    assert len(repeats) >= 5
+    assert all(map(callable, repeats)), repeats
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment, autocast, and strides of gradients."""
+    kernels, loop = pair(NEURONS["rlif"])
+    x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
+    other = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    launches = mock.Mock(side_effect=CooperativeLaunch.__call__)
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: launches(*given))
+
+    def both(weight: Tensor) -> int:
+        before = launches.call_count
+        compare(*(trained(neuron, x, weight) for neuron in (kernels, loop)))
+        for neuron in (kernels, loop):
+            neuron.reset()
+        return launches.call_count - before
+
+    for _ in range(3):
+        assert both(weight) == 2
+    assert len(repeats) == 2
+    monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
+    for _ in range(3):
+        assert both(weight) == 0
+    assert repeats[2:] == ["it launches step by step"] * 2
+    monkeypatch.delenv("FLEXSN_ONE_LAUNCH")
+    assert both(other) == both(weight) == both(other) == both(other) == 2
+    assert len(repeats) == 5
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            compare(*(trained(neuron, x, weight) for neuron in (kernels, loop)))
+        for neuron in (kernels, loop):
+            neuron.reset()
+    assert both(weight) == 2
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters thousands
+    neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
+
+    def training() -> object:
+        neuron.reset()
+        return trained(neuron, x, weight)
+
+    def inferring() -> object:
+        with torch.no_grad():
+            return neuron(x)
+
+    for call, most in ((inferring, 25), (training, 50)):
+        for _ in range(4):
+            call()
+        entered = path_of(call)
+        assert 10 < len(entered) <= most, entered
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]) -> None:
+    neuron, x = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE)
+    for _ in range(3):
+        neuron.reset()
+        trained(neuron, x, torch.ones_like(x))
+    assert len(repeats) == 2
+    neuron.reset()
+    leaf = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(neuron(leaf), leaf, torch.ones_like(x), create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        first.sum().backward()
+    neuron.reset()
+    y = neuron(leaf)
+    with torch.no_grad():
+        next(iter(neuron.parameters())).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    neuron.reset()
+    y = neuron(leaf).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match=r"freed|second time"):
+        y.backward()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_in_turns_and_in_a_graph(repeats: list[Any]) -> None:
+    torch.manual_seed(0)
+    layer: nn.Module = RLIF(128).cuda()
+    assert isinstance(layer, FlexSN)
+    loop = RLIF(128, backend="torch").cuda()
+    loop.load_state_dict(layer.state_dict())
+    for call in range(5):
+        for batch in (64, 33):
+            x = torch.rand(50, batch, 128, device="cuda") * (1 + call)
+            results = []
+            for neuron in (layer, loop):
+                neuron.reset()
+                results.append(trained(neuron, x, torch.ones_like(x)))
+            assert float((results[0][0] != results[1][0]).double().mean()) < 1e-3
+            assert len(results[0]) == len(results[1])
+    assert len(repeats) == 4
+    assert all(map(callable, repeats))
+    x = torch.rand(50, 64, 128, device="cuda")
+    layer.reset()
+    want = trained(layer, x, torch.ones_like(x))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.reset()
+        found = trained(layer, x, torch.ones_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, want))
