@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Normed, Soft, Winner
+from inhibiting_cores import CELLS, Divided, ExciteInhibit, First, Lateral, Normed, Soft, Winner
 from recurrent_cores import Cell, Dense
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 from torch import Tensor
@@ -57,8 +57,10 @@ def test_gradcheck(cell: type[Cell]) -> None:
     assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
 
 
-def test_winners_that_are_equal_share_the_gradient() -> None:
-    core = made(Winner, 8, Dense())
+@pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
+def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
+    """Equal winners share the gradient of their maximum; with a position, the first one has it alone."""
+    core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
@@ -91,8 +93,9 @@ REFUSED = {
     "topk": (lambda x, v: (v, x.topk(4, -1).values), "aten.topk"),
     "cumsum": (lambda x, v: (v, x.cumsum(-1)), "aten.cumsum"),
     "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
-    "position": (lambda x, v: (v, x * x.argmax(-1, keepdim=True)), "aten.argmax"),
-    "maximum and its position": (lambda x, v: (v, x - x.max(-1, keepdim=True).values), "aten.max.dim"),
+    "position of all": (lambda x, v: (v, x * x.argmax()), "aten.argmax"),
+    "position over the batch": (lambda x, v: (v, x - x.max(0, keepdim=True).values), "aten.amax.default reduces"),
+    "what is at a position": (lambda x, v: (v, x.gather(-1, v.argmax(-1, keepdim=True)) + v), "aten.gather"),
 }
 
 
