@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from shaped_cores import CORES, ON_PIECES, Core, Dendritic, InTheMiddle, Populations, Random, Statistics
 from torch import Tensor, nn
 
@@ -215,6 +216,24 @@ def test_exported_programs(make: type[Core]) -> None:
     with torch.no_grad():
         program = torch.export.export(network, (x,))
         close(program.module()(x), Network(Layer(core))(x))
+
+
+class Best(Core):
+    """The largest branch wins, the first one of equal ones."""
+
+    def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
+        branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
+        most, place = branches.max(-1)
+        soma = soma / 2 + most * (place > 1) - torch.min(branches, -1)[0]
+        return torch.tanh(soma), soma, branches * F.one_hot(place, self.branches)
+
+
+def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
+    core = made(Best)
+    x = (4 * sequence(core)).round().detach().requires_grad_()
+    wanted = trained(Network(Layer(core)), core, [x])
+    for network in (Network(Layer(core, "cpp")), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
+        close(trained(network, core, [x]), wanted)
 
 
 class Noisy(Core):

@@ -116,6 +116,8 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
+            if isinstance(func, torch._ops.OpOverload):  # in a captured graph, whose own tensors are no step's, either
+                return reductions(*args, **kwargs)
             with self:  # of their calls, those that take no tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:

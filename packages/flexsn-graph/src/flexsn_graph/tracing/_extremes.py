@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_aten = torch.ops.aten
+
 
 def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     """Numbers of the elements along `dim`, and of each row the one that has the extreme value, in float32."""
@@ -62,6 +64,12 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.argmin: _argmin,
     Tensor.argmin: _argmin,
     functional.one_hot: _one_hot,
+    # In graphs that a compiler has captured.
+    _aten.max.dim: _max,
+    _aten.min.dim: _min,
+    _aten.argmax.default: _argmax,
+    _aten.argmin.default: _argmin,
+    _aten.one_hot.default: _one_hot,
 }
 
 
