@@ -1,4 +1,4 @@
-"""What a version of torch or Triton lacks, said at import and by name.
+"""Names that a version of torch or Triton lacks, reported at import.
 
 Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe from here.
 flexsn-graph and flexsn-hop each have this file, because neither needs the other; a test keeps the two equal. What
@@ -52,7 +52,7 @@ def private(
 ) -> Any:
     """Probe one private thing: ``module.name``, or what stands in for it where this version has none.
 
-    A stand-in is said to be one, once, in an `UnsupportedVersionWarning`; whoever calls it or reads from it
+    A stand-in is reported once by an `UnsupportedVersionWarning`; code that calls it or reads from it
     gets an `UnsupportedVersionError` that says the same.
 
     Args:
@@ -71,7 +71,7 @@ def private(
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
-    """What `private` gives, for a module that is slow to import: looked up where it is used, `expect`ed at import.
+    """Returns what `private` does, for a module that is slow to import: looked up at use, `expect`ed at import.
 
     Raises:
         UnsupportedVersionError: this version has none.
@@ -86,7 +86,7 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that `module` does not define; without importing it, which may take seconds.
+    """Lists `names` that `module` does not define, without importing it, which may take seconds.
 
     A name may go on with an attribute of a class or a parameter of a function (``"CustomOpDef._init_fn"``).
     """
@@ -111,7 +111,7 @@ def expect(module: str, names: Iterable[str], without: str) -> None:
 
 
 def lack(module: str, name: str, without: str) -> str:
-    """What is said of a missing thing."""
+    """The message about a missing name."""
     library = module.partition(".")[0]
     known = TESTED[library]
     return f"{installed(library)} has no {module}.{name}: {without}. Tested are {known[0]} to {known[-1]}."
@@ -135,7 +135,7 @@ def _number(version: str) -> tuple[int, ...]:
 def _takes(function: Callable[..., Any], parameter: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # one in C tells nothing
+    except (TypeError, ValueError):  # one in C has no signature
         return True
     return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

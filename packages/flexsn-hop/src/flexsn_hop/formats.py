@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Operand = tuple[Sequence[Any], Sequence[Any]]
-"""Sizes and strides of a tensor, with as many dimensions as the result; sizes of 1 where it broadcasts."""
+"""Sizes and strides of a tensor in the result's number of dimensions; sizes of 1 where it broadcasts."""
 
 Order = tuple[int, ...]
 """The dimensions of a tensor, the outermost in memory first."""
@@ -35,8 +35,8 @@ def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequen
 
     This is the rule of PyTorch's ``TensorIterator``: tensors that are all contiguous, or all
     channels-last, give a result that is, too. Otherwise dimensions are sorted by the strides of the
-    first operand that tells two of them apart. An operand says nothing of a dimension in which its
-    stride is 0. Where ``operands`` say nothing, those in ``also`` are asked.
+    first operand whose strides differ in two of them. A stride of 0 decides nothing. Where no operand
+    decides, those in ``also`` do.
     """
     usual = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
@@ -77,7 +77,7 @@ def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
 
 
 def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, outer: int) -> int:
-    """1: the two dimensions should change places, -1: they should not, 0: nobody says."""
+    """1: the two dimensions should change places, -1: they should not, 0: no stride decides."""
     for strides in rows:
         first, second = strides[inner], strides[outer]
         if first == 0 or second == 0:
@@ -171,7 +171,7 @@ def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any])
 
 
 _MOST_WITH_NAMES = 5
-"""Of so many dimensions, and one fewer, PyTorch knows channels-last formats."""
+"""Most dimensions of a channels-last format in PyTorch; the others have one fewer."""
 
 
 def _guarded_dims(dims: int) -> int:

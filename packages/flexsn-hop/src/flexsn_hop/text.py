@@ -41,7 +41,7 @@ _aten = torch.ops.aten
 
 
 def to_text(content: Any) -> str:
-    """What JSON has as one argument of an operator: base64, since code generators put it into string literals."""
+    """Encodes JSON content as one argument of an operator: base64, as code generators put it into string literals."""
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 

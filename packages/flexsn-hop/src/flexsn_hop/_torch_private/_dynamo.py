@@ -37,7 +37,7 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """What the package does at the two ends of a capture.
+    """Hooks of the package at the two ends of a capture.
 
     Attributes:
         before: Checks a call. Gives the keyword arguments of the operator's node, or a function
@@ -94,7 +94,7 @@ class CapturedTreeCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeParts:
-    """What Dynamo traces around the operator, in Python.
+    """Python functions that Dynamo traces around the operator.
 
     Attributes:
         flatten: ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
@@ -112,7 +112,7 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """What the package does at the two ends of a capture of trees.
+    """Hooks of the package at the two ends of a capture of trees.
 
     Attributes:
         before: Checks a call. Gives the keyword arguments of the operator's node, or a function of the
@@ -166,7 +166,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """What this version of torch lacks for Dynamo to capture the operator; None if nothing."""
+    """Names what this version of torch lacks for Dynamo to capture the operator; None if nothing."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -247,7 +247,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             self.odd: dict[int, Any] = {}
 
         def returned(self, values: list[Any]) -> Any:
-            """What the core returned, ``values`` being the leaves."""
+            """Rebuilds the core's result from its leaves ``values``."""
             leaves = [self.odd.get(index, value) for index, value in enumerate(values)]
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
@@ -392,7 +392,7 @@ def _is_number_or_tensor(variable: Any) -> bool:
 
 
 def _likeness(kind: type) -> Any:
-    """Something for messages in the place of an object of this class."""
+    """A stand-in in messages for an object of this class."""
     telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
     return type(kind.__name__, (), telling)()
 

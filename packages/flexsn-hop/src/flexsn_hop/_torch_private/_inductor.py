@@ -44,7 +44,7 @@ class InductorCall:
     results: tuple[torch.Tensor, ...]
 
     def without(self, count: int) -> InductorCall:
-        """The same without the first ``count`` arguments after the graphs."""
+        """The call without the first ``count`` arguments after the graphs."""
         return InductorCall(self.graphs, self.args[count:], self.examples[count:], self.results)
 
     @property
@@ -56,8 +56,8 @@ class InductorCall:
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
         """Make what ``function(*args)`` does part of Inductor's graph; ``who`` names it in errors.
 
-        Of the arguments at the positions ``unread`` it may look at shape and dtype alone: what nobody
-        reads, Inductor does not write.
+        Of the arguments at the positions ``unread`` it may use shape and dtype alone: Inductor does not
+        write values without a reader.
 
         Raises:
             ValueError: It made a constant, which Inductor would look for in the graph that it is lowering.
@@ -96,8 +96,8 @@ class InductorCall:
 def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     """A value of Inductor's with its layout in memory decided, and an example that has its strides.
 
-    The strides of Inductor's examples are those of eager mode: Inductor may choose others as long as
-    nobody has asked.
+    The strides of Inductor's examples are those of eager mode: Inductor may choose others until
+    the layout is decided.
     """
     ir = needed("torch._inductor", "ir", _NO_KERNELS)
     V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)

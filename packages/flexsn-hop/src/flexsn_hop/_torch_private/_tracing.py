@@ -114,7 +114,7 @@ def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextli
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """What fails on fake tensors raises, and is not logged with a traceback before."""
+    """Failures on fake tensors raise, without a traceback in the log before."""
     logger = logging.getLogger(FakeTensorMode.__module__)
     was, logger.disabled = logger.disabled, True
     try:

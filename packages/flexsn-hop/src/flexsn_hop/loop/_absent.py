@@ -161,5 +161,5 @@ def is_zero(node: fx.Node) -> bool:
 
 
 def zeros(value: Any) -> Any:
-    """Zeros in the place of a tensor."""
+    """Zeros like a tensor; other values as they are."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value

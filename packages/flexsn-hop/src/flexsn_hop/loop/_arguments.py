@@ -34,14 +34,14 @@ StepFunction = Callable[..., Any]
 """``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``, one time step."""
 
 OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], torch.dtype, torch.device | str | None]
-"""What one step of an output looks like: ``(shape, dtype)`` or ``(shape, dtype, device)``."""
+"""Description of one step of an output: ``(shape, dtype)`` or ``(shape, dtype, device)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanCall:
-    """What every form of the scan is called with; the forms hand it on as one record.
+    """Arguments of every form of the scan, in one record.
 
-    Dynamo traces through it where a form takes the place of the operator.
+    Dynamo traces through it where a form replaces the operator.
 
     Attributes:
         core: One time step.
@@ -85,7 +85,7 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
     """Fewest and most positional arguments (None: any number), and required keyword-only names.
 
-    None when Python cannot tell, as for many builtins; then the call itself will.
+    None where Python has no signature, as for many builtins; then the call itself raises.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:

@@ -142,7 +142,7 @@ def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """What shares memory with nothing, and has the same strides whatever those of ``tensor``."""
+    """A copy that shares memory with nothing; its strides do not depend on those of ``tensor``."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -163,7 +163,7 @@ def stack_values(
 
 
 def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
-    """What one call of the core returned, as a tuple of ``num_outputs + num_states`` tensors."""
+    """The result of one call of the core, as a tuple of ``num_outputs + num_states`` tensors."""
     values = (returned,) if isinstance(returned, torch.Tensor) else returned
     if not isinstance(values, (tuple, list)):
         raise NotATensorError(
@@ -287,11 +287,11 @@ def _first_state(state: torch.Tensor) -> torch.Tensor:
 
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
-"""What a value has in each step."""
+"""Shape, dtype and device, which a value keeps in each step."""
 
 
 def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
-    """What later values are compared with."""
+    """Kinds of values, for comparison with later ones."""
     return [(value.shape, value.dtype, value.device) for value in values]
 
 

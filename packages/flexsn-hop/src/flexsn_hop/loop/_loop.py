@@ -28,7 +28,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, ...]:
-    """What the core takes at the first step."""
+    """Arguments of the core at the first step."""
     inputs, states, lifted = layout.split(flat_args)
     return (*(sequence.select(0, 0) for sequence in inputs), *states, *lifted)
 
@@ -86,12 +86,12 @@ def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> to
 
 
 def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
-    """Of rows of states that have this order: a row's elements are together."""
+    """The order of stored states whose rows have the order ``step``: a row's elements are together."""
     return (0, *(d + 1 for d in step))
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
-    """What the step's VJP takes: the step's values, output gradients, active state cotangents."""
+    """Arguments of the step's VJP: the step's values, output gradients, active state cotangents."""
     flat_args, _, output_grads, _ = layout.split(args)
     _, states, _ = layout.scan.split(flat_args)
     return (

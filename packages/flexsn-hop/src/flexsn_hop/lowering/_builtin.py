@@ -27,7 +27,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     if call.steps == 0:
         return empty_scan(call)
     layout, (inputs, states, lifted) = call.layout, call.split()
-    # The operator wants at least one carried value, with the strides that it will have after a step.
+    # The operator needs at least one carried value, with the strides that it will have after a step.
     carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""What Inductor makes of the two operators: a registered package's launches, or the loop."""
+"""Lowering of the two operators by Inductor: to a registered package's launches, or to the loop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Log what may be as it should be: where it is, ``lowering="loop"`` asks for it."""
+    """Log once what may be intended: ``lowering="loop"`` says that it is."""
     _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
 
 

@@ -49,14 +49,14 @@ disk; the key does not contain the lowering itself.
 
 
 class ScanLowering(Protocol):
-    """What a package with kernels registers, to have compiled scans become its launches.
+    """Interface that a package with kernels registers, so that compiled scans become its launches.
 
     ``forward`` and ``backward`` are not run: Inductor traces them with fake tensors when it lowers
     the operator, and the calls that they make, Triton launches through ``torch.library.wrap_triton``
     among them, become part of its graph. They must not depend on the values of tensors, nor on the
     number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
     have. They may look at the shape and dtype alone of an initial state that ``layout.zero_states``
-    says to be zeros: nobody has written it. A ``NotImplementedError`` says that there can be no
+    says to be zeros: its memory is not written. A ``NotImplementedError`` says that there can be no
     kernels for this core: the next lowering is asked. If none is left, the scan becomes the loop, with
     a warning that has the reasons of all, or is refused, if ``"kernel"`` was asked for.
 
@@ -237,7 +237,7 @@ def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | 
 
 
 def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-    """The interval that a lowering asks for.
+    """The interval between checkpoints that a lowering sets.
 
     Raises:
         LoweringError: It is no interval: without checkpoints, the gradient would be another one.
@@ -355,5 +355,5 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
 
 
 def code_version() -> str:
-    """What code generated for a scan depends on besides its graph."""
+    """Versions that code generated for a scan depends on besides its graph."""
     return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])

@@ -58,7 +58,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
 
 
 def _within(value: Any) -> Any:
-    """What is padded with zeros, each dimension at its end; or the value itself."""
+    """The value inside of padding by zeros at each dimension's end; or the value itself."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]

@@ -29,7 +29,7 @@ SPARE_CHECKPOINTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What is passed on to the two operators; with checkpoints at no interval, state sequences are saved."""
+    """Options of the two operators; without an interval of checkpoints, state sequences are saved."""
 
     lowering: str
     version: str
@@ -67,7 +67,7 @@ def _autograd(
     version: str,
     remat: int,
 ) -> tuple[torch.Tensor, ...]:
-    assert checkpoints == (0, 0)  # only this function asks for checkpoints, below autograd
+    assert checkpoints == (0, 0)  # only this function makes checkpoints, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
     # A gradient is given for what is an argument of the backward operator.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))

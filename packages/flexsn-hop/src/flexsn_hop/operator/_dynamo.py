@@ -119,7 +119,7 @@ def _instead(
 
 
 def _any_arity(*args: Any) -> None:
-    """Stands for a core whose parameters Dynamo does not know: calling it will tell."""
+    """Stands for a core whose parameters Dynamo does not know: the call itself raises."""
 
 
 def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a core may not do inside the operator, found by running one step on fake tensors."""
+"""Operations that a core may not do inside the operator, found by one step on fake tensors."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     Raises:
         The errors of :func:`eager_scan`.
         NonzeroStateError: ``zero_states`` says of a state that it is zeros, and it is not (a
-            ``ValueError``). Only a call that runs the loop can tell.
+            ``ValueError``). Only a call that runs the loop checks it.
         Under a compiler also
         RandomOpError: The core draws random numbers (a ``NotImplementedError``).
         MutationError: The core writes into its arguments (a ``RuntimeError``); through Dynamo, its
@@ -183,7 +183,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
 
 
 class FlexSNScanBackward(LowersItself, HigherOrderOperator):
-    """The backward of the scan as an operator; autograd calls it, nobody else should.
+    """The backward of the scan as an operator; it is for autograd alone.
 
     Its arguments are the core's graph, the graph of the step's VJP, the three counts, and what
     :class:`BackwardLayout` says.
@@ -259,7 +259,7 @@ def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLa
 
 
 def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
-    """The same of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
+    """The layout and arguments of ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
     final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
     scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)

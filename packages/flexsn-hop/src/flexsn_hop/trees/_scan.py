@@ -91,7 +91,7 @@ def scan(
 
 
 class _TreeScan(HigherOrderOperator):
-    """What Dynamo meets when it traces :func:`scan`; no graph holds it."""
+    """Operator by which Dynamo traces :func:`scan`; no graph holds it."""
 
     def __init__(self) -> None:
         super().__init__("flexsn_scan")  # type: ignore[no-untyped-call]

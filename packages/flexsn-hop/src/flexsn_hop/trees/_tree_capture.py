@@ -77,7 +77,7 @@ def _close(
     dim: int,
     remat: int | None,
 ) -> Any:
-    """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned.
+    """Builds the result of ``scan``: the operator's results in the trees of ``init`` and of a step's result.
 
     A container may check what it is made of: the carry of what was returned is put together with states, too.
     """
@@ -96,7 +96,7 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
 def _without_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """The results for ``T == 0``. What they are like says a scan of one step, checked, and used by nobody."""
+    """The results for ``T == 0``, whose shapes come from a scan of one step that is then discarded."""
 
     def on_copies(carry: Any, x: Any) -> Any:
         return step(_copies(carry), _copies(x))  # as a loop, which may write to them

@@ -20,9 +20,10 @@ __all__ = ["as_given", "clock", "in_order", "run_trees"]
 
 
 def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
-    """A sequence of T numbers that nobody reads: the loop over time goes along its sequences.
+    """A sequence of T unused numbers: the loop over time goes along its sequences.
 
-    It has memory, because of what has none compilers ask whether T is 1, which is unknown where it depends on data.
+    It has memory of T elements: of an expanded tensor compilers check whether T is 1, which is unknown where it
+    depends on data.
     """
     like = states[0] if states else torch.zeros(())
     return torch.zeros(length, dtype=like.dtype, device=like.device)
@@ -100,7 +101,7 @@ def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
 
 
 def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """The same back: time where the caller has it."""
+    """Moves time back to the caller's dimension, in the caller's direction."""
     if reverse:
         sequence = sequence.flip(0)
     return sequence if dim == 0 else sequence.movedim(0, dim)

@@ -1,4 +1,4 @@
-"""What ``scan`` takes and what its step returns: trees of tensors, and the checks of them."""
+"""Trees of tensors that ``scan`` takes and its step returns, and the checks of them."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
 
 
 def _remedy(leaf: object) -> str:
-    """What to do about a leaf that is no tensor."""
+    """Advice for a leaf that is no tensor."""
     if isinstance(leaf, (bool, int, float, complex)):
         return f": write torch.tensor({leaf!r})"
     if hasattr(leaf, "__array__"):
