@@ -5,15 +5,16 @@
 A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
 `FlexSN.forward` on, and `files` those that they are written in; the generated check of what a core read is a call, and
 in no file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is
-the time of such a call without the count, the least of several runs that the rows take in turns, on the CPU. Of
-recurrent steps in one launch, and of bits of spikes, the kernels are those for a GPU; here, none of them is run, so
-that `us` is what the host needs beside them.
+the CPU's time of such a call without the count, the least of several runs that the rows take in turns, on the CPU. The
+kernel of a recurrent step in one launch is one for a GPU, and is not run here: `us` is the time beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,10 +30,9 @@ from flexsn_nn import ALIF, LIF, RLIF, FlexSN, functional
 from flexsn_nn.layer import NormNeuron
 from flexsn_nn.memory import PackedSpikes
 from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
-from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 STEPS, BATCH, FEATURES = 4, 4, 32
-WARM, CALLS, RUNS = 6, 200, 10
+WARM, CALLS, RUNS = 6, 100, 10
 _PACKAGES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "flexsn_nn")
 _GENERATED = "<flexsn_graph.reads>"
 Call = Callable[[], object]
@@ -60,8 +60,12 @@ def path_of(call: Call) -> list[tuple[str, str]]:
     return entered
 
 
-def works() -> list[tuple[str, Call]]:
-    """The rows: a call of each kind, warm."""
+def works(*, one_launch: bool) -> list[tuple[str, Call]]:
+    """The rows: a call of each kind, warm.
+
+    Args:
+        one_launch: those of recurrent steps in one launch, or else all others.
+    """
     os.environ["FLEXSN_LAUNCHER"] = "python"
     torch.manual_seed(0)
     x = torch.rand(STEPS, BATCH, FEATURES)
@@ -90,14 +94,15 @@ def works() -> list[tuple[str, Call]]:
         return neuron
 
     def fused(given: torch.Tensor) -> tuple[Call, Call]:
-        layer = NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp"))
+        still, layer = (NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp")) for _ in range(2))
+        still.eval()
 
         def infer() -> object:
             with torch.no_grad():
-                return layer.eval()(given)
+                return still(given)
 
         def train() -> object:
-            functional.reset_net(layer.train())
+            functional.reset_net(layer)
             leaves = [leaf, *layer.parameters()]
             return torch.autograd.grad(layer(leaf), leaves, grad)
 
@@ -125,23 +130,25 @@ def works() -> list[tuple[str, Call]]:
 
         return train
 
-    norms, loops = fused(x), recurrent()
-    rows = [
-        ("inference, LIF", inferring(LIF(backend="cpp"), x)),
-        ("inference, ALIF", inferring(ALIF(backend="cpp"), x)),
-        ("inference, LIF, states kept", inferring(keeping(LIF(backend="cpp")), x)),
-        ("inference, LIF, counting", inferring(counting(LIF(backend="cpp")), x)),
-        ("single step, LIF", inferring(LIF(backend="cpp", step_mode="s"), x[0])),
-        ("training step, LIF", training(LIF(backend="cpp"))),
-        ("training step, ALIF", training(ALIF(backend="cpp"))),
-        ("training step, LIF, states kept", training(keeping(LIF(backend="cpp")))),
-        ("training step, LIF, counting", training(counting(LIF(backend="cpp")))),
-        ("inference, norm fused", norms[0]),
-        ("training step, norm fused", norms[1]),
-        ("training step, spikes as bits, with a linear layer", packing()),
-        ("inference, RLIF in one launch", loops[0]),
-        ("training step, RLIF in one launch", loops[1]),
-    ]
+    if one_launch:
+        loops = recurrent()
+        rows = [("inference, RLIF in one launch", loops[0]), ("training step, RLIF in one launch", loops[1])]
+    else:
+        norms = fused(x)
+        rows = [
+            ("inference, LIF", inferring(LIF(backend="cpp"), x)),
+            ("inference, ALIF", inferring(ALIF(backend="cpp"), x)),
+            ("inference, LIF, states kept", inferring(keeping(LIF(backend="cpp")), x)),
+            ("inference, LIF, counting", inferring(counting(LIF(backend="cpp")), x)),
+            ("single step, LIF", inferring(LIF(backend="cpp", step_mode="s"), x[0])),
+            ("training step, LIF", training(LIF(backend="cpp"))),
+            ("training step, ALIF", training(ALIF(backend="cpp"))),
+            ("training step, LIF, states kept", training(keeping(LIF(backend="cpp")))),
+            ("training step, LIF, counting", training(counting(LIF(backend="cpp")))),
+            ("inference, norm fused", norms[0]),
+            ("training step, norm fused", norms[1]),
+            ("training step, spikes as bits, with a linear layer", packing()),
+        ]
     for _, call in rows:
         for _ in range(WARM):
             call()
@@ -154,30 +161,24 @@ def without_kernels_of_a_gpu() -> None:
     def nothing(launch: object, *given: object) -> None:
         pass
 
-    for kind in (CooperativeLaunch, PreparedKernel):
-        kind.__call__ = nothing  # type: ignore[assignment, method-assign]
+    CooperativeLaunch.__call__ = nothing  # type: ignore[assignment, method-assign]
 
 
 def least(rows: list[tuple[str, Call]]) -> list[float]:
-    """Microseconds of a call of each row; they take turns."""
+    """Microseconds of the CPU for a call of each row; they take turns."""
     best = [float("inf")] * len(rows)
     for _ in range(RUNS):
         for i, (_, call) in enumerate(rows):
-            begun = time.perf_counter()
+            begun = time.process_time()
             for _ in range(CALLS):
                 call()
-            best[i] = min(best[i], 1e6 * (time.perf_counter() - begun) / CALLS)
+            best[i] = min(best[i], 1e6 * (time.process_time() - begun) / CALLS)
     return best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
-    parser.add_argument("--paths", action="store_true", help="print the functions, too")
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    without_kernels_of_a_gpu()
-    rows = works()
+def measured(*, one_launch: bool, paths: bool) -> list[list[str]]:
+    """The lines of the table."""
+    rows = works(one_launch=one_launch)
     lines = []
     for (name, call), us in zip(rows, least(rows), strict=True):
         entered = path_of(call)
@@ -185,14 +186,34 @@ def main() -> None:
         entered = entered[first:]
         files = {file for file, _ in entered} - {_GENERATED}
         lines.append([name, str(len(entered)), str(len(files)), f"{us:.1f}"])
-        if chosen.paths:
-            print(f"\n{name}\n" + "\n".join(f"  {file}: {function}" for file, function in entered))
+        if paths:
+            print(f"\n{name}\n" + "\n".join(f"  {file}: {function}" for file, function in entered), file=sys.stderr)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
+    parser.add_argument("--paths", action="store_true", help="print the functions, too")
+    parser.add_argument("--one-launch", action="store_true", help="print the rows of recurrent steps alone")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if chosen.one_launch:
+        without_kernels_of_a_gpu()
+        print(json.dumps(measured(one_launch=True, paths=chosen.paths)))
+        return
+    lines = measured(one_launch=False, paths=chosen.paths)
+    # Without a GPU, kernels in Triton are there in its interpreter alone, chosen before Triton is imported.
+    command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
+    lines += json.loads(done.stdout)
     head = [
         "# The path of a warm call",
         "",
         "`python benchmarks/call_path.py`: functions of the packages that a call enters from `FlexSN.forward` on, and",
-        "their files; kernels are launched by Python.",
-        f"{STEPS} x {BATCH} x {FEATURES}, float32, one thread; the least of {RUNS} runs of {CALLS} calls, in turns.",
+        "their files; kernels are launched by Python. Of recurrent steps in one launch, the kernel is not run.",
+        f"{STEPS} x {BATCH} x {FEATURES}, float32, one thread; `us` of the CPU, the least of {RUNS} runs of {CALLS}",
+        "calls, in turns.",
         where(torch.device("cpu")),
         "",
     ]

@@ -102,14 +102,21 @@ class Idle(NamedTuple):
     Attributes:
         period: from the begin of one to that of the next.
         kernel: of one, by the profiler.
+        alone: from the begin of a graph of one to that of the next graph.
     """
 
     period: float
     kernel: float
+    alone: float
 
     @property
     def gap(self) -> float:
         return self.period - self.kernel
+
+    @property
+    def launch(self) -> float:
+        """Of a graph, besides its kernels and gaps."""
+        return self.alone - self.period
 
 
 @triton.jit
@@ -128,10 +135,12 @@ def idle(device: torch.device) -> Idle:
     replay = graphed(many)
     period = statistics.median(milliseconds(replay, device) for _ in range(TURNS))
     microseconds, count = kernel_time(replay, 5)
-    return Idle(1e3 * period / IDLE_KERNELS, microseconds / count)
+    one = graphed(lambda: nothing_kernel[(1,)](place, num_warps=1))
+    alone = statistics.median(by_clock(one, IDLE_KERNELS) for _ in range(TURNS))
+    return Idle(1e3 * period / IDLE_KERNELS, microseconds / count, 1e3 * alone)
 
 
-def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, gap: float) -> list[str]:
+def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
     """A row with the time of the kernels."""
     if device.type != "cuda":
         return [*cells, *[""] * 5]
@@ -140,7 +149,7 @@ def with_kernels(cells: list[str], step: Callable[[], object], device: torch.dev
     except Exception as error:
         return [*cells, "", said(error), "", "", ""]
     kernels, wall = microseconds / 1e3, float(cells[-1])
-    between, bound = 1e3 * (wall - kernels) / count, kernels + count * gap / 1e3
+    between, bound = 1e3 * (wall - kernels) / count, kernels + (count * empty.gap + empty.launch) / 1e3
     found = [f"{count:.0f}", f"{kernels:.3f}", f"{wall / kernels:.3f}", f"{between:.2f}", f"{wall / bound:.3f}"]
     return [*cells, *found]
 
@@ -174,12 +183,12 @@ def main() -> None:
         except Exception as error:
             found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
     # A profiler may leave launches slower in this process: all walls stand before it.
-    empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0)
+    empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
     rows = [
         (
             case.name,
             FORMATS[case.formats[-1]],
-            *(cells if step is None else with_kernels(cells, step, device, empty.gap)),
+            *(cells if step is None else with_kernels(cells, step, device, empty)),
         )
         for case, cells, step in found
     ]
@@ -187,7 +196,8 @@ def main() -> None:
     gaps = (
         f"Of {IDLE_KERNELS} kernels in a graph that do nothing, each waits for the one before: {empty.period:.2f} µs "
         f"for each, {empty.kernel:.2f} of them the kernel's by the profiler. The gap, {empty.gap:.2f} µs, is what the "
-        "last column adds for each kernel."
+        f"last column adds for each kernel, and {empty.launch:.2f} µs for the graph: one of a single kernel takes "
+        f"{empty.alone:.2f} µs."
     )
     publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], chosen.output)
 

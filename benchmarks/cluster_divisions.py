@@ -1,13 +1,14 @@
 """Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
-        [--dtypes float32 bfloat16] [--tiles] [--lock FILE]
+        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
 training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
 launches step by step: the share of other spikes in a forward, and the largest difference in a backward, of the largest
-value. `--tiles` compares divisions among programs without clusters instead. Of several processes with the same
-`--lock`, one measures at a time. It needs a GPU with clusters.
+value. `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among
+programs without clusters instead. Of several processes with the same `--lock`, one measures at a time. It needs a GPU
+with clusters.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class Caught:
     def stored(self) -> list[Tensor]:
         """Values that the loop has written at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
+
+    def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
+        """Those of `divisions` that have room."""
+        for one in divisions:
+            blocks, splits, row_tiles = map(int, one.split("x"))
+            cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
+            if cluster is not None:
+                yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
         """Of each number of blocks, those of the fewest turns, with as few rows as that allows or one tile more; a
@@ -157,7 +166,15 @@ def compiled(text: str, capability: tuple[int, int]) -> None:
 
 
 def main(
-    only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path, lock: Path | None, *, tiles: bool
+    only: list[str],
+    shapes: list[str],
+    dtypes: list[str],
+    seconds: float,
+    path: Path,
+    lock: Path | None,
+    divisions: list[str],
+    *,
+    tiles: bool,
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
@@ -169,7 +186,10 @@ def main(
             missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
             continue
         for direction, one in loops.items():
-            for division in one.tiles() if tiles else one.divisions(processors):
+            found: Iterator[Cluster | Tiles] = one.divisions(processors)
+            if tiles or divisions:
+                found = one.tiles() if tiles else one.chosen(divisions)
+            for division in found:
                 arguments = one.step, one.over, one.loop, one.memory
                 try:
                     launch: InClusters | InPrograms
@@ -232,9 +252,17 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=["RLIF"], choices=list(OURS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--divisions", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--lock", type=Path)
     options = parser.parse_args()
     main(
-        options.only, options.shapes, options.dtypes, options.seconds, options.output, options.lock, tiles=options.tiles
+        options.only,
+        options.shapes,
+        options.dtypes,
+        options.seconds,
+        options.output,
+        options.lock,
+        options.divisions,
+        tiles=options.tiles,
     )

@@ -256,6 +256,9 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
         kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
+    for _ in range(4):  # recorded, by ours, and repeated
+        forward()
+        both()
     training_time = seconds_of(both, device)
     with torch.autograd.set_multithreading_enabled(False):
         return Times(seconds_of(forward, device), training_time, seconds_of(both, device), kernel, first)

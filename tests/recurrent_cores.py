@@ -223,6 +223,24 @@ class LSTM(Cell):
         return h, h, c
 
 
+class SLSTM(Cell):
+    """Exponential gates, and the largest exponent so far, by which they are kept in range."""
+
+    num_states = 4
+
+    def build(self, size: int, matrix: Matrix) -> None:
+        self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(4)]))
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        i, f, z, o = (gate + x for gate in F.linear(h, self.v).chunk(4, -1))
+        kept = F.logsigmoid(f) + m
+        m = torch.maximum(kept, i)
+        i, f = torch.exp(i - m), torch.exp(kept - m)
+        c, n = f * c + i * torch.tanh(z), f * n + i
+        h = torch.sigmoid(o) * c / (n.abs() + 0.5)
+        return h, h, c, n, m
+
+
 class WideInput(Cell):
     """An LSTM whose gates come from outside in one tensor: the input is wider than the step."""
 

@@ -218,7 +218,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
 def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
     (case,) = [case for case in CASES if case.name == name]
-    p = problem(case, 2048, (3, 217), device="cuda")
+    p = problem(case, 3100, (3, 217), device="cuda")
     run = torch.compile(
         partial(flex_sn_scan_final_state, p.core, *p.counts, lowering="kernel"),
         fullgraph=True,

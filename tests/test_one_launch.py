@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ from torch import Tensor
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
+from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel, CooperativeLaunch
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
 from flexsn_runtime.recurrent._over_time import OverTime
 
@@ -42,15 +44,22 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
-            how = original(step, over)
-            found.append("one launch")
-            return how
+            return original(step, over)
         except NotOneLaunchError as error:
             if str(error) != "there is one step":
                 found.append(str(error))
             raise
 
+    def counted(launch: Any) -> Any:  # calls that are repeated launch alone
+        def run(*given: Any) -> None:
+            launch(*given)
+            found.append("one launch")
+
+        return run
+
     monkeypatch.setattr(_staged, "run_in_one_launch", noted)
+    for kind in (CooperativeLaunch, ClusterLaunch):
+        monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
     return found
 
 

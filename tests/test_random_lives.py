@@ -21,7 +21,7 @@ PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
 def test_lives_are_the_same(compiler: None) -> None:
-    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=40, rules=15)
+    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=25, rules=15)
 
 
 def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:

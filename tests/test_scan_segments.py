@@ -16,7 +16,10 @@ from flexsn_nn import FlexSN
 from flexsn_nn.neuron import ALIF, LIF
 from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
 from flexsn_runtime.plans._segments import ON_GPU, SegmentRule, using_segments
+from flexsn_runtime.segments._backward import SegmentedBackward
 from flexsn_runtime.segments._choice import choose_segments
+from flexsn_runtime.segments._forward import SegmentedForward
+from flexsn_runtime.segments._kernels import InSegments
 
 # Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
 STEPS, STEP = 75, (3, 200)
@@ -186,6 +189,59 @@ def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None
     assert same_bits(found, wanted)
     (speculation,) = step.speculations.values()
     assert 0 < speculation.last.elements < speculation.last.total
+
+
+def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.where(hold > 0.0, v, 0.0625 * v) + x
+    return h, h
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
+    """One element holds its state over one seam of 8 for longer than the longest warm-up."""
+    x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
+    hold[22:46, 1, 7] = 1.0
+    program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
+    with using_segments(None), torch.no_grad():
+        wanted = scan(*prepare(program, (x, hold, v)), state_seqs=False)
+    with using_segments(replace(RULE, elements=8 * 600)), torch.no_grad():
+        for _ in range(4):
+            step, arguments = prepare(program, (x, hold, v))
+            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+    assert isinstance(step, Specialization)
+    (speculation,) = step.speculations.values()
+    assert speculation.meets
+    assert (speculation.last.segments, speculation.last.warm_up) == (8, 12)
+    assert 0 < speculation.last.elements <= 600
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
+    language: TargetName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CUDA graphs, and in the first calls, in which warm-ups are learned; serial otherwise."""
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    program = PointwiseProgram(p.core, *p.counts, on_cpu=language)
+    launched: list[type] = []
+
+    def counted(self: InSegments[Any], tensors: Sequence[Tensor], scratch: object) -> None:
+        launched.append(type(self))
+
+    monkeypatch.setattr(SegmentedForward, "_finish", counted)
+    monkeypatch.setattr(SegmentedBackward, "_finish", counted)
+    with using_segments(replace(RULE, launched=STEPS + 1)):
+        for n in range(10):
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=n == 9: recording)
+            step, arguments = prepare(program, (*p.inputs, *p.states))
+            results = scan(step, arguments, state_seqs=False)
+            given = [r for r in results if r.requires_grad]
+            gradients = torch.autograd.grad(given, p.leaves, random_weights(given), allow_unused=True)
+            assert same_bits([r.detach() for r in results], wanted)
+            check_gradients(gradients, wanted_gradients, 1e-13)
+            assert launched == ([] if n == 8 else [SegmentedForward, SegmentedBackward])
+            launched.clear()
 
 
 @pytest.mark.long(all_but=["cpp"])

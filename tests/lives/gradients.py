@@ -86,11 +86,15 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
-    """`retain_grad` of all results of a graph."""
+    """`retain_grad` of all results of a graph; of no outputs where the neuron counts them.
+
+    Counts of the loop are sums of the outputs, which get a part of the counts' gradient; kernels count beside them.
+    """
     graph = _graph(life, which)
     if graph is not None:
-        for value in graph.results.values():
-            if value.requires_grad:
+        counts = any(name.endswith("counts") and value.requires_grad for name, value in graph.results.items())
+        for name, value in graph.results.items():
+            if value.requires_grad and not (counts and name[0] in "yz"):
                 value.retain_grad()
     return {}
 

@@ -22,8 +22,9 @@ _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made"
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 # A gradient that is smaller than this part of the largest one may be noise as a whole, as that of a bias before a norm.
 _CANCELLED = 0.1
-# A gradient of one parameter is a sum of hundreds of numbers, which may cancel: noise is at least that of such a sum.
-_SUMMED = 0.1
+# A gradient of one parameter is a sum of hundreds of numbers of about 1, which may cancel: noise is at least that of
+# such a sum. The loop rounds each of them to a half dtype.
+_SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
 # Relative to the largest count: of outputs that are no whole numbers, it is a sum whose order kernels choose.
 _COUNTED = 1e-6
 
@@ -42,7 +43,8 @@ class Noise(NamedTuple):
     def of(self, gradient: Tensor) -> float:
         largest = float(gradient.abs().nan_to_num().max())
         dtype = torch.bfloat16 if self.rounded else gradient.dtype
-        return _NOISE.get(dtype, 0.0) * max(largest, _CANCELLED * self.scale, _SUMMED)
+        summed = _SUMMED_IN_HALF if dtype in (torch.bfloat16, torch.float16) else _SUMMED
+        return _NOISE.get(dtype, 0.0) * max(largest, _CANCELLED * self.scale, summed)
 
 
 def observe(life: Life) -> Seen:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 import lives.calls
 import lives.gradients
@@ -148,14 +149,16 @@ class Twins:
     def _heal(self) -> None:
         """Goes on after a refusal: both twins are copies of the loop, without graphs and records.
 
-        Where torch copies no such network (one that is pruned, after a call), both begin again.
+        Where torch copies no such network (one that is pruned, after a call, or parametrised), both begin again.
         """
         while self.loop.monitors:
             self.loop.monitors.pop().remove()
         reset_net(self.loop.net)
         before, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
         try:
-            nets = [deepcopy(before.net) for _ in twins]
+            # Copies of a parametrised module share its class, which torch changes for all of them when one is removed.
+            shared = any(map(parametrize.is_parametrized, before.net.modules()))
+            nets = [] if shared else [deepcopy(before.net) for _ in twins]
         except RuntimeError:
             nets = []
         for life, net in zip(twins, nets, strict=False):

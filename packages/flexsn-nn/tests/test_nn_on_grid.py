@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from typing import Any
 
@@ -210,6 +211,24 @@ def test_a_convolution_on_a_grid() -> None:
     want = nn.functional.conv2d(s.double(), layer.weight.double(), layer.bias.double())
     assert torch.equal(layer(s), want.float())
     assert torch.equal(layer(s.contiguous(memory_format=torch.channels_last)), want.float())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_spikes_are_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
+    """Weights and inputs are of a formula; the digest was the same with torch 2.11 and 2.15."""
+    torch.set_float32_matmul_precision("highest")
+    layer: Any = Recurrent(LIF(), 96, bias=False)
+    places = torch.arange(96)
+    with torch.no_grad():
+        mixed = (places[:, None] * 7919 + places * 104729 + places[:, None] * places * 31) % 1009
+        layer.recurrent.weight.copy_((mixed - 504) / 1999)
+    on_grid(layer.recurrent)
+    steps, rows = torch.arange(400)[:, None, None], torch.arange(7)[:, None]
+    x = ((steps * 131 + rows * 17 + places * 977 + steps * places) % 97).float() / 64
+    spikes = run(layer.to(device), x.to(device)).cpu()
+    assert 0.05 < float(spikes.mean()) < 0.95
+    digest = hashlib.sha256(spikes.to(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    assert digest == "dcde0f2322e62bc8"
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ ERROR = 1e-6
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles of few numbers: the interpreter takes as long for a tile of any size."""
-    monkeypatch.setattr(_launch, "_TILE", 128)
+    monkeypatch.setattr(_launch, "_TILES", _launch.MomentTiles(128, 4, 4))
 
 
 def data(kind: str, shape: tuple[int, ...]) -> Tensor:

@@ -152,6 +152,28 @@ def test_second_derivatives_are_torchs(launched: list[str]) -> None:
     torch.testing.assert_close(found, second(F.linear(*of)), rtol=1e-4, atol=1e-3)
 
 
+def test_gradients_that_come_by_several_ways_add_up() -> None:
+    """Whole and in parts; and only some of the parts; and parts that begin at odd addresses."""
+    products, of = RepeatedProducts(), leaves()
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        linked = call(products, of, links=True)
+        assert linked.links is not None
+        grad = torch.randn(linked.y.shape, generator=generator)
+        part, odd = grad.bfloat16(), torch.zeros(grad.numel() + 1, dtype=torch.bfloat16)[1:].view(grad.shape)
+        nothing = torch.zeros_like(part)
+        ways: list[tuple[list[Tensor], list[Tensor]]] = [
+            ([linked.y, *linked.links.parts], [grad, part, nothing, nothing]),
+            ([linked.links.parts[0]], [part]),
+            ([*linked.links.parts], [part, odd, odd]),
+        ]
+        for results, grads in ways:
+            whole = torch.stack([one.float() for one in grads]).sum(0)
+            found = torch.autograd.grad(results, of[:2], grads, retain_graph=True)
+            for one, want in zip(found, torch.autograd.grad(F.linear(*of), of[:2], whole), strict=True):
+                torch.testing.assert_close(one, want, rtol=0, atol=2e-4)
+
+
 def test_a_late_hook_is_refused() -> None:
     products, of = RepeatedProducts(), leaves()
     for _ in range(2):

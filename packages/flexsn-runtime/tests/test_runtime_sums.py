@@ -9,8 +9,10 @@ import torch
 from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, loop, random
 from torch import Tensor
 
-from flexsn_runtime import ScanProgram
+from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime.kernels._backward import BackwardScan
 from flexsn_runtime.kernels._sums import sum_over
+from flexsn_runtime.step._pointwise_step import Specialization
 
 
 @pytest.mark.long(all_but=["shape1-1", "shape2-4", "shape0-11"])
@@ -98,6 +100,28 @@ def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: in
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("channels", "alike"), [(8, [3]), (7, []), (1, [])])
+def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) -> None:
+    """Three vectors of one layout and one of another; of a number of bytes that is aligned."""
+    shape = (5, channels, 6)
+    a, b, c = (random(channels, seed=seed).requires_grad_() for seed in range(3))
+    other = random(6, seed=4).requires_grad_()
+    x, v = random(4, *shape).requires_grad_(), random(*shape, seed=5)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * a[:, None] + x * b[:, None] + c[:, None]
+        return h * other, h
+
+    assert_like_the_loop(core, 1, [x], [v], [a, b, c, other])
+    step, arguments = prepare(ScanProgram(core, 1, 1, 1), (x, v))
+    assert isinstance(step, Specialization)
+    results = scan(step, arguments, state_seqs=False)
+    gradients = torch.autograd.grad(results[0], [a, b, c, other], torch.ones_like(results[0]))
+    assert not any(one._is_view() for one in gradients)
+    plans = [made.plan for made in step.plans.values() if isinstance(made, BackwardScan)]
+    assert [len(one.results) for plan in plans for one in plan.together] == alike
+
+
 def test_gradcheck() -> None:
     w = random(dtype=torch.float64, seed=3).requires_grad_()
     program = ScanProgram(lambda x, c, v: ((v * w + x * c).tanh(), v * 0.5 + x * c * w), 2, 1, 1)

@@ -27,6 +27,12 @@ def is_ahead_of_time() -> bool:
     return bool(getattr(V.graph, "aot_mode", False))
 
 
+def records_cuda_graphs() -> bool:
+    """True if Inductor records what it compiles now in CUDA graphs, as with ``mode="reduce-overhead"``."""
+    config = needed("torch._inductor", "config", _NO_CPP)
+    return bool(getattr(config.triton, "cudagraphs", False))
+
+
 @functools.cache
 def lower_launches(op: Any) -> None:
     """Has Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.

@@ -1,4 +1,4 @@
-"""The walk through a network that puts one module in the place of another."""
+"""The walk through a network that replaces modules."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
         UnknownNameError: an unknown backend.
     """
     check_backend(backend, "m")
-    walk = _Walk(backend)
-    changed = walk.visit("", model)
-    report = Conversion(changed.module, walk.converted, walk.left, dict(changed.moved), dict(changed.dropped))
-    if strict and walk.left:
+    visitor = _Visitor(backend)
+    changed = visitor.visit("", model)
+    report = Conversion(changed.module, visitor.converted, visitor.left, dict(changed.moved), dict(changed.dropped))
+    if strict and visitor.left:
         raise ConversionError(f"not everything can be converted, and nothing was.\n{report}")
-    for number in walk.numbers:
+    for number in visitor.numbers:
         give_a_dimension(number)
-    for parent, child, module in walk.places:
+    for parent, child, module in visitor.places:
         parent.add_module(child, module)
     for lib in LIBRARIES:
         lib.forget(model)
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
     module: nn.Module
 
 
-class _Walk:
+class _Visitor:
     """Visits every module once, children first, and changes nothing yet."""
 
     def __init__(self, backend: str) -> None:

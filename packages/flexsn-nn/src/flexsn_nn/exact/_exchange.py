@@ -1,4 +1,4 @@
-"""What neurons and the layers between them hand over, so that no pass over memory converts it."""
+"""Spikes and gradients that neurons and layers hand to each other, so that no pass over memory converts them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
 
 
 def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
-    """The same of outputs, but for the hook of `exact_products`."""
+    """True if hooks see outputs of any of these modules, but for the hook of `exact_products`."""
     if _modules._global_forward_hooks:
         return True
     return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())

@@ -24,7 +24,7 @@ from flexsn_runtime import (
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-# A whole number of so many bits, sign included, is one bfloat16.
+# Bits of whole numbers that are one bfloat16, sign included.
 _BITS_OF_ONE_PART = 9
 # Larger whole numbers are not whole in a bfloat16.
 _LARGEST = 1 << 8
@@ -152,7 +152,7 @@ class ExactForward(ReplacedForward):
         return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
 
     def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
-        """The same of any tensors of these layouts."""
+        """Why torch's product runs for any tensors of these layouts."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:

@@ -91,6 +91,35 @@ class Summed(NamedTuple):
         memory[self.place] = self.sum(written, like)
 
 
+class SummedTogether(NamedTuple):
+    """Gradients that a kernel has written to one memory, one behind the other, by one sum for all.
+
+    Attributes:
+        given: how many tensors a call has; what it allocates is behind them.
+        results: the gradients, by their number among what is allocated.
+        written: the whole of what the kernel writes, `[gradients, ...]`.
+        sum: of it, to `[gradients, *shape]`.
+    """
+
+    given: int
+    results: tuple[int, ...]
+    written: Allocation
+    sum: PlainSum
+
+    def allocate(self, memory: Memory, device: torch.device) -> None:
+        """Puts the parts of a new tensor in their places."""
+        whole = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
+        for i, part in zip(self.results, whole.unbind(), strict=True):
+            memory[self.given + i] = part
+
+    def __call__(self, memory: Memory) -> None:
+        first = memory[self.given + self.results[0]]
+        assert first is not None
+        whole = first.as_strided(self.written.shape, self.written.strides)
+        for i, part in zip(self.results, self.sum(whole).unbind(), strict=True):
+            memory[self.given + i] = part.detach()  # no view: it is a result
+
+
 class Moved(NamedTuple):
     """What a kernel reads in place of captured tensors that it cannot read as they are, behind all else in memory.
 
@@ -153,13 +182,14 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What calls of one layout do, in order: allocate, take the steps, return what was allocated.
+    """Calls of one layout, as data: they allocate, take the steps, and return what was allocated.
 
     Attributes:
         device: of what is allocated.
         allocations: of the results; `None`: there is none in this place.
         allocators: of each allocation, what makes it.
         steps: what is done then.
+        together: those of the steps that allocate, too: results without an allocator.
         absent: results that are not returned, though they are computed or allocated.
     """
 
@@ -168,6 +198,7 @@ class Plan:
     allocators: tuple[Callable[[], Tensor] | None, ...]
     steps: tuple[PlanStep, ...]
     absent: frozenset[int] = frozenset()
+    together: tuple[SummedTogether, ...] = ()
 
     @classmethod
     def of(
@@ -179,17 +210,21 @@ class Plan:
         absent: frozenset[int] = frozenset(),
     ) -> Plan:
         """A plan that allocates with `allocator`, as `Launch.allocator`."""
+        together = tuple(step for step in steps if isinstance(step, SummedTogether))
+        parts = {i for step in together for i in step.results}
         allocators = [
-            None if one is None else allocator(one.shape, one.strides, dtype=one.dtype, device=device)
-            for one in allocations
+            None if one is None or i in parts else allocator(one.shape, one.strides, dtype=one.dtype, device=device)
+            for i, one in enumerate(allocations)
         ]
-        return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent)
+        return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Executes it in Python. The compiled launcher executes it otherwise: `native/`."""
         memory = [*given]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
+        for one in self.together:
+            one.allocate(memory, self.device)
         for step in self.steps:
             if step.__class__ is Launched:
                 step.launch(step.pick(memory))  # one call less than that of the step itself

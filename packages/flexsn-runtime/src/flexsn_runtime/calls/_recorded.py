@@ -1,4 +1,4 @@
-"""A call that is recorded once and repeated: its operators and launches in order, without what finds them out.
+"""A call that is recorded once and repeated: its operators and launches in order.
 
 A recording is of tensors of one layout. It sees torch's operators as they are dispatched, and what else works on
 tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is allocated in the call,
@@ -36,11 +36,11 @@ _METHODS = {_aten.copy_.default: "copy_", _aten.zero_.default: "zero_"}
 _FILE = "<flexsn_runtime.calls>"
 
 
-class _Current(threading.local):
-    recorder: Recorder | None = None
+class _Recording(threading.local):
+    recorder: CallRecorder | None = None
 
 
-_current = _Current()
+_current = _Recording()
 
 
 def noted(
@@ -67,7 +67,7 @@ def recorded(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) 
     Args:
         call: computes with nothing but `given`, without gradients. Its results are tensors or `None`.
     """
-    recorder = Recorder(given)
+    recorder = CallRecorder(given)
     _current.recorder = recorder
     try:
         with recorder:
@@ -107,7 +107,7 @@ class _Memory:
     written: bool
 
 
-class Recorder(TorchDispatchMode):
+class CallRecorder(TorchDispatchMode):
     """Notes a call on these tensors.
 
     Attributes:
@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
         self.why = self.why or why
 
     def repeat(self, results: Sequence[Any]) -> Repeat | str:
-        """What repeats the call, or why nothing does."""
+        """The function that repeats the call, or why there is none."""
         names = ["None" if one is None else self._known(one) for one in results]
         for one in results:
             self._check_written(one)

@@ -133,6 +133,10 @@ class GraphSpecialization(Specialization):
         self.distance = None if segment is None else writable(segment, self.cost.backward_ops)
         _, stand_ins = traced[0]
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
+        for trace in self._traces:
+            for tensor in trace.lifted:
+                # Nothing reads it, and a CUDA graph that is recorded meanwhile has no memory to spare for it.
+                tensor.untyped_storage().resize_(0)
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
         # The trace has the numbers of an assignment, where its users want the symbols.
         sized = copy.copy(self.trace)

@@ -24,7 +24,7 @@ from flexsn_graph import CoreReturnError, NonPointwiseError, TraceError
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.callers import warn
 from flexsn_runtime._torch_private import size_hint
-from flexsn_runtime._torch_private_inductor import is_ahead_of_time
+from flexsn_runtime._torch_private_inductor import is_ahead_of_time, records_cuda_graphs
 from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 from flexsn_runtime.graphs._graph_pieces import GraphPieces
@@ -199,11 +199,16 @@ def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: S
     A program that is compiled ahead of time is to run without Python.
     """
     num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
-    return may_run_in_segments(step, size_hint(num_steps), size_hint(ncl)) and not _is_ahead_of_time()
+    hints = size_hint(num_steps), size_hint(ncl)
+    return may_run_in_segments(step, *hints, recorded=_records_cuda_graphs()) and not _is_ahead_of_time()
 
 
 def _is_ahead_of_time() -> bool:
     return "torch._inductor" in sys.modules and is_ahead_of_time()
+
+
+def _records_cuda_graphs() -> bool:
+    return "torch._inductor" in sys.modules and records_cuda_graphs()
 
 
 def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:

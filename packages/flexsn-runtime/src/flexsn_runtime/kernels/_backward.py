@@ -16,7 +16,7 @@ from flexsn_graph import Port, Presence, Residuals, Role
 from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime.calls._plan import Allocation, Copied, Memory, Plan, Summed, launching
 from flexsn_runtime.kernels._rows import fewer_elements, rows
-from flexsn_runtime.kernels._sums import InputGradient, LiftedGradient
+from flexsn_runtime.kernels._sums import InputGradient, LiftedGradient, summed_together
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands, loaded_early
@@ -139,7 +139,7 @@ class BackwardScan:
         by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
         by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
         if segments is None and source.target.rows and by_element and not by_step:
-            narrow = replace(config, block=fewer_elements(config.block, config.num_warps))
+            narrow = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
         programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
@@ -217,7 +217,8 @@ class BackwardScan:
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
             number = min(segments.number, arguments.num_steps // config.chunk)
-            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            worth = segments.rule.launched
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
             launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
@@ -243,12 +244,15 @@ class BackwardScan:
         )
         if cut is not None:
             read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
+        summed: list[tuple[Allocation, Summed]] = []
         for i, tensor in enumerate(arguments.lifted, self._first_lifted):
             if (one := written[i]) is not None:
                 sums_up = LiftedGradient(
                     one.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
                 )
-                steps.append(Summed(first + i, i, sums_up, sums_up.plain(tensor)))
+                summed.append((one, Summed(first + i, i, sums_up, sums_up.plain(tensor))))
+        apart = step.is_recorded or segments is not None
+        steps += [one_sum for _, one_sum in summed] if apart else summed_together(first, summed)
         self.plan = Plan.of(self._device, written, steps, launched.allocator)
 
     def __call__(

@@ -143,7 +143,8 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device)
+            worth = segments.rule.launched if isinstance(segments, Choice) else 1
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
             launched = in_segments(scan, step.core(residuals), segments)
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)

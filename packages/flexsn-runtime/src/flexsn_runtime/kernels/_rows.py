@@ -21,8 +21,11 @@ _FEWEST_PROGRAMS = 1024
 # Rows begin at multiples of so many elements, or else each of them would be loaded by itself.
 _ALIGNED = 16
 
-# Elements of a thread at the most: what is added up is in registers beside all else.
+# Elements of a thread at the most: what is added up is in registers beside all else. Steps that are not large have
+# fewer: on an H100, two take 7 % less time for the backward of a norm and a LIF of 3 million bfloat16 elements, and 4 %
+# more for 26 million.
 _ELEMENTS = 4
+_SMALL, _ELEMENTS_OF_SMALL = 2**23, 2
 
 
 class Rows(NamedTuple):
@@ -71,6 +74,9 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
     return Rows(number, (each, *shape[outer:]), outer) if number > 1 else None
 
 
-def fewer_elements(block: int, num_warps: int) -> int:
-    """The block of programs that walk rows, where others have `block` elements."""
-    return min(block, _ELEMENTS * 32 * num_warps)
+def fewer_elements(block: int, num_warps: int, step: int) -> int:
+    """The block of programs that walk rows of a step of `step` elements, where others have `block`."""
+    # A symbol is not compared: rows of such steps are none.
+    small = type(step) is int and step <= _SMALL and not triton_interpreted()
+    elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS
+    return min(block, elements * 32 * num_warps)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flexsn_graph import LiftedLayout
 from flexsn_hop.formats import contiguous_strides
-from flexsn_runtime.launches._sum import PlainSum, Sum
+from flexsn_runtime.calls._plan import Allocation, PlanStep, Summed, SummedTogether
+from flexsn_runtime.launches._sum import ALIGNED, PlainSum, Sum
 from flexsn_runtime.operands._order import in_order, unusual_order
 
 
@@ -68,6 +69,30 @@ class LiftedGradient:
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
+
+
+def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
+    """Sums of gradients, of which those that are alike are one.
+
+    Args:
+        given: how many tensors a call has.
+        sums: each with what the kernel writes for it.
+    """
+    alike: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
+    for written, step in sums:
+        alike.setdefault((written, step.plain), []).append(step)
+    steps: list[PlanStep] = []
+    for (written, plain), group in alike.items():
+        bytes_each = math.prod(written.shape) * written.dtype.itemsize
+        whole = None if plain is None or len(group) == 1 or bytes_each % ALIGNED else plain.times(len(group))
+        if whole is None:
+            steps += group
+        else:
+            shape = (len(group), *written.shape)
+            results = tuple(step.place - given for step in group)
+            memory = Allocation(shape, contiguous_strides(shape), written.dtype)
+            steps.append(SummedTogether(given, results, memory, whole))
+    return steps
 
 
 # On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.

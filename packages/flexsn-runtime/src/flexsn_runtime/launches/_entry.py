@@ -16,8 +16,8 @@ class Entry:
         numbers: the arguments behind the tensors.
         programs, threads, shared: the launch on a GPU.
         kept: what has to be there as long as the address is called.
-        watched: True if launches are watched by what a launch by address would not tell.
-        beside: so many rows of `programs` a launch on a GPU has.
+        watched: true if something watches launches that a launch by address would pass by.
+        beside: number of rows of `programs` in a launch on a GPU.
     """
 
     address: int
@@ -31,5 +31,5 @@ class Entry:
 
 
 def unwatched() -> bool:
-    """A `watched` where nobody can ask to be told."""
+    """Stands for `watched` where no launch can be watched."""
     return False

@@ -1,11 +1,15 @@
-"""Sums of what a kernel has written, as data: whoever computes them need not be Python."""
+"""Sums of what a kernel has written, as data, which Python and the compiled launcher execute."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+ALIGNED = 16
+"""Bytes: kernels are compiled for tensors that begin at multiples of them."""
 
 
 class Sum(NamedTuple):
@@ -31,3 +35,19 @@ class PlainSum(NamedTuple):
     sum: Sum
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The sums of a contiguous tensor."""
+        return self.sum(tensor).view(self.shape).to(self.dtype)
+
+    def times(self, count: int) -> PlainSum | None:
+        """Sums of `count` tensors in one, `[count, ...]` to `[count, *shape]`; `None`: this one sums over no dimension,
+        or over all, or results would not be aligned as tensors are."""
+        if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
+            return None
+        if math.prod(self.shape) * self.dtype.itemsize % ALIGNED:
+            return None
+        steps = []
+        for shape, dims in self.sum.steps:
+            steps.append((None if shape is None else (count, *shape), tuple(dim + 1 for dim in dims)))
+        return PlainSum(Sum(tuple(steps)), (count, *self.shape), self.dtype)

@@ -17,7 +17,7 @@ class ProductOwner(Protocol):
     """Goes on in Python where the compiled launcher cannot."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Those of the operands that are there, of what was saved and what arrives."""
+        """Returns gradients of the operands that are there, of what was saved and what arrives."""
 
     def refuse_hooks(self) -> None:
         """Raises: a hook would miss gradients that come by links."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flexsn_runtime.calls._plan import Copied, Launched, Plan, Summed
+from flexsn_runtime.calls._plan import Copied, Launched, Plan, Summed, SummedTogether
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._sum import PlainSum
@@ -141,14 +141,22 @@ class NativeScan:
         told = _told(plan, len(given))
         if told is None:
             return False
-        launch, copies, sums = told
+        launch, copies, sums, together = told
         absent = self._absent
         gone = [*absent, *(len(given) + i for i in absent)]
         launch = launch.without(gone, len(given))
+        all_together = [
+            self._module.Together(
+                [i - sum(other < i for other in absent) for i in step.results],
+                step.written.like(),
+                _sum(self._module, step.sum),
+            )
+            for step in together
+        ]
         self._scan.follow(
             [t for i, t in enumerate(given) if i not in absent],
             [need for i, need in enumerate(needed) if i not in absent],
-            self._module.Plan(list(launch.written), [_kernel(self._module, launch)]),
+            self._module.Plan(list(launch.written), [_kernel(self._module, launch)], all_together),
             [],
             [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
             [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
@@ -165,11 +173,13 @@ class _Told(NamedTuple):
         launch: of its kernel, with what is allocated.
         copies: by place, what is like the copy that the kernel gets.
         sums: what becomes of some of the results then, by their number.
+        together: those that are summed by one.
     """
 
     launch: ByAddress
     copies: dict[int, Tensor]
     sums: dict[int, PlainSum]
+    together: list[SummedTogether]
 
 
 def told_forward(plan: Plan) -> ByAddress | None:
@@ -181,6 +191,7 @@ def told_forward(plan: Plan) -> ByAddress | None:
 def _told(plan: Plan, num_given: int) -> _Told | None:
     """`None`: it has a step, or a result that is not returned, which only Python has."""
     launch, copies, sums = None, {}, {}
+    together: list[SummedTogether] = []
     for step in plan.steps:
         if isinstance(step, Copied):
             copies[step.place] = torch.empty_strided(step.shape, step.strides, dtype=step.dtype, device="meta")
@@ -189,9 +200,11 @@ def _told(plan: Plan, num_given: int) -> _Told | None:
             launch = ByAddress.of(step.launch, step.places, written, plan.device)
         elif isinstance(step, Summed) and step.plain is not None:
             sums[step.place - num_given] = step.plain
+        elif isinstance(step, SummedTogether):
+            together.append(step)
         else:
             return None
-    return None if launch is None or plan.absent else _Told(launch, copies, sums)
+    return None if launch is None or plan.absent else _Told(launch, copies, sums, together)
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:

@@ -82,6 +82,11 @@ class Written {
     return at::empty_strided(sizes_, strides_, at::TensorOptions().dtype(dtype_).device(device));
   }
 
+  // Bytes from one part along the first dimension to the next.
+  std::int64_t step() const {
+    return strides_[0] * static_cast<std::int64_t>(c10::elementSize(dtype_));
+  }
+
  private:
   std::vector<std::int64_t> sizes_, strides_;
   at::ScalarType dtype_;
@@ -205,19 +210,35 @@ class Sum {
   at::ScalarType dtype_;
 };
 
+// Results that a kernel writes to one memory, one behind the other, and one sum for all of them.
+struct Together {
+  std::vector<std::size_t> results;
+  Written written;
+  Sum sum;
+};
+
 // What a call allocates and launches.
 class Plan {
  public:
-  Plan(const Tensors& written, Kernels kernels) : kernels_(std::move(kernels)) {
+  Plan(const Tensors& written, Kernels kernels, std::vector<Together> together = {})
+      : kernels_(std::move(kernels)), together_(std::move(together)) {
     for (const auto& one : written)
       written_.push_back(one ? std::optional<Written>(*one) : std::nullopt);
+    for (const auto& group : together_)
+      for (const auto i : group.results)
+        written_[i] = std::nullopt;
+  }
+
+  const std::vector<Together>& together() const {
+    return together_;
   }
 
   std::size_t count() const {
     return written_.size();
   }
 
-  // `tensors`: those of a call that are there, or, where places are kept for them, undefined.
+  // `tensors`: those of a call that are there, or, where places are kept for them, undefined. Of results in one memory, the first
+  // is all of it, and the others are undefined.
   variable_list run(at::TensorList tensors, at::Device device) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     variable_list results;
@@ -230,6 +251,14 @@ class Plan {
       results.push_back(one ? one->allocate(device) : at::Tensor());
       addresses.push_back(one ? address_of(results.back()) : nullptr);
     }
+    for (const auto& group : together_) {
+      auto& whole = results[group.results[0]] = group.written.allocate(device);
+      auto* address = static_cast<char*>(address_of(whole));
+      for (const auto i : group.results) {
+        addresses[tensors.size() + i] = address;
+        address += group.written.step();
+      }
+    }
     for (const auto& kernel : kernels_)
       kernel->launch(addresses, device);
     return results;
@@ -238,6 +267,7 @@ class Plan {
  private:
   std::vector<std::optional<Written>> written_;
   Kernels kernels_;
+  std::vector<Together> together_;
 };
 
 variable_list present(const Tensors& tensors) {
@@ -514,6 +544,11 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       if (gradients[i].defined() && told.sums[i])
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
     }
+    for (const auto& [results, written, sum] : told.plan.together()) {
+      const auto parts = sum.of(std::move(gradients[results[0]])).unbind();
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        gradients[results[i]] = parts[i].detach(); // no view: it is a result
+    }
     if (told.last) {
       std::vector<void*> addresses;
       for (const auto& tensor : given)
@@ -586,12 +621,20 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            unsigned,
            std::vector<std::int64_t>>());
   py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
+  py::class_<Together>(module, "Together")
+      .def(py::init([](std::vector<std::size_t> results, const at::Tensor& written, Sum sum) {
+        return Together{std::move(results), Written(written), std::move(sum)};
+      }));
   py::class_<Last>(module, "Last")
       .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
         return Last{std::move(kernel), Written(written), std::move(constants)};
       }));
   py::class_<Plan>(module, "Plan")
-      .def(py::init<const Tensors&, Kernels>())
+      .def(
+          py::init<const Tensors&, Kernels, std::vector<Together>>(),
+          py::arg("written"),
+          py::arg("kernels"),
+          py::arg("together") = std::vector<Together>())
       .def("run", torch::wrap_pybind_function([](const Plan& plan, const Tensors& tensors) {
         const auto these = present(tensors);
         const py::gil_scoped_release others_may_run;

@@ -9,8 +9,8 @@ from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, limited
 _CHUNK = 4
 _LARGEST, _SMALLEST = 4096, 256
 
-# Elements of a step that has no vector of 512 bits in float32. In blocks of 256, GCC computes what is left of them one
-# by one: a backward of LIF over 8 neurons takes 75 ns a step, in blocks of 8 it takes 16. Simple forwards take 7.
+# Elements of a step that is less than a vector of 512 bits in float32. In blocks of 256, GCC computes one at a time in
+# backward kernels: 8 LIFs take 75 ns a step, and 16 in blocks of 8. Forward kernels take 7 in both.
 _FEW, _NARROW = 15, 8
 
 # Bytes of a block's states: half of the nearest cache.

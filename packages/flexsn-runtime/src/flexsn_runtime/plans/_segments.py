@@ -20,6 +20,8 @@ class SegmentRule:
         largest: elements of a step; larger ones fill it by themselves.
         moved: bytes that a step reads and writes; steps that move as many keep the memory busy by themselves.
         shortest: steps of a sequence, at the least.
+        launched: steps of a sequence, at the least, in calls outside of CUDA graphs, where Python launches each kernel;
+            but for the first calls, in which warm-ups are learned.
         steps: of a segment, at the least.
         fewest: segments; fewer are not worth the second pass.
         most: segments.
@@ -32,6 +34,7 @@ class SegmentRule:
     largest: int
     moved: int = 2**63
     shortest: int = 1
+    launched: int = 1
     steps: int = 128
     fewest: int = 4
     most: int = 2**31
@@ -56,9 +59,12 @@ class SegmentRule:
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
 # few bytes it moves: in training, 5.6 of the copy's time with 2048 elements in float32 and 4.8 with 8192 in bfloat16,
 # where segments take 1.9 and 2.2, but 1.6 with 8192 in float32, where they take 1.8. One program looks at all segments
-# of its elements, so that more segments take longer again. A serial kernel takes some 50 ns a step, so that 1024 steps
-# take about as long as Python does to launch several kernels.
-ON_GPU = SegmentRule(elements=2**16, largest=2**13, moved=2**16, shortest=2**10, most=2**10, kept=True)
+# of its elements, so that more segments take longer again. In CUDA graphs, 512 steps take 1.3 to 1.7 times less than
+# serially. Python launches a call in segments in 66 us and a training step in 245, which serial kernels take over 2,200
+# and 2,900 steps: see benchmarks/results/short_segments.md.
+ON_GPU = SegmentRule(
+    elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
+)
 
 # Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
 _PROGRAM, _STEPS = 256, 2**15

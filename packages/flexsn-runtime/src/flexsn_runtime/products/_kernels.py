@@ -26,7 +26,7 @@ _GROUP = 8
 # Numbers of a row that one load can take: of rows that are multiples of it.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
-# So many sizes are kept.
+# The sizes of the last calls are kept.
 _sizes = functools.lru_cache(maxsize=256)
 
 
@@ -156,7 +156,7 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 
 def padding() -> int:
-    """Rows of parts are multiples of so many numbers."""
+    """The number of which rows of parts have a multiple."""
     found: int = _kernels().PADDING
     return found
 
@@ -166,7 +166,7 @@ def padded_units(columns: int) -> int:
 
 
 def bits(scale: float) -> int:
-    """Those of a float32."""
+    """The 32 bits of a float32, as an integer."""
     found: int = struct.unpack("i", struct.pack("f", scale))[0]
     return found
 
@@ -182,7 +182,7 @@ def unit_of(columns: int, row: int, aligned: bool) -> int:
 
 
 def row_unit(row: int, aligned: bool) -> int:
-    """The same of bfloat16 rows without holes: a whole chunk, a whole load, or one number."""
+    """Numbers that one load of dense bfloat16 rows takes: a whole chunk, a whole load, or one."""
     return next((unit for unit in _UNITS if aligned and row % unit == 0), 1)
 
 

@@ -109,7 +109,7 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
 
 def three(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Three tensors for a kernel, which reads as many as there are."""
+    """Three tensors for a kernel, the last one again where there are fewer."""
     last = grads[-1]
     return grads[0], grads[1] if len(grads) > 1 else last, grads[2] if len(grads) > 2 else last
 

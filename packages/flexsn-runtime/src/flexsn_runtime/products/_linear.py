@@ -179,6 +179,11 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def _dense_and_aligned(x: Tensor) -> Tensor:
+    x = _dense(x)
+    return x if is_aligned(x) else x.clone()
+
+
 def _gradients(
     grad: Tensor,
     s: Tensor,
@@ -205,7 +210,7 @@ def gradients(
     scale: float,
     wanted: tuple[bool, bool, bool],
 ) -> list[Tensor | None]:
-    """Those of `[s, written, weight, bias]`, by kernels.
+    """Gradients of `[s, written, weight, bias]`, by kernels.
 
     Args:
         grads: of the forward's results: of `y`, or, if that is `None`, of links.
@@ -213,8 +218,13 @@ def gradients(
     """
     s, spikes, weight, pieces, seen = saved
     given = _dense(s), spikes, _dense(weight), pieces, seen
-    grads = [None if grad is None else _dense(grad) for grad in grads]
+    grads = [None if grad is None else _dense_and_aligned(grad) for grad in grads]
     return backward_plan(backward_kind(given, grads, parts, scale, wanted)).run((*given, *grads))[:OPERANDS]
+
+
+def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
+    """True if a gradient comes either whole or in all of its parts."""
+    return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 
 def backward_kind(
@@ -227,10 +237,8 @@ def backward_kind(
     """The kind of a backward over dense tensors; arguments as of `gradients`."""
     s, spikes, weight, pieces, seen = saved
     whole = grads[0]
-    first = whole if whole is not None else grads[1]
     assert s is not None
     assert weight is not None
-    assert first is not None
     sums = len(grads) > 1 + parts[1]
     if sums and whole is None and grads[-1] is None:
         wanted = *wanted[:2], False
@@ -246,7 +254,7 @@ def backward_kind(
         sums,
         whole is None,
         wanted,
-        (is_aligned(s), is_aligned(weight), is_aligned(first)),
+        (is_aligned(s), is_aligned(weight)),
         s.device,
     )
 
@@ -257,8 +265,8 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
     Args:
         s: numbers of bfloat16. If there are others, all is computed again in float32, which takes long.
     """
-    s, grads = _dense(s), _dense(grads)
-    outputs, aligned = grads.shape[1], (is_aligned(s), True, is_aligned(grads))
+    s, grads = _dense(s), _dense_and_aligned(grads)
+    outputs, aligned = grads.shape[1], (is_aligned(s), True)
     parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
         tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
@@ -351,7 +359,7 @@ def flowing(
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
         found = _plain_gradients(_sum(whole, arrived), saved[0], saved[2], wanted)
         return found[0], None, found[1], found[2]
-    if whole is not None and any(part is not None for part in arrived):
+    if arrived and not come_alone(whole, arrived):
         grads = _sum(whole, arrived), *(None,) * (len(grads) - 1)
     return gradients(saved, grads, parts, scale, wanted)
 

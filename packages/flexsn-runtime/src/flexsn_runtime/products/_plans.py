@@ -18,7 +18,7 @@ _plans = functools.lru_cache(maxsize=256)
 
 
 class ForwardKind(NamedTuple):
-    """What the plan of a forward depends on. Operands are dense.
+    """Key of the plan of a forward, over dense operands.
 
     Attributes:
         shape: of the spikes, `[..., K]`.
@@ -97,7 +97,7 @@ def forward_plan(kind: ForwardKind) -> Forward:
 
 
 class BackwardKind(NamedTuple):
-    """What the plan of gradients depends on. Operands are dense.
+    """Key of the plan of gradients, over dense operands.
 
     Attributes:
         shape: of the spikes, `[..., K]`.
@@ -110,7 +110,7 @@ class BackwardKind(NamedTuple):
         links, sums: as of the forward.
         arrived: the gradient comes in parts; otherwise whole.
         wanted: the gradients of the spikes, the weight and the bias.
-        aligned: addresses of the spikes, the weight and the gradients are multiples of 16 bytes.
+        aligned: addresses of the spikes and the weight are multiples of 16 bytes. Those of gradients always are.
     """
 
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class BackwardKind(NamedTuple):
     sums: bool
     arrived: bool
     wanted: tuple[bool, bool, bool]
-    aligned: tuple[bool, bool, bool]
+    aligned: tuple[bool, bool]
     device: torch.device
 
 
@@ -141,7 +141,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     *lead, K = kind.shape
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
     w_parts, g_parts = kind.parts
-    of_s, of_weight, of_grads = kind.aligned
+    of_s, of_weight = kind.aligned
     for_s, for_weight, for_bias = kind.wanted
     make = PlanBuilder(device, _WHOLE + 1 + kind.links + kind.sums)
     result_s = make.allocate(kind.shape, torch.float32) if for_s else make.reserve()
@@ -173,16 +173,16 @@ def backward_plan(kind: BackwardKind) -> Plan:
     grads: Sequence[int] = range(_WHOLE + 1, _WHOLE + 1 + g_parts)
     g_row = N
     if whole:
-        make.launch(_kernels.splitting(M, N, N, g_parts, (of_grads,), device), _WHOLE, cut)
-        grads, g_row, of_grads = make.unbind(cut, g_parts), width_n, True
+        make.launch(_kernels.splitting(M, N, N, g_parts, (True,), device), _WHOLE, cut)
+        grads, g_row = make.unbind(cut, g_parts), width_n
     three = grads[0], grads[min(1, g_parts - 1)], grads[g_parts - 1]
     if for_s:
         back = tile_for("inputs", M, K, N, max(w_parts, g_parts), device)
         units = padded_units(K)
-        kernel = _kernels.leading_back(M, N, K, g_row, units, g_parts, w_parts, back, (of_grads,), device)
+        kernel = _kernels.leading_back(M, N, K, g_row, units, g_parts, w_parts, back, (True,), device)
         make.launch(kernel, *three, pieces, result_s)
     if for_weight:
-        aligned = of_grads, True
+        aligned = True, True
         kernel = _kernels.summing_rows(M, N, K, g_row, row, g_parts, tile, shares, aligned, device)
         make.launch(kernel, *three, spikes, partial)
         if adds:
@@ -192,7 +192,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
             whole_grads = (_WHOLE,) * 3 if whole else three
             known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
             kernel = _kernels.repairing_weights(
-                M, N, K, known[1], K, known[0], known[2], seen_size(M), (kind.aligned[2], of_s), device
+                M, N, K, known[1], K, known[0], known[2], seen_size(M), (True, of_s), device
             )
             make.launch(kernel, *whole_grads, _S, result_weight, seen)
     return make.plan()

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
 from flexsn_runtime.native import NativeProduct, compiled_launcher, may_launch
+from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
     Linked,
     Links,
     Operands,
     backward_kind,
+    come_alone,
     flowing,
     linked_linear,
     links_of,
@@ -52,7 +54,7 @@ class RepeatedProducts:
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles begin anew
+        return RepeatedProducts, ()  # copies and pickles begin without any
 
     def run(
         self,
@@ -73,7 +75,9 @@ class RepeatedProducts:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
-        if (self._known or self._count % _ASKED_EVERY == 1) and may_launch(s.device):
+        # Of ever new layouts, not each is worth it.
+        asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
+        if asks and may_launch(s.device):
             self._hand_over(given, asked)
         return linked
 
@@ -123,7 +127,7 @@ def _linked(known: _Known, found: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Goes on where the compiled launcher cannot, and tells it what it could not.
+    """Goes on where the compiled launcher cannot, and hands the call over for the next time.
 
     Args:
         there: which operands there are.
@@ -154,7 +158,10 @@ class _Owner:
         arrived = [grad for grad in grads if grad is not None]
         if native is None or not arrived or any(map(is_batched, arrived)):
             return
-        if any(t is not None and not t.is_contiguous() for t in tensors) or (grads[0] is not None and len(arrived) > 1):
+        if any(t is not None and not t.is_contiguous() for t in tensors) or not all(map(is_aligned, arrived)):
+            return
+        parts = grads[1 : 1 + self._parts[1]]
+        if parts and not come_alone(grads[0], parts):
             return
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, wanted)

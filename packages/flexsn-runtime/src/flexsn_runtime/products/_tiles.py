@@ -20,14 +20,14 @@ _MULTIPROCESSORS = 8  # of a device without any: tests go through several shares
 
 
 class Tile(NamedTuple):
-    """What one program computes.
+    """The part of a result that one program computes.
 
     Attributes:
         rows, columns: of the result.
         chunk: terms of a sum between two additions in float32.
         num_warps, stages: of Triton.
         leaves: chunks are added in float32; otherwise all terms in the tensor core.
-        shares: programs that share a sum over rows; 0: as many as keep the device busy.
+        shares: programs that share a sum over rows; 0: chosen by the device.
         held: the first factor of several products is in registers.
     """
 
@@ -63,7 +63,7 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
 
 
-# Of two parts, whose rounding is 2.4e-6, sums of so many terms in the tensor core are off by as much again.
+# Terms of a sum that stays in the tensor core. Its error is that of two parts, 2.4e-6, or less.
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 
@@ -96,7 +96,7 @@ def seen_size(rows: int) -> int:
 
 
 def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
-    """The number of programs that share each sum, so that each multiprocessor has as many as it can run at a time."""
+    """The number of programs that share each sum, so that all multiprocessors are busy, in one round."""
     if tile.shares:
         return tile.shares
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

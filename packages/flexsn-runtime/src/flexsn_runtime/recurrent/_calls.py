@@ -1,5 +1,5 @@
 """Calls of a step with products on arguments of one layout: the first one compiles, the second one is recorded, and the
-later ones repeat that. Where the loop over time is not one launch, each call finds its way anew.
+later ones repeat that. Where the loop over time is not one launch, each call finds its own way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_BACKWARDS = 16
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
-    """What runs calls of `[*inputs, *states, *lifted]` like these.
+    """A function for calls of `[*inputs, *states, *lifted]` like these.
 
     It gives `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be.
     """
@@ -155,7 +155,7 @@ class TrainedStaged:
         return self._times.run(call, tensors, self._device, once=self._once)
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Of each that is needed its gradient, where one flows.
+        """The gradient of each that is needed, where one flows.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept, *grad_outputs, *grad_states]`.
@@ -213,7 +213,7 @@ def _is_empty(step: RecurrentSpecialization, arguments: Arguments) -> bool:
 
 
 def _environment() -> Hashable:
-    """What a call asks that is in no layout."""
+    """Settings that decide about a call, and are in no layout."""
     return one_launch_wanted(), clusters_wanted(), torch.get_float32_matmul_precision()
 
 

@@ -21,7 +21,7 @@ _REGISTERS = 65536  # of a processor
 _MOST_REGISTERS = 255  # of a thread
 _MOST_THREADS = 1024
 _SHARED_BYTES = (227 << 10) - 1024  # of a block, without its barriers
-_RESERVED = 2048  # of shared memory that a block takes beside what it asks for
+_RESERVED = 2048  # of shared memory that a block takes beside its dynamic part
 # Blocks of a cluster are on processors of one group, which not all groups have the most of.
 _SPARE = {4: 8, 8: 18, 16: 18}
 # Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
@@ -95,7 +95,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
 
 
 def _of_a_thread(threads: int) -> int:
-    """Registers that a thread of so many can have."""
+    """Registers that each thread of a block can have."""
     return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
 
 

@@ -83,7 +83,7 @@ class Loops:
         return found[1]
 
     def memory(self, staged: StagedStep, lasting: frozenset[Port]) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-        """What the loop of a step loads and stores at each step."""
+        """Loads and stores of a step's loop, at each step."""
         key = (id(staged), lasting)
         if key not in self._memory:
             self._memory[key] = memory_of(self.loop(staged, lasting))
@@ -136,7 +136,7 @@ def _name(step: RecurrentSpecialization, over: OverTime) -> str:
 
 
 def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
-    """What decides a kernel beside its division."""
+    """Key of a kernel beside its division."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
@@ -145,7 +145,7 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
 def _spec(
     over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
 ) -> LoopSpec:
-    """What decides the kernel of a loop.
+    """Specification of the kernel of a loop.
 
     Raises:
         NotOneLaunchError: a stage takes numbers.
@@ -263,7 +263,7 @@ class InPrograms:
         return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """What a launch of so many groups at a time is."""
+        """Describes a launch of groups that run at a time."""
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
@@ -285,7 +285,7 @@ def one_launch_wanted() -> bool:
 
 
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
-    """What `run_in_one_launch` launches, compiled. It raises what that raises."""
+    """Prepares what `run_in_one_launch` launches, compiled. It raises what that raises."""
     if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
@@ -403,7 +403,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
     """Memory through which programs exchange values, and the counters of their arrivals.
 
     Args:
-        groups: of so many rows.
+        groups: of `rows` rows each.
     """
     found: dict[Port, _Source] = {}
     for i, (dtype, parts, columns) in enumerate(kernel.slots):
@@ -423,7 +423,7 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """What gives each of a kernel's tensors, in its order: of what has steps, only where it begins counts.
+    """Sources of a kernel's tensors, in its order: of a value with steps, only where it begins counts.
 
     Args:
         exchanged: what programs exchange values through.

@@ -119,16 +119,16 @@ class _Weight:
 
     @property
     def held_bytes(self) -> int:
-        """Of the matrix, with all columns."""
+        """Bytes of the matrix, with all columns."""
         whole = Tiles(16, 1, 16, 4, ahead=1)
         return whole.columns(self.terms) * whole.columns(self.columns) * self.matrix
 
     def shared_bytes(self, tiles: Tiles) -> int:
-        """Of the matrix."""
+        """Bytes of the matrix in shared memory."""
         return sum(tiles.chunks(self.terms)) * tiles.columns(self.columns) * self.matrix
 
     def operand_bytes(self, tiles: Tiles) -> int:
-        """Of what is there of the operand at a time."""
+        """Bytes of the operand that are there at a time."""
         ahead = tiles.ahead if self.operand == 2 else 1
         return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 

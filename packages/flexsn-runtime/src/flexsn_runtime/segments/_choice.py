@@ -52,9 +52,15 @@ def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 
-def may_run_in_segments(step: Specialization, num_steps: int | None, ncl: int | None) -> bool:
-    """True if scans over so many steps of so many elements have segments; `None`: their number is not known."""
-    return _choose(step, num_steps, ncl) is not None
+def may_run_in_segments(step: Specialization, num_steps: int | None, ncl: int | None, *, recorded: bool) -> bool:
+    """True if scans of this size in a compiled graph are worth the operator that has segments.
+
+    Args:
+        num_steps, ncl: steps and their elements; `None`: the number is not known.
+        recorded: True if the graph runs as a CUDA graph; otherwise Python launches.
+    """
+    choice = _choose(step, num_steps, ncl)
+    return choice is not None and (recorded or (num_steps or 0) >= choice.rule.launched)
 
 
 def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Choice | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class SegmentedForward(GuessedForward):
         return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else None  # once serial, it remains so
+        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # once serial, it remains so
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         if self._segments() < 2:
@@ -84,14 +84,13 @@ class SegmentedForward(GuessedForward):
             super().compile(tensors)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        segments = self._segments()
-        if segments < 2:
+        if self._segments() < 2:
             self.scan.launch(tensors)
-            return
-        scratch = self._scratch(tensors)
-        for kernel in self._kernels():
-            kernel(tensors, scratch)
-        self._speculation.observe(scratch[_REPAIRS], segments, segments * self.scan.sizes["NCL"])
+        else:
+            super().__call__(tensors)
+
+    def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
+        self._speculation.observe(scratch[_REPAIRS], self._segments(), self.scan.sizes["NCL"], self.scan.config.block)
 
     def _segments(self) -> int:
         sizes = self.scan.sizes

@@ -19,6 +19,9 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
+# Calls on short sequences in segments, before those that are launched by Python are serial.
+_FIRST = 8
+
 # As the device holds them in registers.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -40,6 +43,7 @@ class SerialScan(Generic[_Spec]):
         sizes: integers of all kernels of the scan.
         config: blocks, chunks and warps.
         device: of the tensors.
+        launched: steps from which on segments are worth launches by Python, as in `SegmentRule`.
     """
 
     launch: Launch
@@ -49,6 +53,7 @@ class SerialScan(Generic[_Spec]):
     sizes: Mapping[str, int]
     config: LaunchConfig
     device: torch.device
+    launched: int = 1
 
     def kernel(self, what: str, key: tuple[Hashable, ...], write: Callable[[], KernelSource]) -> CompiledKernel:
         """A kernel of the scan in segments, made once.
@@ -112,6 +117,8 @@ class InSegments(Generic[_Spec]):
 
     def __init__(self, scan: SerialScan[_Spec]) -> None:
         self.scan = scan
+        self._first = _FIRST if scan.sizes["T"] < scan.launched else 0
+        self._is_long = self._first == 0
 
     @property
     def is_compiled(self) -> bool:
@@ -123,7 +130,8 @@ class InSegments(Generic[_Spec]):
         return self.scan.launch.allocator(shape, strides, dtype=dtype, device=device)
 
     def entry(self) -> Entry | None:
-        return None  # several kernels
+        """That of the serial kernel, where calls have come to it; segments are several kernels."""
+        return None if self._is_long or self._first else self.scan.launch.entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         scratch = self._scratch(tensors, empty=True)
@@ -131,10 +139,25 @@ class InSegments(Generic[_Spec]):
             kernel.compile(tensors, scratch)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
+        if not self._pays():
+            self.scan.launch(tensors)
+            return
         scratch = self._scratch(tensors)
         for kernel in self._kernels():
             kernel(tensors, scratch)
         self._finish(tensors, scratch)
+
+    def _pays(self) -> bool:
+        """True if this call is worth several launches: the sequence is long, or a CUDA graph records them.
+
+        So are the first calls, which compile the kernels that a recording needs, and learn their warm-up.
+        """
+        if self._is_long:
+            return True
+        if self._first:
+            self._first -= 1
+            return True
+        return torch.cuda.is_current_stream_capturing()
 
     def _kernels(self) -> Sequence[SegmentKernel]:
         """The kernels, in their order."""

@@ -33,6 +33,8 @@ class Repairs(NamedTuple):
 class Speculation:
     """The warm-up of a step's forward, in steps: twice as long after each call that had something to repair.
 
+    At its longest, a few repairs are left to each call.
+
     Counts are read when the device has written them, without waiting: some calls later. Results do not depend on it.
 
     Args:
@@ -50,7 +52,7 @@ class Speculation:
         self._is_kept = kept is not None
         self.last: Repairs | None = None
         self._calls = 0
-        self._pending: tuple[torch.cuda.Event, Tensor, Repairs] | None = None
+        self._pending: tuple[torch.cuda.Event, Tensor, Repairs, tuple[int, int]] | None = None
 
     @property
     def meets(self) -> bool:
@@ -70,41 +72,49 @@ class Speculation:
         """The number of segments; 1: serial."""
         return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
 
-    def observe(self, repairs: Tensor, segments: int, total: int) -> None:
+    def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
         """Notes a call.
 
         Args:
             repairs: as its kernel wrote them, elements times segments of each program.
-            segments, total: as in `Repairs`.
+            segments: as in `Repairs`.
+            ncl: elements of a step.
+            block: elements of a program.
         """
         if self._pending is not None:
             self._read()
         self._calls += 1
         if self._calls > _READ_FIRST and self._calls % _READ_EVERY:
             return
-        told = Repairs(segments, self._warm_up, 0, total)
+        told = Repairs(segments, self._warm_up, 0, segments * ncl)
         if repairs.device.type != "cuda":
-            self._learn(told._replace(elements=int(repairs.sum())))
+            self._learn(told._replace(elements=int(repairs.sum())), _most_repaired(repairs, ncl, block))
         elif self._pending is None and not torch.cuda.is_current_stream_capturing():
             copy = torch.empty(repairs.shape, dtype=repairs.dtype, pin_memory=True)
             copy.copy_(repairs, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._pending = event, copy, told
+            self._pending = event, copy, told, (ncl, block)
 
     def _read(self) -> None:
         assert self._pending is not None
-        event, copy, told = self._pending
+        event, copy, told, sizes = self._pending
         if not torch.cuda.is_current_stream_capturing() and event.query():
             self._pending = None
-            self._learn(told._replace(elements=int(copy.sum())))
+            self._learn(told._replace(elements=int(copy.sum())), _most_repaired(copy, *sizes))
 
-    def _learn(self, told: Repairs) -> None:
+    def _learn(self, told: Repairs, most: int) -> None:
+        """`most`: segments that one program has repaired, one after the other."""
         self.last = told
         if told.elements == 0 or told.warm_up != self._warm_up:
             return
         longer = 2 * self._warm_up
-        self._warm_up = longer if longer <= self._rule.longest else NEVER
+        if longer <= self._rule.longest:
+            self._warm_up = longer
+        elif 4 * (most + 2) > 3 * told.segments:  # with a warm-up and the first pass, three fourths of the serial time
+            self._warm_up = NEVER
+        else:
+            return
         if self._key is not None:
             save_warm_up(self._key, self._warm_up)
 
@@ -113,11 +123,25 @@ class Speculation:
         if not self.meets:
             longest = self._rule.longest
             return f"serial, since trajectories from different states do not meet within {longest} steps"
+        short, rest = self._rule.launched, ""
+        if short > 1:
+            rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
         if self.last is None:
-            return f"segments side by side, each after a warm-up of {self._warm_up} steps"
+            return f"segments side by side, each after a warm-up of {self._warm_up} steps{rest}"
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
             f"{last.elements} of {last.total} were computed again in the last call that was looked at"
             + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
+            + rest
         )
+
+
+def _most_repaired(repairs: Tensor, ncl: int, block: int) -> int:
+    """The most segments that one program has repaired.
+
+    Args:
+        repairs, ncl, block: as for `observe`.
+    """
+    elements = [min(block, ncl - i * block) for i in range(len(repairs))]
+    return max(int(count) // number for count, number in zip(repairs.tolist(), elements, strict=True))

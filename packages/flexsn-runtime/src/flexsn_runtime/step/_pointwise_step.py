@@ -48,11 +48,15 @@ class Specialization(CoreSpecialization):
         counts: numbers of the inputs that count down.
         late: delays of inputs, by number.
 
+    Attributes:
+        is_recorded: a tracer records the launches.
+
     Raises:
         SpikeBitsError: one of these is not known to be 0 or 1.
     """
 
     trace: StepTrace
+    is_recorded: bool = False
 
     def __init__(
         self,

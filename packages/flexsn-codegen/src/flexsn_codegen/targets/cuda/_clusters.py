@@ -56,15 +56,15 @@ class Cluster:
 
     @property
     def rows(self) -> int:
-        """Of a cluster."""
+        """Rows of a cluster."""
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
-        """Of 16 columns, of one block, where a value has so many columns."""
+        """Tiles of 16 columns that one block has of a value of this width."""
         return -(-width // (_COLUMNS * self.blocks))
 
     def threads(self, width: int) -> int:
-        """Of one block."""
+        """Threads of one block."""
         return _WARP * self.tiles(width) * self.splits
 
     def held_of(self, terms: int) -> int:
@@ -91,7 +91,7 @@ class ClusterKernel:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeeds:
-    """What a block of a cluster needs.
+    """Needs of a block of a cluster.
 
     Attributes:
         matrices: 32-bit numbers of the matrices in registers of a thread.
@@ -109,7 +109,7 @@ class ClusterNeeds:
 
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
-    """What the kernel of a loop needs in such clusters, before it is written.
+    """Estimates the needs of a loop's kernel in such clusters, before it is written.
 
     Raises:
         NotOneLaunchError: a loop that clusters do not compute.
@@ -185,7 +185,7 @@ class _ClusterWriter:
                 self._check_order(e)
 
     def _check_order(self, exchange: Exchange) -> None:
-        """What is carried is sent when all products of the step have read what the step before sent."""
+        """Sees that a carried value is sent when all products of the step have read what the step before sent."""
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
@@ -250,7 +250,7 @@ class _ClusterWriter:
             yield
 
     def _exists(self, width: int) -> str:
-        """Name of the flags which elements of a thread a value of so many columns has."""
+        """Name of the flags which elements of a thread a value of this width has."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -329,7 +329,7 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """Of one slot of an exchange: what its barrier waits for."""
+        """Bytes of one slot of an exchange, for which its barrier waits."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
         return tiles * 16 if sent.bits else tiles * sent.parts * 256
 
@@ -337,9 +337,9 @@ class _ClusterWriter:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
     def _sum_floats(self, part: Multiply) -> int:
-        """Of sums that a block's warps give each other."""
+        """Numbers of the sums that a block's warps give each other, for two steps: a warp may be ahead."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
-        return (self._cluster.splits - 1) * len(part.pieces) * of_one
+        return 2 * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
         """Fragments of a matrix that a warp has in shared memory."""
@@ -348,7 +348,7 @@ class _ClusterWriter:
         return len(part.pieces) * away * self._matrix_parts(self._sent[part.operand.port])
 
     def _stored_bytes(self, part: Multiply) -> int:
-        """Of a matrix in shared memory."""
+        """Bytes of a matrix in shared memory."""
         return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
 
     def _shared_bytes(self) -> int:
@@ -462,7 +462,7 @@ class _ClusterWriter:
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
             for begin, end in self._ranges(terms):
-                self._line("#pragma unroll")
+                self._line("#pragma unroll" if begin < held else "#pragma unroll 1")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
                     for number, (first, count) in enumerate(part.pieces):
@@ -710,7 +710,7 @@ class _ClusterWriter:
         return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
 
     def _large_chains(self, part: Multiply) -> int:
-        """The same of products of first parts."""
+        """Sums of products of first parts that do not wait for each other."""
         return max(1, 2 // self._apart(part))
 
     def _apart(self, part: Multiply) -> int:
@@ -720,7 +720,8 @@ class _ClusterWriter:
     def _share(self, i: int, pieces: int) -> None:
         """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
         others = self._cluster.splits - 1
-        place = f"sums_{i}[(((TILE * {others} + OTHER) * {pieces} + p) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        row = f"((odd * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
+        place = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
         self._line(f"float own[{pieces}][own_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):

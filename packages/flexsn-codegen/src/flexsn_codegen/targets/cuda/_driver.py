@@ -67,7 +67,7 @@ class CudaFunction:
         device: the GPU.
         cluster: blocks of a cluster.
         threads: of a block.
-        shared: bytes of shared memory of a block that its launch asks for.
+        shared: bytes of shared memory of a block, beside its own variables.
 
     Attributes:
         registers: of a thread.
@@ -117,7 +117,7 @@ class CudaFunction:
         return value.value
 
     def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
-        """Launches so many blocks on the current stream of PyTorch's.
+        """Launches blocks on the current stream of PyTorch's.
 
         Args:
             pointers: addresses of the kernel's tensors.

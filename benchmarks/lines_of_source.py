@@ -1,0 +1,143 @@
+"""Lines of source of each package and room, now and at an earlier commit, and what came with which capability.
+
+    python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
+
+Counted are the files in packages/*/src that end in .py, .cpp, .h or .cuh, with comments and blank lines, as `wc -l`
+counts them. A room is a folder of a package; the files beside them are its root. A capability is a list of rooms and
+files that came after the earlier commit and that nothing else needs: without them, the rest does what it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+from measure import publish, table
+
+ROOT = Path(__file__).resolve().parents[1]
+ENDINGS = (".py", ".cpp", ".h", ".cuh")
+# The last commit before the capabilities below began to be added.
+SINCE = "8bb9126"
+# By name: what the paths of its files contain.
+CAPABILITIES: dict[str, tuple[str, ...]] = {
+    "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
+    "segments of time": ("/segments/", "_segments.py"),
+    "exact products, weights on a grid": (
+        "/exact/",
+        "flexsn_runtime/products/",
+        "flexsn_nn/_handover.py",
+        "_few_bits.py",
+    ),
+    "statistics of norms, pooling": ("/moments/", "/pooling/", "device/_moments.py", "device/_pooling.py"),
+    "captured steps": ("flexsn_nn/graphs/",),
+    "lengths, resets, delays": (
+        *("transforms/_lengths.py", "transforms/_resets.py", "passes/_ends.py"),
+        *("/delays/", "device/_delays.py", "flexsn_nn/_delay.py"),
+    ),
+    "random numbers": ("/noise/", "random.py", "device/random.h"),
+    "convolutions in recurrent steps": ("staging/_convolutions.py",),
+    "pointwise: rows, cuts, several at a time, source that stands alone": (
+        *("_alone.py", "_shown.py", "_row_kernel.py", "device/rows.h", "device/_rows.py"),
+        *("functions/_in_turn.py", "functions/_words.py", "functions/_cutting.py"),
+    ),
+    "loops compiled step by step, scans as operators in graphs": (
+        *("lowering/_compiled_loop.py", "lowering/_step_graphs.py", "_step_code.py"),
+        *("graphs/_scan_op.py", "graphs/_graph_pieces.py", "graphs/_graph_scan.py"),
+    ),
+    "other libraries: NIR by a trace, leaves of torch.fx, stateless calls": (
+        "_nir_trace.py",
+        "_nir_graph.py",
+        "_leaf.py",
+        "_stateless.py",
+    ),
+    "other shapes: branches, populations": ("/cells/_", "_cut_step.py", "_cell_trace.py"),
+    "reports and advice": (
+        "/reports/",
+        "_firing.py",
+        "_hints.py",
+        "_shared_states.py",
+        "_unregistered.py",
+        "_portability.py",
+    ),
+}
+
+
+def files_of(commit: str | None) -> dict[str, int]:
+    """Lines by path; `None`: of the working tree."""
+    if commit is None:
+        found = {}
+        for path in sorted(ROOT.glob("packages/*/src/**/*")):
+            if path.suffix in ENDINGS:
+                found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8").count("\n")
+        return found
+    listed = git("ls-tree", "-r", "--name-only", commit, "packages").split()
+    paths = [path for path in listed if "/src/" in path and path.endswith(ENDINGS)]
+    return {path: git("show", f"{commit}:{path}").count("\n") for path in paths}
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def room_of(path: str) -> tuple[str, str]:
+    """Package and room of a file."""
+    _, distribution, _, _, *rest = PurePosixPath(path).parts
+    return distribution, rest[0] if len(rest) > 1 else "(root)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--since", default=SINCE)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "lines_of_source.md")
+    chosen = parser.parse_args()
+    before, now = files_of(chosen.since), files_of(None)
+    packages = sorted({room_of(path)[0] for path in now})
+    totals, rooms = [], []
+    for package in packages:
+        sums = [Counter[str]() for _ in range(2)]
+        for files, rows in zip((before, now), sums, strict=True):
+            for path, lines in files.items():
+                if room_of(path)[0] == package:
+                    rows[room_of(path)[1]] += lines
+        totals.append([package, *(f"{rows.total():,}" for rows in sums)])
+        names = sorted({*sums[0], *sums[1]}, key=lambda name: (name != "(root)", name))
+        rooms += [[package, name, *(f"{rows[name]:,}" for rows in sums)] for name in names]
+    totals.append(["all", f"{sum(before.values()):,}", f"{sum(now.values()):,}"])
+    capabilities, listed = [], set[str]()
+    for name, parts in CAPABILITIES.items():
+        own = {path for path in now if any(part in path for part in parts)} - listed
+        listed |= own
+        old = sum(lines for path, lines in before.items() if any(part in path for part in parts))
+        capabilities.append([name, f"{old:,}", f"{sum(now[path] for path in own):,}"])
+    rest = [sum(lines for path, lines in files.items() if not is_listed(path)) for files in (before, now)]
+    capabilities.append(["the rest", *(f"{lines:,}" for lines in rest)])
+    commit, date = git("log", "-1", "--format=%h %as", chosen.since).split()
+    heads = (f"at {commit}", "now")
+    publish(
+        [
+            "# Lines of source",
+            "",
+            f"`python benchmarks/lines_of_source.py`: packages/*/src, at {commit} of {date} and on "
+            f"{git('log', '-1', '--format=%as').strip()}; Python, C++ and CUDA C++, with comments and blank lines.",
+            "",
+            *table(["package", *heads], totals),
+            "",
+            "Capabilities of which the files are their own; what they changed elsewhere is in the rest.",
+            "",
+            *table(["capability", *heads], capabilities),
+            "",
+            *table(["package", "room", *heads], rooms),
+        ],
+        chosen.output,
+    )
+
+
+def is_listed(path: str) -> bool:
+    """True if a file belongs to a capability."""
+    return any(part in path for parts in CAPABILITIES.values() for part in parts)
+
+
+if __name__ == "__main__":
+    main()

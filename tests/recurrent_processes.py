@@ -1,0 +1,37 @@
+"""Work of a process that has a GPU together with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recurrent_cores import RLIF, Powers
+from test_recurrent import made, run, sequences
+
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
+
+TOGETHER: Any = None  # barrier of the processes
+
+
+def in_step(barrier: Any) -> None:
+    """Has this process wait for another one later."""
+    global TOGETHER
+    TOGETHER = barrier
+
+
+def differences(launches: int) -> tuple[str, int]:
+    """How a loop runs, and how many of its results are others than the loop's."""
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
+    expected = run(core, tensors, None)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    with torch.no_grad():
+        scan(step, arguments, state_seqs=True)
+        torch.cuda.synchronize()
+        TOGETHER.wait(timeout=120)
+        for _ in range(launches):
+            for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
+                differing += (a != b).sum()
+    return step.loops.told["forward"], int(differing)
