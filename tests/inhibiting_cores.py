@@ -42,6 +42,19 @@ class Least(Alone):
         return self.lif(x - low / 4, s, h - high / 4)
 
 
+class First(Alone):
+    """The first one of the largest spikes, and inhibits the others by its value; the least one is pulled up."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        most, winner = h.max(-1, keepdim=True)
+        wins = F.one_hot(winner.squeeze(-1), h.shape[-1]).to(h.dtype)
+        s = self.spike(h - 0.5) * wins
+        low, place = torch.min(h, dim=-1)
+        least = torch.arange(h.shape[-1], device=h.device) == h.argmin(-1, keepdim=True)
+        return s, s, torch.where(least, h / 2, h * (1 - s) - most / 8) + (low * (place > 2)).unsqueeze(-1) / 16
+
+
 class Soft(Alone):
     """A softmax over the neurons."""
 
@@ -105,4 +118,4 @@ class Ahead(Alone):
         return s - (s * v).mean(-1, keepdim=True), s, v
 
 
-CELLS = (Lateral, Winner, Least, Soft, Normed, Divided, ExciteInhibit, Deviating, Ahead)
+CELLS = (Lateral, Winner, First, Least, Soft, Normed, Divided, ExciteInhibit, Deviating, Ahead)

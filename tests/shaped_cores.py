@@ -194,6 +194,8 @@ _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a - b.mean(-1),
     lambda core, a, b: a * b.amax(-1),
     lambda core, a, b: b.amin(-1),
+    lambda core, a, b: a * b.max(-1).values,
+    lambda core, a, b: b * F.one_hot(b.argmin(-1), core.branches),
     lambda core, a, b: b - a.unsqueeze(-1),
     lambda core, a, b: b * core.weight,
     lambda core, a, b: F.linear(b, core.between),

@@ -148,8 +148,8 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 @pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
-    reason="Inductor of torch 2.11 fails on the loop that it makes of scan, with any number of steps",
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
+    reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
 def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with products is an operator in Python, unless torch's scan takes its place in the exported program."""

@@ -30,3 +30,11 @@ def test_the_readme_has_the_kept_numbers(name: str) -> None:
     assert shown[3:5] == kept[3:5]
     assert kept[2].startswith(shown[2])
     assert kept[5].startswith(shown[5].partition(",")[0])
+
+
+def test_the_readme_has_the_kept_seconds() -> None:
+    kept = [cells("benchmarks/results/real_data_seconds.md", name) for name in NAMES]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for column in (1, 3):
+        *first, last = (row[column] for row in kept)
+        assert f"{', '.join(first)} and {last} s" in text

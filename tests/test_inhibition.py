@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Normed, Soft, Winner
+from inhibiting_cores import CELLS, Divided, ExciteInhibit, First, Lateral, Normed, Soft, Winner
 from recurrent_cores import Cell, Dense
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 from torch import Tensor
@@ -57,8 +57,10 @@ def test_gradcheck(cell: type[Cell]) -> None:
     assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
 
 
-def test_winners_that_are_equal_share_the_gradient() -> None:
-    core = made(Winner, 8, Dense())
+@pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
+def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
+    """Equal winners share the gradient of their maximum; with a position, the first one has it alone."""
+    core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
@@ -91,8 +93,9 @@ REFUSED = {
     "topk": (lambda x, v: (v, x.topk(4, -1).values), "aten.topk"),
     "cumsum": (lambda x, v: (v, x.cumsum(-1)), "aten.cumsum"),
     "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
-    "position": (lambda x, v: (v, x * x.argmax(-1, keepdim=True)), "aten.argmax"),
-    "maximum and its position": (lambda x, v: (v, x - x.max(-1, keepdim=True).values), "aten.max.dim"),
+    "position of all": (lambda x, v: (v, x * x.argmax()), "aten.argmax"),
+    "position over the batch": (lambda x, v: (v, x - x.max(0, keepdim=True).values), "aten.amax.default reduces"),
+    "what is at a position": (lambda x, v: (v, x.gather(-1, v.argmax(-1, keepdim=True)) + v), "aten.gather"),
 }
 
 
@@ -107,7 +110,7 @@ def test_refusals(name: str) -> None:
 ONE = ("one launch for all steps", "one launch for all steps")
 
 
-def in_one_launch(core: Cell, tensors: list[Tensor], **bounds: float) -> list[str]:
+def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
     """Checks results and gradients of kernels; how the forward and the backward ran, in words."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
@@ -117,7 +120,7 @@ def in_one_launch(core: Cell, tensors: list[Tensor], **bounds: float) -> list[st
         wanted = [tensors[0], *core.parameters()]
         found.append([*results, *torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), wanted)])
     for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, **bounds)
+        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
     return [step.loops.told[direction] for direction in ("forward", "backward")]
 
 
@@ -132,7 +135,7 @@ def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
 def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
     """Matrices that do not fit into one program."""
     core = made(cell, 210, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 3, 19, 210), rtol=1e-4, atol=1e-4)
+    told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
     assert tuple(how.split(",")[0] for how in told) == ONE
     assert all("values a step" in how for how in told)
 
@@ -142,7 +145,7 @@ def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_programs_that_share_reduced_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
     core = made(cell, neurons, Dense(), soft=True)
-    told = in_one_launch(core, sequences(core, 7, 131, neurons), rtol=1e-3, atol=1e-3)
+    told = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
     assert tuple(how.split(",")[0] for how in told) == ONE
     assert all("values a step" in how for how in told)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from shaped_cores import CORES, ON_PIECES, Core, Dendritic, InTheMiddle, Populations, Random, Statistics
 from torch import Tensor, nn
 
@@ -217,10 +218,28 @@ def test_exported_programs(make: type[Core]) -> None:
         close(program.module()(x), Network(Layer(core))(x))
 
 
+class Best(Core):
+    """The largest branch wins, the first one of equal ones."""
+
+    def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
+        branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
+        most, place = branches.max(-1)
+        soma = soma / 2 + most * (place > 1) - torch.min(branches, -1)[0]
+        return torch.tanh(soma), soma, branches * F.one_hot(place, self.branches)
+
+
+def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
+    core = made(Best)
+    x = (4 * sequence(core)).round().detach().requires_grad_()
+    wanted = trained(Network(Layer(core)), core, [x])
+    for network in (Network(Layer(core, "cpp")), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
+        close(trained(network, core, [x]), wanted)
+
+
 class Noisy(Core):
     """Noise in each branch, drawn as a whole or by branches."""
 
-    whole = True
+    whole: bool = True
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         noise = normal_like(branches) if self.whole else torch.stack([normal_like(soma) for _ in range(4)], -1)
@@ -233,7 +252,8 @@ def test_random_numbers_of_branches(interpreted: None) -> None:
     """Those of a draw for each branch."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
-    for backend, core.whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
+    for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
+        vars(core)["whole"] = whole
         torch.manual_seed(0)
         found.append(called(Layer(core, backend))(x))
     assert all(map(torch.equal, found[0], found[1]))

@@ -17,6 +17,7 @@ from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.reads import is_library
 from flexsn_graph.tracing._capture import CaptureMode, UnexpectedWriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
+from flexsn_graph.tracing._extremes import as_reductions
 from flexsn_graph.tracing._prologue import CalledOp, Hoists, RecordedCall, Ref, stays
 from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
 from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
@@ -113,6 +114,12 @@ class CoreCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         func = WITHOUT_CHECKS.get(func, func)
+        reductions = as_reductions(func, args, kwargs)
+        if reductions is not None and self.is_core_running:
+            if isinstance(func, torch._ops.OpOverload):  # in a captured graph, whose own tensors are no step's, either
+                return reductions(*args, **kwargs)
+            with self:  # of their calls, those that take no tensor of the step are computed before the loop
+                return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
         if func in READ_ONCE:

@@ -6,7 +6,7 @@ where its numbers are; `number_draws` replaces them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -53,13 +53,13 @@ def number_draws(module: fx.GraphModule) -> None:
     means = not source.args
     stream = 0
     for node in draws:
-        x, bits = node.args
+        x, bits = cast(tuple[fx.Node, int], node.args)
         with graph.inserting_before(node):
             if means:
                 mean = 0.5 if bits else 0.0
                 number = graph.call_function(torch.full_like, (x, mean), {"dtype": torch.float32})
             else:
-                how = _fitted(x, source.args[0])
+                how = _fitted(x, cast(fx.Node, source.args[0]))
                 numbers = [_number(graph, source, bits, stream + i) for i in range(how.num_draws)]
                 number = how.of(numbers, graph.call_function)
                 stream += how.num_draws
@@ -83,7 +83,9 @@ def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
     Raises:
         DrawError: the step has no numbers for this shape.
     """
-    shape, step = (list(node.meta.get("example_value", node.meta.get("val")).shape) for node in (x, word))
+    shape, step = (
+        list(node.meta["example_value" if "example_value" in node.meta else "val"].shape) for node in (x, word)
+    )
     how = fitted(shape, step)
     if how is None:
         raise DrawError(

@@ -44,7 +44,7 @@ def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
     number = _drawn(x, step, name, torch.ops.flexsn_graph.uniform_number, bits=bits)
     if below is not None:
         number = number < (below.detach().float() if isinstance(below, Tensor) else below)
-    return number.to(x.dtype)  # type: ignore[no-any-return]
+    return number.to(x.dtype)
 
 
 def _check(x: Tensor, name: str) -> None:

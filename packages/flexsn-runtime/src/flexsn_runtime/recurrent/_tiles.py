@@ -21,8 +21,9 @@ _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
 # Of matrices that float32 numbers in three parts are multiplied by, of neurons or of their gates; as measured
-# for a GRU of 512 neurons and a LIF of 1024 (benchmarks/results/clusters_float32.md).
-_MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 2 << 20
+# for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024 (benchmarks/results/clusters_float32.md).
+# Two populations of 512 and 128 neurons have 2.2 MiB, and took 97 ms step by step where others take 10 in one launch.
+_MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # Of a float32 step that reads many values of earlier steps: an operand in parts beside them is spilled, compiled for an
 # H100, unless it is multiplied in pieces. With values in memory, more warps spill less.
 _FEW_SHIFTED = 8
