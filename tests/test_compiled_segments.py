@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -237,6 +240,15 @@ def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) ->
     assert "_backward_maps" in kernels_of(steps)
 
 
+ALONE = """
+import sys
+import torch
+run = torch._inductor.aoti_load_package("network.pt2")
+torch.save([run(*arguments) for arguments in torch.load("sequences.pt")], "results.pt")
+assert not [name for name in sys.modules if name.startswith("flexsn")]
+"""
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
@@ -244,7 +256,7 @@ def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) ->
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Segments within a program that runs without Python; where T is dynamic, their number depends on it."""
+    """Segments within a program that a process without this project runs; where T is dynamic, so is their number."""
     if device == "cpu":
         request.getfixturevalue("compiler")
     network = InOnePass().to(device)
@@ -261,11 +273,14 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
     with zipfile.ZipFile(package) as files:
         source = "".join(files.read(name).decode() for name in files.namelist() if name.endswith(".cpp"))
     assert "repair" in source
-    run = torch._inductor.aoti_load_package(package)
+    lengths = (200, 1000, 9, 2) if dynamic else (200,)
+    torch.save([(sequence(length), v) for length in lengths], tmp_path / "sequences.pt")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", ALONE], cwd=tmp_path, env=alone, check=True)
+    found = torch.load(tmp_path / "results.pt")
     with torch.no_grad(), using_segments(None):
-        for length in (200, 1000, 9, 2) if dynamic else (200,):
-            x = sequence(length)
-            for one, other in zip(run(x, v), network(x, v), strict=True):
+        for length, results in zip(lengths, found, strict=True):
+            for one, other in zip(results, network(sequence(length), v), strict=True):
                 assert torch.equal(one, other)
 
 

@@ -7,7 +7,7 @@ columns. Where results are summed over rows, it walks `STEPS` blocks of rows, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from flexsn_codegen.errors import UnsupportedOpError
@@ -96,7 +96,8 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     layout_of: dict[Port, Layout] = dict(zip(ports, of_operands, strict=True))
     summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
     sizes = ["N", "width", *(["STEPS"] if summed else [])]
-    places, offsets, of_columns = _places([port for port in ports if port not in summed], layout_of, sizes)
+    placed = [port for port in ports if port not in summed]
+    places, offsets, of_columns = _places(placed, core.results, layout_of, sizes)
     program = "tl.program_id(0).to(tl.int64)"
     lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
     if all_columns:
@@ -147,9 +148,12 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
 
 
 def _places(
-    ports: Sequence[Port], layout_of: dict[Port, Layout], sizes: list[str]
+    ports: Sequence[Port], results: Collection[Port], layout_of: dict[Port, Layout], sizes: list[str]
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The place and the mask of each operand, the lines for its offsets by rows, and those by columns."""
+    """The place and the mask of each operand, the lines for its offsets by rows, and those by columns.
+
+    Results are stored from all rows of a program: their places have all rows, also where there is one row.
+    """
     places: dict[Port, tuple[str, str]] = {}
     of_rows, of_columns = [], []
     for port in ports:
@@ -167,6 +171,8 @@ def _places(
                 summands.append(f"(({index} // {inner}) % {size}) * {stride}")
             offsets.append(" + ".join(summands))
         by_row, by_column = offsets
+        if port in results and not by_row:
+            by_row = "row * 0"
         if by_column:
             of_columns.append(f"{port.name}_column_off = {by_column}")
         if by_row or not by_column:
