@@ -1,4 +1,4 @@
-"""Functions that the command line shows: a function by its name, its arguments, its kernels."""
+"""A function that the command line names, its arguments, and its kernels."""
 
 from __future__ import annotations
 

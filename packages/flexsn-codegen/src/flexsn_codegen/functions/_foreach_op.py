@@ -168,7 +168,7 @@ def _call(
         except OF_A_CALL:
             raise
         except Exception:
-            return None  # a call for one place raises the reason
+            return None  # a call for one place raises the error
         if captured:
             return None  # a compiler has to see what is read
         found.append(kernel)

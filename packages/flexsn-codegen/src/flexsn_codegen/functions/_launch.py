@@ -34,7 +34,7 @@ def interpreted() -> bool:
 
 
 def target_on(device: torch.device, name: str) -> Target:
-    """The language of kernels on a device.
+    """The target of kernels on a device.
 
     Raises:
         DeviceError: nothing compiles for it; says what to install or to move. `name` is the function's.
@@ -58,7 +58,7 @@ def target_on(device: torch.device, name: str) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """The language of kernels on stand-ins for tensors, whose device may be absent."""
+    """The target of kernels on stand-ins for tensors, whose device may be absent."""
     return CPP if device.type == "cpu" and not interpreted() else TRITON
 
 
