@@ -1,4 +1,4 @@
-"""What the command line is given and looks at: a function by its name, its arguments, its kernels."""
+"""A function that the command line names, its arguments, and its kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_graph import NothingCutError, TorchError
 
 
 class UsageError(Exception):
-    """What was asked for does not exist."""
+    """A command line that is malformed, or names something that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What touches private parts of torch: what the caller is inside of. Each name is probed when this is imported."""
+"""Private parts of torch: active modes and transforms, export, symbols. Each name is probed at import."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def is_forward_mode() -> bool:
 
 def is_exporting() -> bool:
     """True if a program is recorded that other processes will run."""
-    if _EXPORT not in sys.modules:  # then nobody does, and it is slow to import
+    if _EXPORT not in sys.modules:  # without it no export is active, and its import is slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
-    except UnsupportedVersionError:  # which was said at import
+    except UnsupportedVersionError:  # reported at import
         return True
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
-    """What a compiler's symbol was in the call that the graph is made for; asking does not bind the graph to it."""
+    """Value of a compiler's symbol in the call that the graph is made for; reading it does not bind the graph to it."""
     is_float = isinstance(number, torch.SymFloat)
     value = getattr(getattr(number, "node", None), "_hint", None)  # without one: computed in the graph
     if not isinstance(value, int | float):

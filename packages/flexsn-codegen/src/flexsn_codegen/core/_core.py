@@ -142,7 +142,7 @@ def _as_step(graph: fx.Graph) -> StepGraph:
 
 
 def _entries(graph: fx.Graph) -> list[Any]:
-    """What the graph returns; `None` is nothing."""
+    """The results of the graph that are not `None`."""
     results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     entries = results if isinstance(results, list | tuple) else (results,)
     return [entry for entry in entries if entry is not None]
@@ -219,7 +219,7 @@ class _StepWriter:
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
         others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-        # The condition of `where` is the only operand of another dtype; its branches tell.
+        # The condition of `where` is the only operand of another dtype; the dtype is that of the branches.
         typed = values[1:] if op is torch.ops.prims.where.default else values
         dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]

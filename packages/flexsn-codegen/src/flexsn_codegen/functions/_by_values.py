@@ -26,7 +26,7 @@ def has_symbols(numbers: Sequence[Any]) -> bool:
 
 
 def like(numbers: Sequence[Any]) -> list[int | float]:
-    """Numbers, and in the place of symbols what they were in the call that the graph is made for."""
+    """Numbers, with each symbol replaced by its value in the call that the graph is made for."""
     return [hint_of(number) if type(number) in (torch.SymInt, torch.SymFloat) else number for number in numbers]
 
 
@@ -73,7 +73,7 @@ def pointwise_by_values_op(
 
 
 def returns_nothing(*arguments: object) -> None:
-    """The fake of an operator that only writes, to tensors that are there."""
+    """The fake of an operator that only writes, to existing tensors."""
 
 
 pointwise_by_values_op.register_fake(returns_nothing)

@@ -1,4 +1,4 @@
-"""What a function is called with: tensors and numbers, in a structure that is the same for many calls."""
+"""Arguments of a call: tensors and numbers, in a structure that is the same for many calls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Lists:
 
 
 def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lists:
-    """A call over lists: in the place of a tensor, a list or a tuple of tensors, all of one length.
+    """Takes a call over lists apart: lists or tuples of tensors, all of one length, where the function takes tensors.
 
     Raises:
         ArgumentError: as for `take_apart`; or the lists are of several lengths, or there is none.
@@ -171,7 +171,7 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
     except (TypeError, ValueError):
-        return  # a built-in function without a signature: the call itself will tell
+        return  # a built-in function without a signature: the call itself raises
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:
@@ -219,7 +219,7 @@ def new_results(structure: Structure, returned: Any) -> list[Tensor]:
 
 
 def results_together(structure: Structure, results: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
-    """What a function returns, of a kernel's results and the arguments that it wrote."""
+    """Rebuilds what a function returns from a kernel's results and the arguments that it wrote."""
     of_results = iter(results)
     return _result(structure, of_results.__next__, written)
 

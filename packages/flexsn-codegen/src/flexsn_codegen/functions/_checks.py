@@ -1,4 +1,4 @@
-"""What may be said against a call of a pointwise kernel, before anything is launched."""
+"""Checks of a call of a pointwise kernel, before anything is launched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for a tensor of which there are no kernels, `DeviceError` where they are on several."""
+    """Raises `ArgumentError` for a tensor that no kernel reads, `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
         remedy = _remedy(value)
@@ -48,7 +48,7 @@ def _remedy(tensor: Tensor) -> str | None:
 
 
 def without_tensors(name: str) -> ArgumentError:
-    """What is to be raised for a call without tensors."""
+    """The error for a call without tensors."""
     return ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
 
 
@@ -153,7 +153,7 @@ def has_tangents(tensors: Sequence[Tensor]) -> bool:
 
 
 def written_forward(name: str) -> TransformError:
-    """What is to be raised for a call that writes while derivatives are computed forward."""
+    """The error for a call that writes while derivatives are computed forward."""
     return TransformError(
         f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
         "forward_ad). Return the new values, or call it outside of the derivative."
@@ -161,5 +161,5 @@ def written_forward(name: str) -> TransformError:
 
 
 def tell_written(tensors: Sequence[Tensor]) -> None:
-    """Tells autograd what was written: what it had saved of it is not what it was."""
+    """Marks tensors as written, so that autograd detects that values which it saved of them have changed."""
     torch.autograd.graph.increment_version(tensors)  # passes over tensors that are for inference alone

@@ -16,7 +16,7 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """A trace, its sources, the conditions on numbers that it is for, and what each source's numbers are computed by.
+    """A trace, its sources, the conditions on numbers that it is for, and the expressions of each source's numbers.
 
     Args:
         trace: gives a trace, the sources of its kernels, and what else has to be the same for other numbers.
@@ -32,7 +32,7 @@ def follow(
         return [[next(rest) for _ in source.numbers] for source in sources]
 
     def slots(changed: Sequence[int]) -> list[Expression] | None:
-        """What the kernels' numbers are computed by, if they may be others in these places."""
+        """Expressions of the kernels' numbers, if the trace serves other numbers in these places; else `None`."""
         if not changed:
             return [("constant", value) for value in values]
         second = Notes(others(numbers, changed), notes.conditions)
@@ -69,6 +69,6 @@ def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
 
 
 def integers(source: CoreSource, slots: Sequence[Expression], numbers: Sequence[Any]) -> list[int]:
-    """What a kernel takes for its numbers, in order."""
+    """The integer arguments of a kernel for its numbers, in order."""
     pairs = zip(source.numbers, slots, strict=True)
     return [integer for number, slot in pairs for integer in number.integers_of(evaluate(slot, numbers))]

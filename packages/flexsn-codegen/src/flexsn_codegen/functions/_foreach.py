@@ -1,8 +1,8 @@
 """A function over lists of tensors, as an optimizer's step goes over a model's: on a GPU, one launch for all alike.
 
-What a call needs is found once, and kept for calls on tensors of the same kinds. Such a call looks at all that it was
-found for (shapes, strides, dtypes, devices, addresses; in passes over the tensors that Python has written in C), gives
-the launches the addresses if they are others, and launches.
+The launches of a call are prepared once, and kept for calls on tensors of the same kinds. Such a call compares all that
+they were prepared for (shapes, strides, dtypes, devices, addresses; in passes over the tensors that Python has written
+in C), updates the launches' addresses if they have changed, and launches.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _kind = attrgetter("shape", "dtype", "device", "requires_grad")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is called at one place.
+    """The call for one place of the lists.
 
     Attributes:
         positions: where its tensors are among all.
-        results: where its results begin, behind all tensors.
+        results: where its results begin, after all tensors.
     """
 
     kernel: Kernel
@@ -76,7 +76,7 @@ class Step:
         in_turn: those that are launched one after the other by one call; `None`: there are none.
         singles: those that are launched by themselves.
         written: where the tensors are that calls write.
-        ends: for each tensor, how many bytes behind its address it ends.
+        ends: for each tensor, the number of bytes from its address to its end.
         addresses: of all tensors, at the last call.
     """
 
@@ -197,11 +197,11 @@ class OverLists:
         device = tensors[0].device
         stream = 0
         if device.type == "cuda":
-            # A graph that is recorded would read a table that is gone when it runs.
+            # A graph that is recorded would read a table that no longer exists when it runs.
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
                 return self._one_by_one(lists)
-            # Tables are made in the order of a stream: on another one they may not be there yet.
+            # Tables are made in the order of a stream: on another stream they may be incomplete.
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
         try:

@@ -52,7 +52,7 @@ class ListsCall:
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Launches; the new results of all places, one behind the other."""
+        """Launches; returns the new results of all places, one after the other."""
         columns: list[Sequence[Tensor]] = []
         start = 0
         for common in self.common:
@@ -65,7 +65,7 @@ class ListsCall:
         return [r for kernel, one in zip(self.kernels, returned, strict=True) for r in new_results(kernel.result, one)]
 
     def empty_results(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Memory for them."""
+        """Memory for the new results of all places."""
         target, values = target_of(tensors[0].device), like(numbers)
         pairs = zip(self.kernels, self.positions, strict=True)
         return [
@@ -87,7 +87,7 @@ class ListsCall:
         )
 
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """The same by an operator for each place."""
+        """Calls one operator for each place; returns the new results of all."""
         found: list[Tensor] = []
         for kernel, positions in zip(self.kernels, self.positions, strict=True):
             own = [tensors[i] for i in positions]
@@ -168,7 +168,7 @@ def _call(
         except OF_A_CALL:
             raise
         except Exception:
-            return None  # what it is refused for, a call for one place says
+            return None  # a call for one place raises the error
         if captured:
             return None  # a compiler has to see what is read
         found.append(kernel)
@@ -223,7 +223,7 @@ def pointwise_foreach_by_values_op(
     is_float: Sequence[bool],
     call: str,
 ) -> None:
-    """The same, with its numbers and its results as of `_by_values.pointwise_by_values_op`."""
+    """Runs a call over lists, with numbers and results as in `_by_values.pointwise_by_values_op`."""
     found: ListsCall = kernel_of(call)
     count = len(found.written)
     results = found.run(found.merged(read, changed[:count]), together_by_type(floats, ints, is_float))

@@ -1,7 +1,7 @@
 """Python numbers among the arguments of a function: what it computes of them is done on the host, at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which notes what Python computes of it as an
-expression; torch's operators get a plain number in its place. The function is traced twice, with other numbers the
+expression; torch's operators receive a plain number instead. The function is traced twice, with other numbers the
 second time. A constant of the graph that is another one then is the value of an expression, or the trace is for these
 numbers alone. So a kernel takes the values of the expressions, which Python computes in float64 as the function does
 itself.
@@ -69,7 +69,7 @@ def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
 
 
 def same(a: object, b: object) -> bool:
-    """True if two numbers cannot be told apart: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
+    """True if two numbers are identical: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float) and isinstance(b, float):
@@ -79,11 +79,11 @@ def same(a: object, b: object) -> bool:
 
 @dataclass(slots=True)
 class Notes:
-    """What a function did with its numbers.
+    """Expressions and decisions that a function computes of its numbers.
 
     Attributes:
         numbers: their values while it was traced.
-        decided: the outcomes that another trace has had, to go the same way; `None`: this is the first.
+        decided: the outcomes of an earlier trace, which this one repeats; `None`: this is the first.
         expressions: what was computed of them, with its value.
         conditions: what was decided by them, with its outcome, in order.
     """

@@ -21,14 +21,14 @@ from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.targets import Target
 from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
-# Kernels that cut are kept for as many kinds of calls.
+# Most kinds of calls for which kernels that cut are kept.
 _MAX_CUTS = 256
 _handles = itertools.count(1)
 _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDictionary()
 
 
 class Kernels:
-    """The kernels of a function, made when they are first asked for.
+    """The kernels of a function, each made at its first use.
 
     Attributes:
         handle: finds it again: see `kernels_of`.
@@ -69,7 +69,7 @@ class Kernels:
         self, key: tuple[Any, ...], structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         check_signature(self.fn, self.name, structure)
-        plan_layout(tensors)  # they broadcast, or it says so
+        plan_layout(tensors)  # raises if they do not broadcast
         try:
             kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers)
         except (TypeError, TorchError):
@@ -117,7 +117,7 @@ class Kernels:
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
-            raise second from None  # it speaks of the arguments' own shapes
+            raise second from None  # its message names the arguments' own shapes
         except TraceError:
             if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
                 raise error from None

@@ -19,7 +19,7 @@ from flexsn_codegen.targets.triton import TRITON, interpreting, launcher
 BLOCK = 1024
 # The interpreter's time goes with the number of programs; numpy does the rest.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# In C++ a program is a loop over so many elements, short enough for what it keeps to stay in the nearest cache.
+# Elements of a program in C++, a loop: few enough for the values that it keeps to stay in the nearest cache.
 CPP_BLOCK = 4096
 
 
@@ -28,13 +28,13 @@ def interpreted() -> bool:
     try:
         from flexsn_codegen.targets.triton import device
     except ImportError:
-        # Without triton: the compilation says so.
+        # Without triton, the compilation raises.
         return os.environ.get("TRITON_INTERPRET", "0") != "0"
     return device.INTERPRETED
 
 
 def target_on(device: torch.device, name: str) -> Target:
-    """What kernels on a device are written in.
+    """The target of kernels on a device.
 
     Raises:
         DeviceError: nothing compiles for it; says what to install or to move. `name` is the function's.
@@ -58,7 +58,7 @@ def target_on(device: torch.device, name: str) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """For what stands in for tensors, which may be on a device that is not there."""
+    """The target of kernels on stand-ins for tensors, whose device may be absent."""
     return CPP if device.type == "cpu" and not interpreted() else TRITON
 
 
@@ -81,7 +81,7 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class Launcher:
-    """Launches of one kernel over as many elements of tensors of the same dtypes, on one device.
+    """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
     The common part of such launches is found once: in C++ the compiled function, on a GPU Triton's binary for these
     numbers and alignments.
@@ -172,7 +172,7 @@ def _check_float8(tensors: Sequence[Tensor]) -> None:
         )
 
 
-# Of one repeated call: its numbers may be others every time.
+# Most binaries that a launcher keeps: the numbers of a repeated call may differ every time.
 _MAX_BINARIES = 16
 
 

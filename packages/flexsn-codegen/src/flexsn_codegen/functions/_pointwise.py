@@ -93,7 +93,7 @@ def pointwise(
             and denormals that may count as zero.
 
     Returns:
-        What is called as `fn` is, on tensors of any broadcasting shapes and strides on one device, and on Python
+        A `Pointwise`, called as `fn` is, on tensors of any broadcasting shapes and strides on one device, and on Python
         numbers, which the kernel takes at run time. Each result has the shape that all arguments broadcast to.
 
     Raises:
@@ -181,16 +181,16 @@ class Pointwise(Generic[P, R]):
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
         )
         bound._instance = (instance, self._attribute)
-        kept[self._attribute] = bound  # found before this is asked again
+        kept[self._attribute] = bound  # found before `__get__` is called again
         return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the kernel, and writes its results to tensors that are there, as ``out=`` of torch's functions does.
+        """Runs the kernel, and writes its results to existing tensors, as ``out=`` of torch's functions does.
 
         Args:
             out: a tensor for each result, of its shape and dtype; of any strides. One may be an argument, too.
 
-        In compiled code, the results are copied there.
+        In compiled code, the results are copied to them.
 
         Raises:
             ArgumentError: they are no tensors, or not as the results.
@@ -204,10 +204,10 @@ class Pointwise(Generic[P, R]):
         return cast(R, by_operator(self._kernels, structure, parts, outs))
 
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
-        """Does what `into` does, and returns what does it again, by a shorter road.
+        """Runs `into`, and returns a function that repeats the call with fewer checks.
 
-        For who calls it with tensors that he has allocated himself: nothing of them is looked at again, and what the
-        function reads besides them is not read again.
+        For callers that allocate the tensors themselves: the tensors are not checked again, and what the function
+        reads besides them is not read again.
 
         Returns:
             A function `(out, args)` of tensors like these: of these shapes, strides, dtypes and on this device; without
@@ -233,15 +233,15 @@ class Pointwise(Generic[P, R]):
         the CPU, it is one launch after the other.
 
         Args:
-            args, kwargs: as of the function; in the place of a tensor, a list or a tuple of tensors, all of one length.
-                What is no list (numbers, flags, one tensor for all) is the same for each.
+            args, kwargs: as of the function, with a list or a tuple of tensors, all of one length, instead of a
+                tensor. What is no list (numbers, flags, one tensor for all) is the same for each.
 
         Returns:
             What the function returns, for each place.
 
         Raises:
             ArgumentError: the lists are of several lengths, or there is none.
-            AutogradError: a gradient is asked for. Call it under `torch.no_grad()`.
+            AutogradError: a tensor requires a gradient. Call it under `torch.no_grad()`.
             Others: as for a call.
         """
         lists = take_lists_apart(self._name, args, kwargs)
@@ -335,7 +335,7 @@ def _whole(trace: Trace) -> PointwiseGraph:
 
 
 class Gradient:
-    """The kernel of a gradient, to be looked at: what it computes, and its source."""
+    """The kernel of a gradient, for inspection: its graph and its source."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

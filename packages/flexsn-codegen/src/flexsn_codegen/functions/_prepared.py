@@ -1,8 +1,8 @@
-"""Calls like an earlier one, by the shortest road: without gradients, or anything else to be found out again.
+"""Calls like an earlier one, on the fastest path: without gradients, and without another analysis.
 
 What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
 shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of memory that is
-written, also what it has in common with the other tensors.
+written, also which other tensors share it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import interpreted
 from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 
-# Of results, and arguments.
+# Called with results and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
-# Instead of a result.
+# Returned instead of a result.
 NOT_PREPARED = object()
 
 
@@ -55,7 +55,7 @@ class PreparedCalls:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-        """What the function returns, or `NOT_PREPARED`: nothing was launched.
+        """Launches a prepared call and returns the function's result; `NOT_PREPARED`: nothing was launched.
 
         Args:
             outs: what the results are written to; `None`: new memory.
@@ -87,7 +87,7 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """What launches a call that has been made; `None`: it is not known, or has more to look at than tensors."""
+        """A function that repeats an earlier call; `None`: it is not known, or depends on more than its tensors."""
         found = self._known.get(_key(structure, tensors, outs))
         if found is None or found.captured or any(found.trace.words([])):
             return None
@@ -108,7 +108,7 @@ class PreparedCalls:
         trace: Trace,
         outs: list[Tensor] | None,
     ) -> None:
-        """Prepares a call that has been made, if there are more to come that could be made so."""
+        """Prepares a call for repetition, unless a tensor has its negative bit set."""
         every = [*tensors, *captured]
         if any(t.is_neg() for t in every):
             return

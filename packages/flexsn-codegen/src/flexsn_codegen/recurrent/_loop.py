@@ -1,4 +1,4 @@
-"""What a kernel has to do at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
+"""Work of a kernel at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class ValueLayout:
     """How a value of each step lies in memory.
 
     Attributes:
-        row: the distance of two rows, with the columns side by side and the steps one behind the other; `None`: the
+        row: the distance of two rows, with the columns side by side and the steps one after the other; `None`: the
             three distances are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 
@@ -32,7 +32,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """What decides the kernel of a loop.
+    """Specification of the kernel of a loop.
 
     Attributes:
         cores: for each part of the loop, the source of a stage.
@@ -41,7 +41,7 @@ class LoopSpec:
         backwards: whether the loop goes from the last step to the first.
         from_zero: whether what is carried is zero before the first step, as far as products read it.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
-            kernel receives these numbers, and a program computes as many steps as the largest of its rows.
+            kernel receives these numbers, and a program computes steps up to the largest number of its rows.
     """
 
     loop: Loop
@@ -55,7 +55,7 @@ class LoopSpec:
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-    """What is loaded and stored at each step."""
+    """Views that are loaded and stored at each step."""
     loads: list[Load] = []
     stores: list[View] = []
     for part in loop.parts:

@@ -265,7 +265,7 @@ class BackwardTemplate:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
     def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
-        """Walks back through so many steps from where the pointers are.
+        """Walks back through `steps` steps from where the pointers are.
 
         Args:
             number: of the chunk; `None`: it is the only one.
@@ -293,7 +293,7 @@ class BackwardTemplate:
 
     def _load_states(self, number: str | None) -> None:
         """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
-        the loads behind it from being issued."""
+        the loads after it from being issued."""
         w = self._writer
         for i in self._needed_states:
             if number is None:
@@ -378,18 +378,18 @@ class BackwardTemplate:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
     def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
-        """Computes a step or its VJP; `instead`: by argument, what stands for it."""
+        """Computes a step or its VJP; `instead`: by argument, a text that replaces its name."""
         arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
     def _argument(self, port: Port, k: int) -> str:
-        """What stands for an argument of the step or its VJP at step `k` of the chunk."""
+        """The name of an argument of the step or its VJP at step `k` of the chunk."""
         moving = port.role in (Role.INPUT, Role.STATE, Role.SAVED) or port in self._grad_outputs.values()
         return f"{port.name}_{k}" if moving else port.name
 
 
 class SkewedBackward(BackwardTemplate):
-    """The backward of a step with one input that is late: each element walks as many steps later as its delay has.
+    """The backward of a step with one input that is late: each element walks later by the whole steps of its delay.
 
     So a program reads that input and writes its gradient row by row; what else has steps, it reads from the row of each
     element. Scattered stores take several times as long as scattered loads.

@@ -2,14 +2,14 @@
 
 Per chunk of `K` steps: issue the loads of all `K` inputs, then compute and store step by step. A store may alias a
 later load, so the compiler would not move loads up by itself. With several stages, the loads of later chunks are under
-way while one is computed. What is left of `T` goes step by step.
+way while one is computed. The rest of `T` goes step by step.
 
-An input with delays is loaded as many steps earlier, where its elements are in memory: each element of a program from
-its own row.
+An input with delays is loaded earlier by their whole steps, from where its elements are in memory: each element of a
+program from its own row.
 
 Inputs that count down (lengths of sequences) are a number for each element, loaded once. In chunks in which all are
-above 0 they are a constant, so that what depends on it vanishes. A program ends with the last of its elements; what is
-behind is zeros, which are stored and not computed.
+above 0 they are a constant, so that what depends on it vanishes. A program ends with the last of its elements; later
+steps are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class ForwardTemplate:
     def _load_inputs(
         self, steps: int, begun: str | None = None, exists: Sequence[str | None] = (), *, early: bool = False
     ) -> None:
-        """Loads so many steps.
+        """Loads the inputs of `steps` steps.
 
         Args:
             begun: the first one, as a scalar; `None`: all counts are above 0 in these steps.
@@ -311,7 +311,7 @@ class ForwardTemplate:
 
 
 class SkewedForward(ForwardTemplate):
-    """The forward for a `SkewedBackward`: each element's segments begin as many steps later as its delay has.
+    """The forward for a `SkewedBackward`: each element's segments begin later by the whole steps of its delay.
 
     Segment `j` of an element begins at step `j * segment + delay`, also of `j` below 0. Row `j - 1 + rows_before(...)`
     of the checkpoints has the states before it. In each segment of the kernel's own, one of these steps is.

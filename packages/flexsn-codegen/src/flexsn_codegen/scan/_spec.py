@@ -1,4 +1,4 @@
-"""What a scan kernel reads and writes. Each distinct spec is one kernel; sizes are arguments of it."""
+"""Specifications of what a scan kernel reads and writes. Each distinct one is one kernel; sizes are its arguments."""
 
 from __future__ import annotations
 

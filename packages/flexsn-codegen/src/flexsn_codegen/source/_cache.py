@@ -1,7 +1,7 @@
 """Generated sources on disk, and the modules made of them.
 
 Triton reads a kernel's source from its file, so each source is written to a per-user folder, under a name
-that holds its hash: the same source is the same file, and a file is never changed once it is there.
+that holds its hash: the same source is the same file, and a file is never changed once it exists.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from flexsn_codegen.source._source import identifier
 
 _VARIABLE = "FLEXSN_CACHE_DIR"
 
-# How often a source is written that is gone when it is read.
+# Most attempts to write a source that is deleted before it is read.
 _MOST_TRIES = 100
 
-# What each source defines, the one that was asked for last behind. A function that is in use needs no module.
+# Definitions of each source, the source used last at the end. A function that is in use needs no module.
 _loaded: dict[Path, dict[str, Any]] = {}
 _MOST_LOADED = 1024
 _lock = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    """After a fork: the thread that holds the lock is not in the child."""
+    """Replaces the lock in a forked child, which lacks the thread that holds it."""
     global _lock
     _lock = threading.Lock()
 
@@ -61,10 +61,10 @@ def compile_triton_code_str(
         triton_code: source of a module that defines a `@triton.jit` function `kernel_name`.
         verbose: prints whether the source was written or reused, and where.
         name_space: globals for the module; updated afterwards with what the module defines. With it, the
-            module is loaded anew on each call.
+            module is loaded again on each call.
 
     Returns:
-        The `triton.JITFunction` (under Triton's interpreter, what takes its place).
+        The `triton.JITFunction` (under Triton's interpreter, its replacement).
 
     Raises:
         KernelNameError: the source defines no `kernel_name`; one in `name_space` does not count.
@@ -147,7 +147,7 @@ def prune_cache(days: float) -> int:
     deleted = 0
     for path in cache_folder().iterdir():
         with contextlib.suppress(OSError):  # another process deletes it at the same time
-            # A file that is being written aside is not there to be deleted, unless whoever wrote it is long gone.
+            # A temporary file belongs to a write in progress, unless it is a day old: then its process has ended.
             latest = min(limit, time.time() - 86400) if path.suffix == ".tmp" else limit
             if path.is_file() and path.stat().st_mtime < latest:
                 path.unlink()
@@ -158,7 +158,7 @@ def prune_cache(days: float) -> int:
 def kept(name: str) -> Path | None:
     """A file of this name in the cache folder, or, where that was full, in the temporary one; `None`: there is none.
 
-    The name holds a hash of what the file was made from; what is there was written by `keep`.
+    The name holds a hash of what the file was made from; `keep` has written its content.
     """
     folders = [cache_folder()]
     if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
@@ -205,8 +205,8 @@ def _private_folder(path: Path) -> Path:
             "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
     for parent in path.resolve().parents:
-        # Whoever can write there can put another folder in the place of this one. Not so in a folder as /tmp is, whose
-        # sticky bit leaves everybody what is theirs.
+        # Users with write access to a parent can replace this folder. Not so in a folder such as /tmp, whose sticky bit
+        # lets only owners move or delete files.
         status = parent.stat()
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             raise CacheFolderError(
@@ -219,14 +219,14 @@ def _private_folder(path: Path) -> Path:
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """True if anybody else may write, a group of one and the administrator's left aside."""
+    """True if other users may write, not counting a group of one user and the administrator's."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
 
 
 def _own_group() -> int | None:
-    """This user's group, if it has the user's name: then nobody else is in it."""
+    """This user's group, if it has the user's name: then it has no other member."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
@@ -248,7 +248,7 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """True if this is there."""
+    """True if the file exists with this content."""
     try:
         found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:
@@ -276,7 +276,7 @@ def write_private(path: Path, text: str | bytes) -> None:
         try:
             os.replace(temporary, path)
         except IsADirectoryError:
-            path.rmdir()  # one that holds something is left to whoever put it there
+            path.rmdir()  # raises for a folder that is not empty, which stays
             os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

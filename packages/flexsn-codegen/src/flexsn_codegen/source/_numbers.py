@@ -47,7 +47,7 @@ class Number:
         return dict(zip(self.arguments, self.integers_of(self.value), strict=True))
 
     def integers_of(self, value: bool | int | float) -> list[int]:
-        """The same, for another value."""
+        """The integers of another value, in the order of `arguments`."""
         bits = self._bits(value)
         return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
 
@@ -89,5 +89,5 @@ def is_product(exponent: float, dtype: torch.dtype) -> bool:
 
 
 def reciprocal(divisor: float) -> float:
-    """In float64, whatever the dtype, and rounded once: as eager CUDA has it."""
+    """The reciprocal in float64, whatever the dtype, to be rounded once, as eager CUDA does."""
     return 1.0 / divisor if divisor else math.copysign(math.inf, divisor)

@@ -1,4 +1,4 @@
-"""What is written: the function of one step, and a kernel around it; and how a kernel finds its operands' elements."""
+"""Generated sources: the function of one step and a kernel around it; and how a kernel finds its operands' elements."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class CoreSource:
         arguments: what the function takes, in order.
         results: what it returns, in order.
         target: what it is written for.
-        numbers: what it takes behind its arguments. The name and the source do not depend on their values.
-        once: what it takes behind those; `None`: nothing.
+        numbers: what it takes after its arguments. The name and the source do not depend on their values.
+        once: what it takes after those; `None`: nothing.
         stages: of a function that reduces rows, its parts, whose functions `source` has; `name` is none of them.
     """
 
@@ -93,7 +93,7 @@ class CoreSource:
 
     @property
     def integers(self) -> dict[str, int]:
-        """What a kernel made of it takes for the numbers, by the names of its arguments."""
+        """Integer arguments of a kernel made of it, for the numbers, by name."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
 
 
@@ -118,10 +118,10 @@ class RowStage:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """What a step takes that is the same in each: it is computed before the loop over time.
+    """Arguments of a step that are the same in each: they are computed before the loop over time.
 
     Attributes:
-        core: the function of it, of lifted tensors and the step's numbers.
+        core: the function that computes them, of lifted tensors and the step's numbers.
         dtypes: of what it returns.
     """
 
@@ -178,7 +178,7 @@ def framed(
         name: the beginning of the kernel's name; a digest of `content` is the rest.
         params, sizes: as in `KernelSource`.
         cores: the functions that the kernel calls, in order.
-        content: everything that tells the kernel from others.
+        content: everything that distinguishes the kernel from others.
         kernel: from the whole name to the text of the kernel's function.
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What kernels are written for: a language, and how it is compiled."""
+"""Targets of kernels: a language, and how it is compiled."""
 
 from __future__ import annotations
 

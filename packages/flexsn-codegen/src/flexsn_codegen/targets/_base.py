@@ -1,4 +1,4 @@
-"""What a target has to bring: names of dtypes, numbers, a rule per op, functions, loads and stores, and loops.
+"""Interface of a target: names of dtypes, numbers, a rule per op, functions, loads and stores, and loops.
 
 The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, against a `KernelWriter`. They hand it
 scalar expressions of whole numbers in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons. None
@@ -36,11 +36,11 @@ from flexsn_graph import Port, Role, facts_of
 Op = OpOverload
 
 WORD = 32
-"""Bits come in so many: of each step, and of what one program writes of it."""
+"""Bits per word: those of a step fill whole words, and so do those that one program writes of it."""
 
 
 class Approximate(Enum):
-    """What may be computed approximately."""
+    """Operations that may be computed approximately."""
 
     NOTHING = auto()
     DIVISION = auto()  # to 2 ulp
@@ -94,7 +94,7 @@ class OpCall:
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """What `function` makes, in float64, of an operand that is a number: a literal, or an argument as that one."""
+        """Text of `function`, in float64, of an operand that is a number: a literal, or an argument where it is one."""
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -190,7 +190,7 @@ class Target(ABC):
 
     @abstractmethod
     def filled(self, number: str, like: str) -> str:
-        """A number in as many elements as the value `like` has."""
+        """A number in each element of a value shaped as `like`."""
 
     @abstractmethod
     def function(
@@ -204,7 +204,7 @@ class Target(ABC):
 
     @abstractmethod
     def compile(self, source: KernelSource) -> Any:
-        """What is called to launch a kernel."""
+        """Makes the object that launches the kernel of a source."""
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
         """Layouts of a pointwise kernel's operands, which its source depends on, and the integers that it takes for
@@ -291,7 +291,7 @@ class Target(ABC):
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The text of an op with approximate functions in place of others; by default, there are none."""
+        """The text of an op with approximate functions instead of others; by default, none."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
@@ -425,8 +425,8 @@ class KernelWriter(ABC):
         return ports
 
     def add_bits(self, present: Sequence[bool]) -> dict[int, Port]:
-        """Declares the bits of outputs, by the number of the output: 8 elements of a step in each byte, and of each
-        step as many bytes as fill words of `WORD` elements.
+        """Declares the bits of outputs, by the number of the output: 8 elements of a step in each byte; the bytes of
+        a step fill whole words of `WORD` elements.
         """
         ports = {i: Port(Role.BITS, i) for i, there in enumerate(present) if there}
         self._bits |= set(ports.values())
@@ -436,11 +436,11 @@ class KernelWriter(ABC):
 
     @property
     def _row(self) -> str:
-        """How many bytes the bits of one step take."""
+        """Number of bytes that the bits of one step take."""
         return f"({self._elements} + {WORD - 1}) // {WORD} * {WORD // 8}"
 
     def add_numbers(self, core: CoreSource) -> list[str]:
-        """Declares the numbers that a step takes; returns what stands for them, as its last arguments."""
+        """Declares the numbers that a step takes; returns their names, which are its last arguments."""
         for number in core.numbers:
             self._sizes += number.arguments
             self.number(number)
@@ -479,11 +479,11 @@ class KernelWriter(ABC):
                 elements of a step.
         """
 
-    # -- where, and what is read and written there ---------------------------------------------------------
+    # -- places, loads and stores --------------------------------------------------------------------------
 
     @abstractmethod
     def begin(self) -> None:
-        """What stands before everything else."""
+        """Writes the lines before everything else."""
 
     @abstractmethod
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
@@ -491,7 +491,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def at(self, port: Port, step: int = 0) -> str:
-        """The place `step` steps behind the one that an operand points to."""
+        """The place `step` steps after the one that an operand points to."""
 
     @abstractmethod
     def row(self, port: Port, number: str, shift: int = 0) -> str:
@@ -559,7 +559,7 @@ class KernelWriter(ABC):
         """A loop, whose loads may be issued `stages - 1` rounds ahead."""
 
     def rows(self) -> AbstractContextManager[None]:
-        """What is done for each row of the step; what is declared in it is declared for that row.
+        """A loop over the rows of the step; what is declared in it is declared for that row.
 
         Raises:
             UnsupportedOpError: the language has no way to do it.
@@ -632,7 +632,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:
-        """What is done if a scalar condition holds."""
+        """A branch that runs if a scalar condition holds."""
 
     # -- the whole -----------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# No fast math: the kernels have the bits of eager mode. Without traps and errno, which nobody reads, conditions and
+# No fast math: the kernels have the bits of eager mode. Without traps and errno, which are never read, conditions and
 # functions become vector instructions. Integers wrap, as torch's do.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
@@ -35,7 +35,7 @@ FLAGS = (
 _HEADERS = Path(__file__).parent
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# As long as somebody has a function of them: a program that is called with ever new steps does not grow.
+# Libraries with a function in use; others are closed, so that a process with ever new steps does not grow.
 _loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
 _locks: dict[str, threading.Lock] = {}  # one for each source: others are compiled at the same time
 
@@ -61,7 +61,7 @@ def why_no_compiler() -> str | None:
 
 def load(source: str) -> ctypes.CDLL:
     """The library of a source, compiled unless the cache folder has it; loaded once per process, and closed when it and
-    what was got from it by `library["name"]` are gone.
+    the functions taken from it by `library["name"]` are deleted.
 
     Raises:
         CompilerMissingError: there is no compiler.
@@ -78,14 +78,14 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def library_of(source: str) -> bytes:
-    """The library of a source, as a file's content, compiled anew. Raises as `load` does."""
+    """The library of a source, as a file's content, compiled at each call. Raises as `load` does."""
     return _compiled(source)
 
 
 def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
-        with contextlib.suppress(OSError):  # no library, whatever made it so, or gone meanwhile
+        with contextlib.suppress(OSError):  # not a library, whatever the reason, or deleted meanwhile
             return _opened(path)
     path, _ = keep(name, _compiled(source))
     try:
@@ -121,7 +121,7 @@ def _compiled(source: str) -> bytes:
 
 @contextlib.contextmanager
 def in_a_folder() -> Iterator[Path]:
-    """A folder to compile in, while this lasts.
+    """Makes a temporary folder to compile in, and deletes it at the end.
 
     Raises:
         CacheFolderError: there is no room for it.
@@ -141,10 +141,10 @@ def _no_room(what: str) -> CacheFolderError:
 
 
 def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> None:
-    """Runs it.
+    """Runs a command of the compiler.
 
     Args:
-        what: it compiles, for the error.
+        what: the thing that it compiles, for the error.
 
     Raises:
         CompilationError: it refuses the source, writes no file, or cannot be run.
@@ -185,7 +185,7 @@ def compiler() -> list[str]:
 
 def _compiler() -> list[str] | None:
     key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
-    command = _compilers.get(key)  # to look through folders takes as long as many a kernel
+    command = _compilers.get(key)  # a search of the path takes as long as some kernels
     if command is None:
         named = shlex.split(key[0])
         candidates = named[:1] or _CANDIDATES
@@ -204,7 +204,7 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _link() -> tuple[str, ...]:
-    """Nothing of OpenMP, where torch's is in the process for everybody: loops over blocks run in the same threads.
+    """Linker options for OpenMP: none where the process has loaded torch's, so that loops run in the same threads.
 
     Clang calls another library than GCC does, which torch need not have loaded.
     """
@@ -223,7 +223,7 @@ def _include(source: str) -> list[str]:
 
 
 def _environment() -> str:
-    """What compiled code depends on besides its source: the compiler, the machine's instructions, our headers."""
+    """Dependencies of compiled code besides its source: the compiler, the machine's instructions, our headers."""
     return _environment_of(tuple(compiler()))
 
 
@@ -235,7 +235,7 @@ def _environment_of(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
-    """In which the compiler says which version it is and what "native" means here."""
+    """Macros in which the compiler reports its version and what "native" means here."""
     asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 

@@ -29,7 +29,7 @@ class CppKernel:
 
     Attributes:
         __name__: of its function.
-        first_written: which of its tensors is the first that it writes; so are all behind it.
+        first_written: number of the first tensor that it writes; it writes all after that one, too.
     """
 
     def __init__(self, source: KernelSource) -> None:
@@ -38,13 +38,13 @@ class CppKernel:
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
-        # Open as long as this kernel is there.
+        # Open as long as this kernel exists.
         self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
-        """What launches it: a function of the tensors' addresses, the sizes, and the largest number of threads: as many
-        are used as are worth it; 0: at most those that OpenMP says.
+        """The program for these dtypes, called with the tensors' addresses, the sizes, and the largest number of
+        threads (0: OpenMP's), of which it uses those that pay.
 
         Args:
             dtypes: of the kernel's tensors, in order.
@@ -80,7 +80,7 @@ class CppKernel:
 
 
 def program(text: str) -> Program:
-    """What launches a program, compiled unless it has been; its library is closed when nobody has it any more.
+    """Compiles a text, unless it has been, to a program; its library is closed with the last reference to it.
 
     Args:
         text: from `CppKernel.text`.
@@ -99,7 +99,7 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """What launches a program: called with the arguments of its entry, addresses and integers.
+    """A compiled program, launched by a call with the arguments of its entry, addresses and integers.
 
     Attributes:
         function, pack: the two parts of such a call: `function(pack(*arguments))`.
@@ -117,7 +117,7 @@ class Program:
 
     @property
     def address(self) -> int:
-        """Of a function that takes a pointer to the arguments, while this is there."""
+        """Address of a function that takes a pointer to the arguments; valid while this object exists."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
 

@@ -28,7 +28,7 @@ _GATHERED = 512
 _TILE_ROWS, _TILE_COLUMNS = 16, 64
 
 Layout = str
-"""Of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
 ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
 
 
@@ -36,7 +36,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
     """As `Target.walk`: layouts, and sizes of all dimensions but the outermost, and the strides of each operand that
     is not dense."""
     sizes, strides = _joined(sizes, strides)
-    # A size that is a symbol is not asked: the answer would be a guard of the compiled graph.
+    # A size that is a symbol is not compared: the comparison would be a guard of the compiled graph.
     short = len(sizes) > 1 and type(sizes[-1]) is int and sizes[-1] < _SHORT
     turned = len(sizes) == 2 and not short and any(_is_turned(sizes, own) for own in strides)
     layouts = [f"{len(sizes)}{' short' if short else ' turned' if turned else ''}"]

@@ -52,7 +52,7 @@ def _row(name: str, floats: str | None, ints: str | None = None, bools: str | No
 
 
 def _type(dtype: torch.dtype) -> str:
-    """Of values of `dtype` in registers."""
+    """The type of values of `dtype` in registers."""
     return cpp_name(register_dtype(dtype))
 
 

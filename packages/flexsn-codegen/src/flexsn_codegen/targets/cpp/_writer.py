@@ -18,7 +18,7 @@ from flexsn_graph import Port, Role
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # written by backward scans
-_KNOWN = ("true", "false")  # values of flags that the source says
+_KNOWN = ("true", "false")  # values of flags that are constants of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Lanes:
         return frozenset(s.name for s in self.statements if s.name is not None)
 
     def needed(self, names: frozenset[str]) -> frozenset[str]:
-        """Those of the names that it reads before it assigns them."""
+        """Finds the names that it reads before it assigns them."""
         found: set[str] = set()
         assigned: set[str] = set()
         for statement in self.statements:
@@ -115,7 +115,7 @@ class CppWriter(KernelWriter):
         value = self._with_flags(text)
         if "?" not in value and "true" in value.split(" | "):
             value = "true"
-        if value not in _KNOWN:  # or else nothing in the loop asks for it
+        if value not in _KNOWN:  # else nothing in the loop reads it
             lanes.before.append(f"const bool {name}_{count} = {value};")
             value = f"{name}_{count}"
         lanes.flags[name] = value

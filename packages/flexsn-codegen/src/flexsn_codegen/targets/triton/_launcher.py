@@ -15,14 +15,14 @@ _HERE: AbstractContextManager[object] = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class CompiledEntry:
-    """What the CUDA driver needs to launch a compiled kernel.
+    """Arguments of the CUDA driver for launches of a compiled kernel.
 
     Attributes:
         function: a `CUfunction`.
         threads: of a program.
-        shared: bytes of shared memory of a program, beside what the kernel declares.
-        numbers: the arguments behind the tensors, each of at most 8 bytes.
-        hooks: whether profilers want to be told of launches now, which whoever launches by himself would not do.
+        shared: bytes of shared memory of a program, in addition to what the kernel declares.
+        numbers: the arguments after the tensors, each of at most 8 bytes.
+        hooks: returns True if a profiler has hooks on launches now, which a direct launch bypasses.
     """
 
     function: int
@@ -35,19 +35,20 @@ class CompiledEntry:
 def launcher(
     compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
-    """Launches a compiled kernel, on the current stream of `device`, with the tensors that its function takes.
+    """Makes a function of the tensors that launches a compiled kernel on the current stream of `device`.
 
-    Behind them come `numbers`. As `compiled[grid]` does, without what that prepares for the hooks of profilers: half of
-    its time. Where there are hooks, it is left to do it, as it is in a version that launches in another way.
+    `numbers` follow the tensors. The function does what `compiled[grid]` does, without its preparations for profilers'
+    hooks, half of its time. Where hooks are installed, or this version of Triton launches in another way,
+    `compiled[grid]` launches.
 
     Args:
         compiled: what `kernel[grid](...)` returned. It is for dtypes, alignments to 16 bytes and some properties of the
-            numbers, which have to be the same in each launch; nobody looks.
+            numbers, which have to be the same in each launch; launches do not check them.
         grid: of each launch.
         numbers: of each launch, the constant ones too.
         device: a GPU, whether or not it is the current one.
     """
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be there
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     launch = _triton_private.launcher(compiled, grid, numbers, device)
     if _single_device():
@@ -80,7 +81,7 @@ def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
 
     Returns:
         `None` for a kernel that takes more than tensors and integers, or is launched in a way of its own, and where
-        this version of Triton does not tell.
+        this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

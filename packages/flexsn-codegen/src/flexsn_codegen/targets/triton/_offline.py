@@ -1,6 +1,6 @@
-"""Compiling for a GPU that is not there, and what the kernel would use of it.
+"""Compiles for a GPU that is absent, and reports the resources that the kernel uses.
 
-Triton's interpreter replaces the compiler in its process; there, and so in most tests, the compilation runs
+Triton's interpreter replaces the compiler in its process; with it, and so in most tests, the compilation runs
 in a process of its own: this module, which reads jobs from its input and writes results.
 """
 
@@ -70,12 +70,12 @@ class OfflineJob:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """What a compiled kernel uses.
+    """Resources that a compiled kernel uses.
 
     Attributes:
         target: what it was compiled for.
         registers: per thread (of an AMD GPU, vector registers).
-        spilled_bytes: per thread, of registers that there were too few of.
+        spilled_bytes: per thread, of values that did not fit into registers.
         local_bytes: local memory per thread: what was spilled, and the tables of slow paths, such as that of
             `sin` for huge arguments.
         shared_bytes: shared memory per program.
@@ -102,10 +102,10 @@ class ResourceUse:
 
 
 def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles kernels to binaries, without a GPU, anew each time.
+    """Compiles kernels to binaries, without a GPU and without Triton's cache.
 
     Raises:
-        OfflineCompileError: an unknown target, or what the compiler says.
+        OfflineCompileError: an unknown target, or the compiler's error.
 
     Example:
         >>> kernel = pointwise(torch.nn.functional.silu).source(torch.empty(8, device="meta"))
@@ -190,7 +190,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Anew, even if it is in Triton's cache: the assembler then says what the kernel uses.
+            # Even if it is in Triton's cache: the assembler then reports what the kernel uses.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
@@ -211,7 +211,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvidia_usage(log: str) -> dict[str, int]:
-    """From ptxas's log, which lists the functions that it has not inlined beside the kernel."""
+    """Resources from ptxas's log, which lists the functions that it has not inlined besides the kernel."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
         "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),
@@ -220,7 +220,7 @@ def _nvidia_usage(log: str) -> dict[str, int]:
 
 
 def _amd_usage(assembly: str) -> dict[str, int]:
-    """From the metadata at the assembly's end."""
+    """Resources from the metadata at the assembly's end."""
     numbers = dict(re.findall(r"\.(\w+):\s+(\d+)", assembly))
     return {
         "registers": int(numbers["vgpr_count"]),

@@ -3,10 +3,10 @@
 A program owns `BLOCK` rows and some columns of every value of the step, for all steps. Its columns of the matrices are
 loaded once, its columns of the states stay in registers. What a product reads is exchanged between the programs of the
 same rows: each publishes its columns in one of two slots, arrives at a counter, and waits for the others before it
-loads all of them. Two slots are enough: who writes a slot again has waited for those that have read it.
+loads all of them. Two slots are enough: a program that writes a slot again has waited for those that read it.
 
 Of many values that go from step to step, as gradients of delayed ones are, most do so in memory. A program reads and
-writes its own elements there, those of the even and the odd steps in turns, so that none has to wait for another.
+writes its own elements in it, alternately those of even and odd steps, so that none has to wait for another.
 
 While it waits, the program has the loads of the next step and the stores of this one under way.
 
@@ -16,8 +16,8 @@ three parts do not fit into registers.
 
 A program that has all columns of its rows exchanges nothing: it multiplies and reduces what is in its registers.
 
-Where rows end, a group of rows computes as many steps as its longest, and in the forward one more: what that one stores
-is what all later ones would. Gradients of later steps are zeros.
+Where rows end, a group of rows computes the steps of its longest row, and in the forward one more, which stores what
+all later ones would. Gradients of later steps are zeros.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tiles:
         count: programs that have the same rows and share the columns.
         chunk: terms of a sum that are multiplied at a time.
         num_warps: of one program.
-        ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
+        ahead: number of chunks of an operand that are loaded before the first is multiplied, if it is not in parts.
         exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
             and `ahead` are of no use, and programs need not run at the same time.
         least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as
@@ -77,11 +77,11 @@ class Tiles:
         assert self.exchanged or self.count == 1
 
     def columns(self, width: int) -> int:
-        """How many columns of a value of this width one program has."""
+        """Number of columns that one program has of a value of this width."""
         return max(self.least, _power(-(-width // self.count)))
 
     def chunks(self, width: int) -> list[int]:
-        """The terms of a sum over so many, by chunks: with padding."""
+        """Sizes of the chunks of a sum over `width` terms, with padding."""
         chunk = min(_padded(width), self.chunk)
         return [chunk] * -(-width // chunk)
 
@@ -124,10 +124,10 @@ class _Block:
     """Some terms of a product's sums, which are multiplied at a time.
 
     Attributes:
-        range: the kernel's name for as many numbers, from 0 on.
-        size: how many, with padding.
+        range: the kernel's name for `size` numbers, from 0 on.
+        size: number of terms, with padding.
         offset: number of the first term; below 0, those before the sum's first are no terms.
-        end: number behind the last term.
+        end: number after the last term.
         value: of the operand, what the program has in registers; `None`: it is exchanged.
     """
 
@@ -163,7 +163,7 @@ class _LoopWriter:
         self._gathered = {port: len(loop.exchanges) + i for i, port in enumerate(loop.reduced)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
-        self._later: list[str] = []  # stores that nobody waits for
+        self._later: list[str] = []  # stores that no program waits for
         self._repeated: list[str] = []  # those of them that stand for all later steps, at the step `place`
         self._repeats = spec.ends and not spec.backwards
         self._next_store = 0
@@ -507,7 +507,7 @@ class _LoopWriter:
         return name
 
     def _numbers(self, part: Reduce) -> list[str]:
-        """What a reduction takes besides the values."""
+        """Arguments of a reduction besides the values."""
         if part.product.op is not _prims.var.default:
             return []
         correction = part.product.args[2] if len(part.product.args) > 2 else 1.0
@@ -515,7 +515,7 @@ class _LoopWriter:
         return [repr(1.0 / width), repr(1.0 / (width - correction)) if width > correction else 'float("inf")']
 
     def _together(self, i: int, part: Multiply) -> dict[int, Multiply]:
-        """Product `i` and those behind it that are computed with it, by number."""
+        """Product `i` and those after it that are computed with it, by number."""
         found = {i: part}
         if self._tiles.exchanged and self._parts(self._exchange(part.operand.port)) > 1:
             for j, other in enumerate(self._loop.parts[i + 1 :], i + 1):
@@ -640,11 +640,11 @@ class _LoopWriter:
             self._line(f"dev.publish({place}, {value}, mask_{width})")
 
     def _ahead(self, exchange: Exchange) -> int:
-        """How many chunks of an operand are loaded before the first one is multiplied."""
+        """Number of chunks of an operand that are loaded before the first one is multiplied."""
         return self._tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
-        """What the chunks and parts of an operand are called, without their numbers."""
+        """Name of the chunks and parts of an operand, without their numbers."""
         return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
 
     def _blocks(self, operand: Columns) -> list[_Block]:
@@ -674,7 +674,7 @@ class _LoopWriter:
         return sorted(found, key=lambda columns: columns.first)
 
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Has some blocks of an operand, all of the group's rows, in registers, unless they are there."""
+        """Puts some blocks of an operand, for all of the group's rows, into registers, unless they are in registers."""
         blocks = self._blocks(operand)
         for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
@@ -764,10 +764,10 @@ def _pairwise(terms: Sequence[str]) -> str:
 
 
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
-    """Behind which parts a program arrives, and before which it waits.
+    """Finds the parts after which a program arrives, and those before which it waits.
 
     Events go round: what a step writes last, the next one reads first. A program never arrives twice without a wait
-    in between, so that the counter tells by itself how far all have come.
+    in between, so that the counter alone shows the progress of all.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):

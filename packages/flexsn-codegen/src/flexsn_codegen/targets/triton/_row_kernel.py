@@ -30,11 +30,11 @@ _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
 # Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small.
 _SUMMING_PROGRAMS = 1024
 
-# Of a program with twice as many elements as others.
+# Most operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK`.
 _MOST_OPERANDS = 7
 
 Layout = tuple[int, int, Summed]
-"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, else as many as there are.
+"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, else their number.
 The first layout is `(columns of a program, True if these are all)`."""
 RUN = -1
 

@@ -1,4 +1,4 @@
-"""Everything here is private to Triton. Each name is probed when this is imported."""
+"""Private parts of Triton. Each name is probed at import."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
-# What a launch may have beside a grid, threads and shared memory, as it is where it has not.
+# Launch attributes besides a grid, threads and shared memory, and their defaults.
 _USUAL = {"launch_cooperative_grid": False, "launch_pdl": False, "num_ctas": 1}
-# Behind its own arguments, each kernel takes pointers to memory that Triton allocates: ours ask for none.
+# After its own arguments, each kernel takes pointers to memory that Triton allocates: ours need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
 _told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
@@ -68,7 +68,7 @@ def value_of(like: Any, data: Any, kind: Any) -> Any:
 
 
 def as_flags(mask: Any) -> Any:
-    """A mask whose array holds flags, as loads and stores of Triton 3.9 want it.
+    """A mask whose array holds flags, as loads and stores of Triton 3.9 need it.
 
     The interpreter gives a comparison the dtype of what was compared: one number, compared and broadcast to a block,
     is an array of int32.
