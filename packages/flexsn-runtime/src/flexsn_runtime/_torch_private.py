@@ -1,4 +1,4 @@
-"""What touches private parts of torch. Each name is probed when this is imported."""
+"""Access to private parts of torch. Each name is probed when this module is imported."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ _saved_tensors_hooks = private(
     "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
 )
 number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-# Not below 0: inside of a level of it, or there is no telling.
+# Not below 0: inside of a level of it, or this version of torch does not show its level.
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
-# Whether `torch.autocast` is on for any device, without asking for one.
+# True if `torch.autocast` is on for any device, without naming one.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
 _TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
 
-# Of a thread that is in no operator and in no mode; as it is when this package is imported.
+# Dispatch keys of a thread in no operator and no mode, as when this package is imported.
 _INCLUDED = _included_keys()
 _EXCLUDED = _excluded_keys()
 
 
 @contextmanager
 def as_outside() -> Iterator[None]:
-    """For tracing where something of the caller's is switched on or off.
+    """Isolates tracing from what the caller has switched on or off.
 
     Inside a custom op's implementation, dispatch keys are off that a trace needs; and what a trace saves for
     its own backward is nothing for the caller's saved-tensor hooks (activation checkpointing).
@@ -108,11 +108,11 @@ def transform_at_work() -> str | None:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function of as many tensors: whether they are like these, as far as that can be told at once.
+    """Returns a predicate: `len(tensors)` tensors are like these, as far as one fast check shows.
 
-    If it says yes, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are lazily
+    Where it is True, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are lazily
     negated views alike, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
-    not know grad mode, forward mode, autocast's dtype, nor where memory is. It says no of what is no plain tensor.
+    not check grad mode, forward mode, autocast's dtype, nor where memory is. It is False for what is no plain tensor.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -152,7 +152,7 @@ def size_expression(size: int | torch.SymInt) -> sympy.Expr:
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """What a symbolic size was when it was traced, if that is known. Asking puts no guard on it."""
+    """The value of a symbolic size when it was traced, if that is known. Reading it puts no guard on the size."""
     hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
 

@@ -1,4 +1,4 @@
-"""What touches private parts of Triton. Each name is probed when this is imported."""
+"""Access to private parts of Triton. Each name is probed when this module is imported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if importlib.util.find_spec("triton") is not None:
 
 
 def resources(compiled: Any, most: int) -> tuple[int, int] | None:
-    """What a compiled kernel uses: registers of a thread, bytes of shared memory of a program.
+    """Resources of a compiled kernel: registers of a thread, bytes of shared memory of a program.
 
     `None`: it does not run, because it needs more than `most` bytes, or slower than many launches do, because it keeps
-    much of its values in local memory for want of registers.
+    many of its values in local memory when registers run out.
     """
     shared = int(compiled.metadata.shared)
     if shared > most:

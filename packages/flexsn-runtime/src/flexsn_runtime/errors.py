@@ -77,7 +77,7 @@ class GaveUpError(RuntimeError):
 
 
 class UnsupportedScanError(NotImplementedError):
-    """A step that a compiler asks kernels for, and that they cannot be made of."""
+    """A step in a compiler's graph of which kernels cannot be made."""
 
 
 class SymbolicSizeError(UnsupportedScanError):

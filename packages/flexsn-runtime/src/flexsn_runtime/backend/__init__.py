@@ -1,4 +1,4 @@
-"""What kernels are written in, and everything that runs them: one object for each language."""
+"""Languages of kernels, and everything that runs these: one object for each language."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Backend(ABC):
     Nothing else in the package depends on the language of a kernel.
 
     Attributes:
-        name: by which programs ask for it.
+        name: by which programs select it.
         target: the language.
         by_address: launches in a loop take addresses that are computed before the loop, and no tensors.
     """

@@ -56,7 +56,7 @@ class Launched(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A tensor in a layout that a kernel can read, in the place of one that it cannot."""
+    """A copy of a tensor in a layout that a kernel can read, instead of one that it cannot."""
 
     place: int
     shape: tuple[int, ...]
@@ -92,10 +92,10 @@ class Summed(NamedTuple):
 
 
 class SummedTogether(NamedTuple):
-    """Gradients that a kernel has written to one memory, one behind the other, by one sum for all.
+    """Gradients that a kernel has written to one memory, one after the other, by one sum for all.
 
     Attributes:
-        given: how many tensors a call has; what it allocates is behind them.
+        given: how many tensors a call has; what it allocates comes after them.
         results: the gradients, by their number among what is allocated.
         written: the whole of what the kernel writes, `[gradients, ...]`.
         sum: of it, to `[gradients, *shape]`.
@@ -121,7 +121,7 @@ class SummedTogether(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a kernel reads in place of captured tensors that it cannot read as they are, behind all else in memory.
+    """Replacements of captured tensors that a kernel cannot read as they are, after all else in memory.
 
     Attributes:
         operands: of the kernel.
@@ -138,7 +138,7 @@ class Moved(NamedTuple):
 
 
 class Unbound(NamedTuple):
-    """Puts the slices of a tensor behind all else in memory."""
+    """Appends the slices of a tensor to memory."""
 
     place: int
 
@@ -248,11 +248,11 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        """Nothing is to be compiled any more."""
+        """True if nothing is left to compile."""
         return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
 
     def without(self, absent: frozenset[int]) -> Plan:
-        """The same plan, whose call does not return these results."""
+        """The plan without these among the results that a call returns."""
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:

@@ -1,7 +1,7 @@
-"""Kernels behind integers, because an operator's schema has no other way to name them.
+"""Integer handles of kernels, because an operator's schema has no other way to name them.
 
-A bundle stays while somebody owns it (a module) or uses it (a saved autograd context). Both are counted under
-one lock; whoever brings the sum to zero removes the bundle and closes its kernels, outside of the lock.
+A bundle stays while it has an owner (a module) or a use (a saved autograd context). Both are counted under
+one lock; the release that brings the sum to zero removes the bundle and closes its kernels, outside of the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flexsn_runtime.errors import UnknownHandleError
 
 @dataclass(slots=True)
 class FlexSNKernelHandle:
-    """The kernels of one step function, by purpose, and who holds them."""
+    """The kernels of one step function, by purpose, and the numbers of their owners and uses."""
 
     inference_kernel: ScanKernel | None
     inference_info: FlexSNInfo | None

@@ -1,4 +1,4 @@
-"""What `build_*` gives out: a step's kernels of one kind, specialised on demand."""
+"""Results of the functions `build_*`: a step's kernels of one kind, specialised on demand."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """What the gradients are shaped like: what was given, or `like` for all of them."""
+    """Tensors shaped like the gradients: the templates, or else `like` for all of them."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

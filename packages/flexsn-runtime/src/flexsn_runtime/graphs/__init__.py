@@ -1,3 +1,3 @@
-"""What a compiler's graph has of a scan: sizes that may be symbols, and launches."""
+"""Scans inside compiler graphs: sizes that may be symbols, and launches."""
 
 from __future__ import annotations

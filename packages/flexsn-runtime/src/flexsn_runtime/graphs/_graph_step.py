@@ -138,7 +138,7 @@ class GraphSpecialization(Specialization):
                 # Nothing reads it, and a CUDA graph that is recorded meanwhile has no memory to spare for it.
                 tensor.untyped_storage().resize_(0)
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
-        # The trace has the numbers of an assignment, where its users want the symbols.
+        # The trace has the numbers of an assignment, where its users need the symbols.
         sized = copy.copy(self.trace)
         sized.step_shape = self._step_shape(step)
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))

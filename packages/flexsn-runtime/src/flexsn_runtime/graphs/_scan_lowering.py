@@ -54,7 +54,7 @@ class KernelLowering:
 
     @property
     def version(self) -> str:
-        """Of all code that writes kernels: compiled code is found again on disk by it."""
+        """Digest of all code that writes kernels; compiled code on disk is found by it."""
         return _digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
@@ -236,7 +236,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Says in one kind of error that kernels cannot be made of a step."""
+    """Converts errors of steps of which kernels cannot be made to `UnsupportedScanError`."""
     try:
         yield
     except UnsupportedScanError:
@@ -247,7 +247,7 @@ def _refusals() -> Iterator[None]:
 
 @functools.cache
 def _digest() -> str:
-    """Of the sources of the packages that write kernels."""
+    """Digest of the sources of the packages that write kernels."""
     digest = hashlib.sha256()
     for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None

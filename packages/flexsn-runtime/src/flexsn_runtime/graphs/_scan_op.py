@@ -156,7 +156,7 @@ class _Specialized:
         self.captured = [positions[id(tensor)] for tensor in trace.captured]
         for value in lifted:
             if isinstance(value, Tensor):
-                value.untyped_storage().resize_(0)  # nobody reads it
+                value.untyped_storage().resize_(0)  # nothing reads it
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)

@@ -57,7 +57,7 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
 
 
 def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """The same, of a scan that is prepared: of `[*inputs, *states, *lifted]`."""
+    """Runs a prepared scan on `[*inputs, *states, *lifted]`, with the results of `scan_pointwise`."""
     native = scan.native
     if native is not None and not native.watched():
         return tuple(native.run(tensors))

@@ -24,7 +24,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class ForwardResult(NamedTuple):
-    """What a forward scan wrote. `state_seqs` or `final_states` is empty, as asked for."""
+    """Results of a forward scan. Of `state_seqs` and `final_states`, the one that is not written is empty."""
 
     outputs: tuple[Tensor, ...]
     state_seqs: tuple[Tensor, ...]
@@ -51,14 +51,14 @@ class ForwardScan:
         training: write what the backward needs: residuals, or else checkpoints to recompute from.
         residuals: as the step has them.
         spare_rows: rows of checkpoints to allocate beyond those that are written.
-        padding: give the checkpoints one dimension, rows of contiguous steps, and so many elements beyond those that
-            are written.
+        padding: give the checkpoints one dimension, rows of contiguous steps, and this number of elements beyond those
+            that are written.
         plan: how it is launched; `None`: as the step has it.
         segments: walked side by side; `None`: none.
 
     Attributes:
         plan: what a call does.
-        first_bits, first_kept: where in its results bits of outputs begin, and what is for the backward behind them.
+        first_bits, first_kept: where in its results bits of outputs begin, and what is for the backward after them.
     """
 
     def __init__(

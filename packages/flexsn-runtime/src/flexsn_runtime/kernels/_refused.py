@@ -1,4 +1,4 @@
-"""What the backward of a scan refuses, which autograd would ask of it."""
+"""Refusals of what autograd may require of the backward of a scan, which cannot do it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_runtime.operands._memory import check_tensor
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
     """Raises unless kernels can read what a backward is given, and write what it allocates.
 
-    What was there in the forward may be gone: the memory of a sharded parameter, say.
+    Memory of the forward may have been freed since: that of a sharded parameter, say.
 
     Args:
         tensors: `[*inputs, *states, *lifted, *what was kept, *grad_outputs, *grad_states]`.

@@ -65,7 +65,7 @@ class LiftedGradient:
         return ordered
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
-        """The same where it is nothing else than a sum; `None`: it is more."""
+        """The sum as data, where the gradient is nothing else than a sum; `None`: it is more."""
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
@@ -165,12 +165,12 @@ class InputGradient:
 
 
 def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor:
-    """The same in the usual order of dimensions."""
+    """The gradient of an input in the usual order of dimensions."""
     shape = tensor.shape
     if by_program:
         return gradient.sum(1).reshape(shape).to(tensor.dtype)
     lead = gradient.dim() - len(shape)
-    # Behind T, the input may have fewer dimensions than the step.
+    # After T, the input may have fewer dimensions than the step.
     aligned = (shape[0], *(1,) * lead, *shape[1:])
     summed = [d for d, (g, s) in enumerate(zip(gradient.shape, aligned, strict=True)) if s == 1 and g != 1]
     return (gradient.sum(summed, keepdim=True) if summed else gradient).reshape(shape)

@@ -1,4 +1,4 @@
-"""A scan whose gradients are asked for, prepared once: what a training step asks is asked before it is repeated."""
+"""A scan whose gradients are needed, prepared once: the checks of a training step run before it is repeated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# Layouts of a backward that take turns; as many as the compiled launcher knows at a time.
+# Layouts of a backward that alternate; the compiled launcher knows the same number (`most_told`) at a time.
 _MOST_BACKWARDS = 16
-# Backward passes between two questions whether it is there: they take longer than what is asked.
+# Backward passes between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
 
 
 class LastStep(Protocol):
-    """A step behind those of a backward, which makes another gradient of the first tensor's.
+    """A step after those of a backward, which makes another gradient of the first tensor's.
 
     Attributes:
         others: the tensors whose gradients it takes besides.
@@ -42,7 +42,7 @@ class LastStep(Protocol):
         """
 
     def by_address(self, plan: Plan, tensors: Sequence[Tensor | None]) -> LastLaunch | None:
-        """The launch of it behind a plan; `None`: it has no address."""
+        """Its launch after a plan; `None`: it has no address."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class TrainedScan:
         first_kept: where in the result of `run` begins what is for the backward.
         first_bits: where before that begin the bits of outputs; no gradient comes to those.
         fixed: which of the results before `first_kept` no gradient flows through.
-        native: what runs it without Python, once the compiled launcher is there and a backward was run.
+        native: what runs it without Python, once the compiled launcher is loaded and a backward was run.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class TrainedScan:
         return written
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is there still."""
+        """True if what backward formulas read is unchanged."""
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -162,7 +162,7 @@ class TrainedScan:
         return tuple([need or i in self._last.others for i, need in enumerate(needed)])
 
     def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Known:
-        """What scans backward over these."""
+        """The backward for these tensors, known or prepared now."""
         for known in self._backwards:
             if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
                 return known
@@ -184,12 +184,12 @@ class TrainedScan:
         return known
 
     def _hand_over(self, tensors: Sequence[Tensor | None], known: _Known) -> None:
-        """From now on, the compiled launcher makes calls like this one, if it is there and can."""
+        """Hands calls like this one to the compiled launcher from now on, if it is loaded and can make them."""
         module = compiled_launcher(self._device, self._count)
         if module is None:
             return
         known.is_told = True
-        with untraced():  # nobody's mode has to know
+        with untraced():  # no dispatch mode sees it
             last = None
             if self._last is not None and known.needed[0]:
                 last = self._last.by_address(known.computed, tensors)
@@ -214,7 +214,7 @@ class TrainedScan:
 def trained_scan(
     step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
-    """The one for arguments of this layout."""
+    """The prepared scan for arguments of this layout."""
     key = "trained", wanted, state_seqs, choose_segments(step, arguments), arguments.key
     found: TrainedScan | None = step.plans.get(key)
     if found is None:
@@ -225,7 +225,7 @@ def trained_scan(
 def not_differentiable(
     step: Any, results: Sequence[Tensor], wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> list[Tensor]:
-    """Those of the results that no gradient flows through; arguments as of `differentiable_results`."""
+    """Lists the results that no gradient flows through; arguments as of `differentiable_results`."""
     differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
     return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
 

@@ -39,11 +39,11 @@ class ByAddress(NamedTuple):
         return cls(entry, tuple(places), tuple(written))
 
     def without(self, gone: Collection[int], num_given: int) -> ByAddress:
-        """The same launch, of calls that lack some tensors, which the kernel does not take.
+        """The launch in calls that lack some tensors, which the kernel does not take.
 
         Args:
-            gone: where these were in `[*given, *written]`.
-            num_given: how many were given.
+            gone: the places of these in `[*given, *written]`.
+            num_given: number of tensors given, these included.
         """
         places = [place - sum(other < place for other in gone) for place in self.places]
         written = [t for i, t in enumerate(self.written, num_given) if i not in gone]

@@ -23,7 +23,7 @@ class ClusterLaunch:
         self._functions: dict[tuple[torch.dtype, ...], CudaFunction] = {}
 
     def function(self, tensors: Sequence[Tensor]) -> CudaFunction:
-        """What runs it on tensors of these dtypes. Compiles.
+        """Returns the kernel for tensors of these dtypes; compiles it if need be.
 
         Raises:
             CompilationError: the GPU has no room for it.
@@ -46,6 +46,6 @@ class ClusterLaunch:
         return self._compiled.text([tensor.dtype for tensor in tensors])
 
     def __call__(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> None:
-        """Launches a cluster for each group of rows; the GPU runs as many at a time as it has room for."""
+        """Launches a cluster for each group of rows; the GPU runs at a time those that it has room for."""
         pointers = [tensor.data_ptr() for tensor in tensors]
         self.function(tensors)(groups * self._cluster.blocks, pointers, numbers)

@@ -16,10 +16,10 @@ from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._kernel import CompiledKernel
 
-# Shared memory that each program takes beside what it asks for, in bytes.
+# Bytes of shared memory that each program takes in addition to its own.
 _RESERVED = 1024
 _WARP = 32
-# Registers are given to a warp in units of so many.
+# Registers are given to a warp in units of this number.
 _REGISTER_UNIT = 256
 
 
@@ -43,7 +43,7 @@ class CooperativeKernel:
         self._launches: Recent[CooperativeLaunch] = Recent()
 
     def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
-        """What runs it on tensors like these, and with these numbers. Compiles."""
+        """Returns the launch on tensors like these, and with these numbers; compiles it if need be."""
         # Triton compiles for the alignment of addresses.
         key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
         found = self._launches.get(key)
@@ -78,7 +78,7 @@ class CooperativeLaunch:
 
     Args:
         function: Triton's.
-        numbers: what it takes behind the tensors.
+        numbers: what it takes after the tensors.
         room: how many programs the device has room for at a time.
         options: what it is compiled with.
     """
@@ -91,7 +91,7 @@ class CooperativeLaunch:
         self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
-        """Launches so many programs; if they wait for each other, at most as many as there is room for."""
+        """Launches `programs` programs; if they wait for each other, at most `room`."""
         if triton_interpreted():
             with interpreting():
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
@@ -108,9 +108,9 @@ class CooperativeLaunch:
 
 
 class Marks:
-    """Where kernels say that their programs gave up waiting for each other: a number in memory of the host.
+    """Numbers in memory of the host that kernels set when their programs gave up waiting for each other.
 
-    A kernel writes it there itself, so that nobody has to wait for the kernel to learn of it.
+    A kernel writes its number to the host itself, so that the host reads it without waiting for the kernel.
     """
 
     def __init__(self) -> None:

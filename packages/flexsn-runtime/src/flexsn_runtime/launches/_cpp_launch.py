@@ -15,7 +15,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program: in as many threads as are worth it, of those that `torch.set_num_threads` says.
+    """Runs a program in the threads that its work pays for, at most the number of `torch.set_num_threads`.
 
     Args:
         run: from `flexsn_codegen.targets.cpp.program`.

@@ -16,7 +16,7 @@ from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
 from flexsn_runtime.launches._launch import allocator
 
-# Compiled graphs have sources: the libraries of so many stay open.
+# Compiled graphs hold sources: the libraries of this number of sources stay open.
 _program = functools.lru_cache(256)(program)
 
 
@@ -64,7 +64,7 @@ class RecordedCppLaunch:
         """None: it is not launched here."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Nothing: whoever runs the graph compiles."""
+        """Does nothing: the code that runs the graph compiles."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Records a launch on these tensors, in the order of the kernel's parameters."""

@@ -1,4 +1,4 @@
-"""Asks the system for huge pages: of a large result, most of the time goes to the first touch of each page."""
+"""Requests huge pages from the system: of a large result, most of the time goes to the first touch of each page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from torch import Tensor
 
 # Bytes from which on a result is large: a huge page. What an allocator keeps of smaller ones depends on all that the
-# process has allocated before: it may map each of them anew, whose page faults take longer than a scan over them.
+# process has allocated before: it may map new memory for each, whose page faults take longer than a scan over it.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE
@@ -19,9 +19,9 @@ if _madvise is not None:
 
 
 def in_huge_pages(tensor: Tensor) -> None:
-    """For a tensor that has just been allocated: where the system has huge pages for those who ask, it will be in some.
+    """Requests huge pages for a tensor that has just been allocated, where the system gives them on request.
 
-    A wish: nothing depends on its being granted.
+    Nothing depends on the request being granted.
     """
     if _madvise is None:
         return

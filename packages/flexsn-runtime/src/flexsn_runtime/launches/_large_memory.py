@@ -2,7 +2,7 @@
 
 Memory that the system has just handed out is cleared by it, page by page as it is touched: of a scan over more than the
 cache holds, that takes as long as the scan. So large results lie in memory of ours, in huge pages, which serves again
-when the last tensor in it is gone. Until then the system may take it back (`MADV_FREE`) if it runs short.
+when the last tensor in it is freed. Until then the system may take it back (`MADV_FREE`) if it runs short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flexsn_runtime.launches._huge_pages import LARGE
 
 _HUGE_PAGE = 2**21
 
-# Of what is free at most so many bytes are kept.
+# Bytes of free memory that are kept at the most.
 _MOST = 2**31
 
 # Only ever appended to and popped from: threads and finalizers may do so at any moment.
@@ -54,7 +54,7 @@ def _bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> 
 
 
 def _large(size: int, small: partial[Tensor]) -> Tensor:
-    """What `small` makes, in so many bytes of memory of ours, if there is any."""
+    """Allocates what `small` does: in `size` bytes of memory of ours, or from torch if none is available."""
     storage = _storage(size)
     if storage is None:
         return small()
@@ -66,13 +66,13 @@ def _storage(size: int) -> torch.UntypedStorage | None:
     memory = _found(size) or _mapped(size)
     if memory is None:
         return None
-    view = memoryview(memory)  # the storage has it, and nobody else: when it is gone, the memory is free
+    view = memoryview(memory)  # held by the storage alone: when that is freed, the memory is free
     weakref.finalize(view, _give_back, memory).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
 def _found(size: int) -> mmap.mmap | None:
-    with contextlib.suppress(IndexError):  # somebody else was quicker
+    with contextlib.suppress(IndexError):  # another thread was quicker
         for _ in range(len(_free)):
             memory = _free.popleft()
             if len(memory) == size:

@@ -18,7 +18,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """`torch.empty_strided` of these, to be called without asking for them again. (It takes half of `torch.empty`.)"""
+    """`torch.empty_strided` with these arguments bound. (It takes half the time of `torch.empty`.)"""
     return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What every launch is, whatever its kernel is written in."""
+"""Interfaces of every launch, whatever its kernel is written in."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Launch(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True if there is nothing to compile any more."""
+        """True if nothing is left to compile."""
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> Callable[[], Tensor]:
-        """What allocates a tensor that it writes, for each call another one."""
+        """Returns a function that allocates a tensor that the kernel writes, a new one in each call."""
 
     def entry(self) -> Entry | None:
         """How it is launched by its address, without Python; `None`: it cannot be, or not yet."""
@@ -39,7 +39,7 @@ class LaunchByAddress(Launch, Protocol):
     """A launch of a backend that launches `by_address`."""
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
-        """What launches for one of several sets of tensors, by its number.
+        """Returns a function that launches for one of several sets of tensors, by its number.
 
         Args:
             example: one of the sets.

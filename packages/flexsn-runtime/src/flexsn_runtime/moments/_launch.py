@@ -18,7 +18,7 @@ class MomentTiles(NamedTuple):
     Attributes:
         size: numbers of a tile: 8 for each thread, 16 bytes of half precision.
         num_warps: of a program.
-        programs: for each multiprocessor, which runs as many at a time.
+        programs: for each multiprocessor, which runs this number at a time.
     """
 
     size: int

@@ -20,16 +20,16 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# So many calls of one kind are a training loop, which the half minute of a compiler is worth to.
+# This number of calls of one kind is a training loop, for which half a minute of compilation pays off.
 _MANY = 64
 
 
 class _Launcher:
-    """The module, once it is there.
+    """The compiled module, once it is loaded.
 
     Attributes:
-        error: why it could not be compiled or loaded; nobody tries again in this process.
-        building: what compiles it now.
+        error: why it could not be compiled or loaded; this process does not try again.
+        building: the thread that compiles it now.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """The module, or what comes before it: see `compiled_launcher`."""
+        """Returns the module if it is loaded; loads or compiles it if that is due: see `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -96,7 +96,7 @@ def _address(library: str, name: str) -> int:
 if hasattr(os, "register_at_fork"):
 
     def _begin_anew() -> None:
-        """In the child of a fork, where the thread that compiles is not."""
+        """Resets the launcher in the child of a fork, which lacks the thread that compiles."""
         global _launcher
         if _launcher.module is None:
             _launcher = _Launcher()
@@ -105,10 +105,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def launcher_choice() -> LauncherChoice:
-    """What the environment variable `FLEXSN_LAUNCHER` says: `"auto"` unless it is set.
+    """The value of the environment variable `FLEXSN_LAUNCHER`: `"auto"` unless it is set.
 
     Raises:
-        LauncherError: it says something else.
+        LauncherError: it has another value.
     """
     said = os.environ.get(_VARIABLE, "auto")
     if said not in get_args(LauncherChoice):
@@ -117,14 +117,14 @@ def launcher_choice() -> LauncherChoice:
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
-    """The module `flexsn_launcher`, if calls on this device are to be launched by it and it is there.
+    """The module `flexsn_launcher`, if calls on this device are to be launched by it and it is loaded.
 
-    With `"auto"`, that is on a GPU. If it was compiled before, it is loaded; otherwise it is compiled beside what the
-    process does, from many calls on, and until then there is none. With `"compiled"` it is compiled at once.
+    With `"auto"`, that is on a GPU. If it was compiled before, it is loaded; otherwise it is compiled in the
+    background, from many calls on, and until then there is none. With `"compiled"` it is compiled at once.
 
     Args:
         device: of a scan's tensors.
-        calls: how many of one kind there were.
+        calls: number of calls of one kind so far.
 
     Raises:
         LauncherError: see `launcher_choice`.
@@ -156,7 +156,7 @@ def _why_never(device: torch.device) -> str | None:
 
 
 def launcher_in_words(device: torch.device) -> str:
-    """What launches training steps on a device that were called a few times, and why."""
+    """Describes what launches training steps on a device that were called a few times, and why."""
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} says"

@@ -18,7 +18,7 @@ from flexsn_runtime.launches._sum import PlainSum
 
 
 class LastLaunch(NamedTuple):
-    """A launch behind those of a backward.
+    """A launch after those of a backward.
 
     Attributes:
         launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`.
@@ -35,12 +35,12 @@ class NativeCall:
     Args:
         module: the compiled launcher.
         launch: the plan's only step.
-        there: which tensors of a call are; the others are states that begin with zeros.
+        there: which tensors of a call are present; the others are states that begin with zeros.
     """
 
     def __init__(self, module: ModuleType, launch: ByAddress, there: Sequence[bool]) -> None:
         self.watched: Callable[[], bool] = launch.entry.watched
-        """True if launches are to be told to somebody whom this would not tell."""
+        """True if a hook watches launches that this launch would bypass."""
         launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
         self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
             list(launch.written), [_kernel(module, launch)]
@@ -52,10 +52,11 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: has `reads_hold()`, which a backward asks first, and `gradients(tensors, needed)`, which one that is not
-            like those that were told calls, with what these were told with. It is not kept alive.
+        owner: has `reads_hold()`, which a backward calls first, and `gradients(tensors, needed)`, called by a
+            backward that is like none of those that `follow` registered, with arguments as `follow` takes them. It is
+            not kept alive.
         core: the step function that the owner's step was traced from.
-        there: which tensors of a call are; the others are states that begin with zeros.
+        there: which tensors of a call are present; the others are states that begin with zeros.
         launch: of the forward. It writes `first_kept` results, the last ones from `first_bits` on bits, and then what
             is for the backward.
         fixed: the results that no gradient flows through.
@@ -76,7 +77,7 @@ class NativeScan:
         self._module = module
         self._absent = [i for i, one in enumerate(there) if not one]
         self.watched: Callable[[], bool] = launch.entry.watched
-        """True if launches are to be told to somebody whom this would not tell; asked before a forward, for both."""
+        """True if a hook watches launches that this scan would bypass; checked before a forward, for both passes."""
         launch = launch.without(self._absent, len(there))
         self._scan = module.Scan(
             partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),
@@ -126,11 +127,11 @@ class NativeScan:
         *,
         asks: bool,
     ) -> bool:
-        """Tells a backward, which is launched from now on wherever what comes has the layout of this; some are known.
+        """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
 
         Args:
             given: what `TrainedScan.gradients` takes.
-            needed: the same.
+            needed: as for `TrainedScan.gradients`.
             plan: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
             last: makes another gradient of that of the first tensor.
             asks: whether `reads_hold` has anything to look at.
@@ -208,14 +209,14 @@ def _told(plan: Plan, num_given: int) -> _ScanByAddress | None:
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """The owner of a graph's scan; `None`: it is gone, and so is the core, which nobody can change any more.
+    """The owner of a graph's scan; `None`: it is freed, and so is the core, which no caller can change any more.
 
     Args:
         owner, core: references.
         needed: whether the owner has something to do.
 
     Raises:
-        StepGoneError: there is none any more, and it is needed, or would have to be asked.
+        StepGoneError: the owner is freed, and is needed, or its reads would have to be checked.
     """
     found = owner()
     if found is None and (needed or core() is not None):
@@ -227,7 +228,7 @@ def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) ->
 
 
 def _written_by_user(core: Any) -> Any:
-    """Behind what wraps it: a function, a module, or whatever else."""
+    """Unwraps a core: returns the function, module or other object that the user wrote."""
     while True:
         if isinstance(core, MethodType):
             core = core.__self__
@@ -242,7 +243,7 @@ def _written_by_user(core: Any) -> Any:
 def _reference(thing: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(thing)
-    except TypeError:  # it has no references, and is there for good
+    except TypeError:  # it takes no weak references, and is kept alive
         return lambda: thing
 
 

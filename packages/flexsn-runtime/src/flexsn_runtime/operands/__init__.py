@@ -1,3 +1,3 @@
-"""What kernels read and write: layouts, and the order of elements in memory."""
+"""Layouts of what kernels read and write, and the order of elements in memory."""
 
 from __future__ import annotations

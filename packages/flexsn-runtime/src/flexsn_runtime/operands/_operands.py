@@ -1,4 +1,4 @@
-"""What a kernel reads of a scan's arguments: how each is laid out, and the numbers that say so."""
+"""Layouts of a scan's arguments as a kernel reads them, and the numbers that describe these."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
 
 
 def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor | None]], bool]:
-    """A function of as many: whether they have the `layout_key` of these, in a tenth of the time.
+    """Returns a predicate: `len(tensors)` tensors have the `layout_key` of these. It takes a tenth of the key's time.
 
-    It may say no of some that have. What else `alike` compares is compared, too.
+    It may be False for some that have it. What else `alike` compares is compared, too.
     """
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
@@ -96,7 +96,7 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
             others = [t for t in others if t is not None]
         elif len(others) != count:
             return False
-        if not are_alike(*others):  # it says no of what is no tensor
+        if not are_alike(*others):  # False for what is no tensor
             return False
         for tensor, place in zip(others, places, strict=True):
             address = tensor.data_ptr()
@@ -179,7 +179,7 @@ class Operands:
         return tuple(len(self.inputs) + len(self.states) + i for i in self._moved)
 
     def move(self, tensors: list[Tensor | None]) -> None:
-        """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.
+        """Replaces lifted tensors that the kernel cannot read as they are by tensors that it can.
 
         A CPU scalar among CUDA tensors is moved, say.
 
@@ -273,7 +273,7 @@ def is_expanded(x: Tensor) -> bool:
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
-    """What picks those in these places, in this order, out of all."""
+    """Returns a function that picks the tensors in these places, in this order, out of all."""
     found: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*places)
     return found if len(places) > 1 else lambda tensors: (found(tensors),)
 

@@ -111,7 +111,7 @@ def _within(operand: Operand) -> Operand:
 
 
 def _numbers(tensor: Tensor, guarded: bool) -> Operand:
-    # What nobody knows is no size of 0 or 1, and says nothing of the order.
+    # An unknown size counts as neither 0 nor 1, and an unknown stride decides nothing about the order.
     return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
 
 

@@ -58,7 +58,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a launch choice depends on besides the number of elements.
+    """Costs of a step: what a launch choice depends on besides the number of elements.
 
     Attributes:
         num_ops: of the step's forward graph; LIF has 8.
@@ -77,12 +77,12 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Those of a step of the backward: it is computed again, and its VJP is some three times as long."""
+        """Operations per backward step: the step is computed again, and its VJP is some three times as long."""
         return 4 * self.num_ops
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Sequence[StepValue], outputs: Sequence[StepValue]) -> StepCost:
-        """That of a step's forward graph."""
+        """The costs of a step's forward graph."""
         sizes = [math.prod(value.shape) for value in inputs]
         largest = max(sizes)
         many = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
@@ -93,14 +93,14 @@ class StepCost:
         )
 
 
-# An input that has one number for so many elements is read from caches, and moves no bytes.
+# An input that has one number for `_FEW` elements or more is read from caches, and moves no bytes.
 _FEW = 32
 
 # By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF and a step
 # of two inputs, float32 and bfloat16.
 # Small steps leave most of the GPU idle: what counts is the latency of one element's chain of steps, so one element
 # per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers. In between, there
-# are too few programs for all multiprocessors to have as many: the smaller the programs, the less it matters.
+# are too few programs for all multiprocessors to have equal shares: the smaller the programs, the less it matters.
 _PLANS = {
     2**15: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
@@ -129,7 +129,7 @@ _PLANS = {
     ),
 }
 
-# For several inputs: as many loads in flight need fewer stages.
+# For several inputs: the same number of loads in flight needs fewer stages.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(
@@ -142,7 +142,7 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# For inputs of two bytes, if the step is not small: as many bytes per load.
+# For inputs of two bytes, if the step is not small: the same number of bytes per load.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
     **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
@@ -164,8 +164,8 @@ _MAX_UNROLLED = 512
 # Steps of the longest chunk of a plan.
 _LONGEST = 8
 
-# Sequences of up to so many steps are one chunk: half of a chunk otherwise takes as long to compute as a whole one, and
-# loads cannot be issued ahead of the only one.
+# Sequences of up to `_SHORT` steps are one chunk: half of a chunk otherwise takes as long to compute as a whole one,
+# and loads cannot be issued ahead of the only one.
 _SHORT = 8
 
 # Bytes of a thread's elements at the least, for loads that are issued ahead: the GPU copies no fewer at a time. With
@@ -227,8 +227,8 @@ def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> Launch
     """`config` for a short sequence, as a single chunk; `None` if it is not short, or a compiler's symbol."""
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
-    # Of fewer steps, twice as many ops as otherwise are still better: there is no code for whole chunks beside that for
-    # what is left of T. `_SHORT` steps are whole chunks of any length, and nothing is left.
+    # With fewer steps, twice the usual limit of ops is still better: there is no code for whole chunks in addition to
+    # that for what is left of T. `_SHORT` steps are whole chunks of any length, and nothing is left.
     if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)
@@ -244,7 +244,7 @@ def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: in
 
 
 def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
-    """`config` with as many elements as registers allow and loads need, and stages as memory does.
+    """`config` with the elements that registers allow and loads need, and the stages that memory allows.
 
     Args:
         read: of each tensor that is read in every step, the bytes of an element.

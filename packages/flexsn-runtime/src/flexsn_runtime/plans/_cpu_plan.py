@@ -16,7 +16,7 @@ _FEW, _NARROW = 15, 8
 # Bytes of a block's states: half of the nearest cache.
 _CARRIED = 2**14
 
-# Into how many blocks a step is cut at least, for as many threads, until these are the smallest.
+# Fewest blocks of a step, one for each of this number of threads; small steps have fewer, of the smallest size.
 _BLOCKS = 16
 
 

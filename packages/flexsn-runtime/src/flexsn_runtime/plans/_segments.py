@@ -16,9 +16,9 @@ class SegmentRule:
     """When segments pay, and how many.
 
     Attributes:
-        elements: of a step, times segments: as many fill the device.
+        elements: of a step, times segments: the number that fills the device.
         largest: elements of a step; larger ones fill it by themselves.
-        moved: bytes that a step reads and writes; steps that move as many keep the memory busy by themselves.
+        moved: bytes that a step reads and writes; from this number on, steps keep the memory busy by themselves.
         shortest: steps of a sequence, at the least.
         launched: steps of a sequence, at the least, in calls outside of CUDA graphs, where Python launches each kernel;
             but for the first calls, in which warm-ups are learned.

@@ -17,7 +17,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, fits
 
 
 def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, limit: int) -> dict[str, str | int]:
-    """What a measurement holds for.
+    """The key of a measurement: device, step, dtypes and size class.
 
     Args:
         core: name of the step's source, which has a hash of it.
@@ -32,7 +32,7 @@ def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
     """The plan that was measured, or `None`: none was, or it is for kernels that are not made any more.
 
     Args:
-        usual: what is launched without; its distance of checkpoints is not up for choice.
+        usual: what is launched without; tuning keeps its distance of checkpoints.
     """
     path = _path(key)
     try:

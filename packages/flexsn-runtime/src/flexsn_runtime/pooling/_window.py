@@ -49,7 +49,7 @@ class Window(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What kernels take."""
+        """Integer arguments of kernels: both numbers of each pair."""
         return tuple(number for pair in self[:4] for number in pair)
 
 

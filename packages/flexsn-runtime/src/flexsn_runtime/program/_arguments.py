@@ -149,10 +149,10 @@ def _set_derived(
 def split_flat(
     program: ScanProgram, flat_args: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    """Inputs, initial states (`None`: left out) and lifted tensors (empty: left out), told by their number.
+    """Splits into inputs, initial states (`None`: left out) and lifted tensors (empty: left out), by their number.
 
     What follows the inputs is nothing, or the states, or the states and the lifted tensors, or the lifted
-    tensors alone, unless there are as many of them as states.
+    tensors alone, unless their number is that of the states.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
     num_states, num_lifted = program.num_states, program.num_lifted

@@ -1,4 +1,4 @@
-"""Measures how a step is launched best, for those to whom the table of `plans/_buckets.py` is not good enough."""
+"""Measures how a step is launched best, where the table of `plans/_buckets.py` is not good enough."""
 
 from __future__ import annotations
 

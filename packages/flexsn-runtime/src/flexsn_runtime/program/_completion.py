@@ -1,4 +1,4 @@
-"""What completes the gradient of a scan's first input, where more flows to it than through the scan."""
+"""Completes the gradient of a scan's first input, where more flows to it than through the scan."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GradientFormula:
         """
         if not self._suits_kernels(gradient, x) or not all(t.is_contiguous() for t in tensors):
             return None
-        with untraced(), torch.no_grad():  # nobody's mode has to know
+        with untraced(), torch.no_grad():  # no dispatch mode sees it
             instead = self._instead(tensors)
             step, arguments = prepare(self._program, self._inputs(gradient, x), instead=instead)
             captured = step.captured()
@@ -86,13 +86,13 @@ class GradientFormula:
         return transform_at_work() is None and self._has_kernels(x.device)
 
     def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the program, which takes sequences."""
+        """The program's inputs, which are sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What flows to a scan's first input besides what flows to it through the scan, in one call.
+    """The gradient of a scan's first input besides what flows to it through the scan, in one call.
 
     Something was computed of `x` without a graph, and the step captures it. Of a norm in front of a neuron, the step
     captures mean, variance, weight and bias. The gradient through the statistics needs these, the number of values, and

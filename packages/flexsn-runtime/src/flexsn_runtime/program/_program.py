@@ -27,13 +27,13 @@ from flexsn_runtime.step._residuals import check_policy
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core, trace_values
 
-# So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
+# Most traces that are kept for the same shapes and dtypes: what has changed, as a flag, may change back.
 _MOST_TRACES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a step is traced for."""
+    """Arguments and settings that a step is traced for."""
 
     device: str
     autocast: torch.dtype | None
@@ -77,7 +77,7 @@ class ScanProgram:
 
     Raises:
         PrecisionError: an unknown precision.
-        TensorCountError: not as many `bits` or `zero_one` as outputs, or `counts_down` as inputs.
+        TensorCountError: the number of `bits` or `zero_one` is not that of outputs, or of `counts_down` that of inputs.
         LateInputError: when the step is traced: it has matrix products, sums over neurons, or states of several shapes.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
@@ -262,7 +262,7 @@ class ScanProgram:
         return step
 
     def will_be_differentiated(self, step: CoreSpecialization) -> None:
-        """Notes that a forward has run whose backward is told the program alone."""
+        """Notes that a forward has run whose backward receives the program alone."""
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
@@ -273,7 +273,7 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Those made so far; of a step that runs on pieces, those of the pieces."""
+        """Specialisations made so far; of a step that runs on pieces, those of the pieces."""
         with self._lock:
             found: list[CoreSpecialization] = []
             for steps in self._specializations.values():

@@ -179,9 +179,9 @@ def repeated_scan(
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """What `single_step` returns, if it has run a step like this one, without gradients; else `None`.
+    """Returns what `single_step` does, if it has run a step like this one, without gradients; else `None`.
 
-    Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
+    Such a step is launched as it is: the checks and allocations of a scan of one step take longer than its kernel.
     """
     return repeated_call(program, inputs, states, single=True)
 
@@ -192,7 +192,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """What `repeated_scan` returns, or else `prepare` and `scan`, which is remembered for the next call like this one.
+    """Returns what `repeated_scan` does, or else `prepare` and `scan`, and remembers that for the next call like it.
 
     Raises:
         As `prepare`.
@@ -208,7 +208,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The same, and with `state_seqs` the states after every step in place of the final ones."""
+    """Returns what `scan_again` does; with `state_seqs`, the states after every step instead of the final ones."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -231,7 +231,7 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Notes what a call has found out, for the next one like it; nothing if that cannot be told beforehand.
+    """Notes what a call has found out, for the next one like it; nothing if that cannot be known beforehand.
 
     Args:
         inputs, states: of the call.
@@ -262,14 +262,14 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """The same, with what runs such calls.
+    """Notes a call as `remember` does, with the function that runs such calls.
 
     Args:
         run: takes `[*inputs, *states, *lifted]`.
         single, state_seqs: as for `repeated_call`.
     """
     given = program.masked((*inputs, *states))
-    if any(t.is_neg() for t in given) or step.trace.reads.derived:  # the core sets attributes anew at each call
+    if any(t.is_neg() for t in given) or step.trace.reads.derived:  # the core sets attributes at each call
         return
     autocast = _autocast(inputs) if is_any_autocast() else None
     grad, shape = torch.is_grad_enabled(), inputs[0].shape
@@ -294,7 +294,7 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
 
 
 def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
-    """What repeats a call of a step."""
+    """Returns the function that repeats a call of a step."""
     if isinstance(step, CutSpecialization):
         return partial(_run_cut, step, state_seqs)
     if isinstance(step, RecurrentSpecialization):

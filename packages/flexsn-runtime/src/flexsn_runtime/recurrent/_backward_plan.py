@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 class BackwardPlan(NamedTuple):
-    """What backwards to which the same gradients come have in common.
+    """The common part of backwards that receive the same gradients.
 
     Attributes:
         segments: the steps, the last ones first, by which gradients come to them.

@@ -112,7 +112,7 @@ class Rows(NamedTuple):
         """A part of each row.
 
         Args:
-            known: the layouts that were asked for earlier, if somebody keeps them.
+            known: the layouts of earlier calls, if the caller keeps them.
         """
         if not view.calls:
             return self

@@ -194,7 +194,7 @@ class RecurrentSpecialization(CoreSpecialization):
         kept: frozenset[Port],
         absent: frozenset[Port],
     ) -> StagedStep | None:
-        """The same, where gradients of some new states do not come to the last step, see `absent_at_first`.
+        """The VJP where gradients of some new states do not come to the last step, see `absent_at_first`.
 
         `None` also where others do not come to the steps before.
         """
@@ -207,7 +207,7 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        """What the forward keeps of each step for the backward: states, operands and products; their shapes and dtypes.
+        """Shapes and dtypes of what the forward keeps of each step for the backward: states, operands and products.
 
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
@@ -219,7 +219,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return {port: self.trace.forward.values[port] for port in ports}
 
     def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
-        """What the forward keeps, as `kept` says."""
+        """Ports of what the forward keeps, as `kept` has them."""
         found = self._kept.get(wanted)
         if found is None:
             found = self._kept[wanted] = frozenset(self.kept(wanted))
@@ -270,7 +270,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
 
 class _Prepared(NamedTuple):
-    """What launches a stage on tensors of one layout.
+    """The kernel and launches of a stage on tensors of one layout.
 
     Attributes:
         stage: it lives as long as its number is a key.
@@ -368,7 +368,7 @@ class StagedScan:
         return self._multiplications(part)
 
     def _in_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
-        """What launches a stage step by step, and the arguments."""
+        """Prepares a stage to be launched step by step, and its arguments."""
         reads = [self._read(view) for view in stage.reads]
         writes = [self._written(view) for view in stage.writes]
         firsts = [rows.memory[:1] for rows in (*reads, *writes)]
@@ -397,7 +397,7 @@ class StagedScan:
         return act
 
     def _launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
-        """What launches a stage on tensors like these: Triton compiles for the alignment of addresses."""
+        """The launch of a stage on tensors like these: Triton compiles for the alignment of addresses."""
         alignment = tuple([t.data_ptr() % 16 == 0 for t in tensors])
         found = prepared.launches.get(alignment)
         if found is None:
@@ -407,7 +407,7 @@ class StagedScan:
         return found
 
     def _prepared(self, stage: Stage, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _Prepared:
-        """What launches a stage on tensors `[steps, *shape]` of these layouts."""
+        """Prepares a stage to be launched on tensors `[steps, *shape]` of these layouts."""
         key = (id(stage), _layouts(reads), _layouts(writes), self._lifted_layouts)
         found = self._step.prepared.get(key)
         if found is not None:
@@ -483,7 +483,7 @@ class StagedScan:
     # -- a part for all steps at once --------------------------------------------------------------------------
 
     def _whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
-        """What launches a stage for all steps at once, and on what."""
+        """The launch of a stage for all steps at once, and the tensors that it takes."""
         reads = [self._read(view).sequence for view in stage.reads]
         writes = [self._written(view).sequence for view in stage.writes]
         prepared = self._prepared(stage, reads, writes)

@@ -115,7 +115,7 @@ def _states(
 ) -> list[Tensor]:
     """Memory for each state, before each step and after the last, or two rows in turn; the first row is set.
 
-    A state that is another one some steps later is in the memory of that one, which begins as many rows earlier.
+    A state that is another one some steps later is in the memory of that one, and begins earlier by these steps.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -149,7 +149,7 @@ def _states(
 
 
 def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """In memory of its own: what is kept for the backward is nobody's to change."""
+    """A copy in memory of its own, so that callers cannot change what is kept for the backward."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
@@ -186,7 +186,7 @@ def _compiling_backward(
     if needed is None or step.backward_plans or not _compiles(step):
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return nullcontext()  # no other thread may ask for memory
+        return nullcontext()  # no other thread may allocate memory
 
     def prepare() -> Callable[[], None]:
         trace = step.trace

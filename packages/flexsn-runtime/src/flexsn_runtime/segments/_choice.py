@@ -74,7 +74,7 @@ def _choose(step: Specialization, num_steps: int | None, ncl: int | None) -> Cho
 
 
 def speculation(step: Specialization, choice: Choice) -> Speculation:
-    """What the step's forwards have learned of their warm-up."""
+    """The warm-up that the step's forwards have learned."""
     found = step.speculations.get(choice.rule)
     if found is None:
         key = None
@@ -113,7 +113,7 @@ def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice 
 
 
 def has_enough(num_states: int, choice: Choice) -> bool:
-    """True if there are enough segments for maps of so many states."""
+    """True if there are enough segments for maps of `num_states` states."""
     return num_states <= _MOST_STATES and choice.number >= num_states + _MORE_SEGMENTS
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from flexsn_runtime.plans._segments import SegmentRule
 from flexsn_runtime.plans._warm_ups import NEVER, Key, load_warm_up, save_warm_up
 
-# Counts of the first calls are read, and then those of every so many.
+# Counts of the first `_READ_FIRST` calls are read, and then one of every `_READ_EVERY`.
 _READ_FIRST, _READ_EVERY = 8, 64
 
 
 class Repairs(NamedTuple):
-    """What one call computed again.
+    """Numbers of what one call computed again.
 
     Attributes:
         segments: that were walked side by side.

@@ -1,4 +1,4 @@
-"""Of which outputs kernels can write bits."""
+"""Checks that kernels can write bits of outputs."""
 
 from __future__ import annotations
 

@@ -136,14 +136,14 @@ class Specialization(CoreSpecialization):
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
-        """How a kernel walks through so many steps.
+        """How a kernel walks through `num_steps` steps.
 
         Args:
             config: as the plan has it.
             ops_per_step: in the kernel.
 
         Returns:
-            The configuration, whether the kernel has a part for what is left of T behind whole chunks, and whether all
+            The configuration, whether the kernel has a part for what is left of T after whole chunks, and whether all
             steps are one chunk.
         """
         if self.late:  # shared memory for chunks in flight would be missing from the cache of scattered loads
@@ -158,7 +158,7 @@ class Specialization(CoreSpecialization):
         return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        """True if kernels with chunks of so many steps have a part for what is left of T."""
+        """True if kernels with chunks of `chunk` steps have a part for what is left of T."""
         return True  # one binary serves every T
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
@@ -174,7 +174,7 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """What is kept on disk of this step is kept under it; `limit`: of a size class, or 0."""
+        """The key of what is kept on disk of this step; `limit`: of a size class, or 0."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
@@ -201,7 +201,7 @@ class Specialization(CoreSpecialization):
             return self.trace.vjp(cotangents, wanted)
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
-        """What the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
+        """Residuals that the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
 
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
@@ -226,14 +226,14 @@ class Specialization(CoreSpecialization):
         return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
 
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
-        """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
+        """Values that the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
         if residuals is None:
             kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
             return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """As `vjp`, from residuals; `present`: for each output, whether its gradient came."""
+        """As `vjp`, from residuals; `present`: for each output, whether its gradient is present."""
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port

@@ -1,4 +1,4 @@
-"""What all traced steps have in common once they have kernels."""
+"""The base of all traced steps with kernels."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class CoreSpecialization:
         return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
-        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again.
+        """The captured tensors as the kernels read them now; `None`: the step has to be traced again.
 
         Args:
             instead: by the id of a captured tensor, one of its shape, strides and dtype that stands for it.
@@ -230,7 +230,7 @@ class CoreSpecialization:
             raise changed_between(", ".join(others))
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
+        """`wanted`, with the states' gradients: carried from step to step whether they are in `wanted` or not."""
         first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
         return (*wanted[:first], *carried, *wanted[behind:])
@@ -248,7 +248,7 @@ class CoreSpecialization:
             self._kernel_names.clear()
 
     def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
-        key = (self.backend.target.name, key)  # a step's name does not tell
+        key = (self.backend.target.name, key)  # a step's name does not distinguish targets
         with self._lock:
             kernel = self._kernels.get(key)
             if kernel is None:
@@ -261,12 +261,12 @@ class CoreSpecialization:
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """What makes launches of its kernels."""
+        """The function that makes launches of its kernels."""
         return self.backend.launch
 
 
 def changed_between(what: str) -> CapturedTensorError:
-    """The error for what was assigned anew between forward and backward."""
+    """The error for what was assigned again between forward and backward."""
     return CapturedTensorError(
         f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
     )
