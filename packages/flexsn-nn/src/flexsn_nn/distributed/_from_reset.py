@@ -35,7 +35,7 @@ class FromReset(Leaf):
         self.net = net
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `net` returns."""
+        """Calls `net` from the initial states, and returns its result."""
         reset_net(self.net)
         try:
             return self.net(*args, **kwargs)

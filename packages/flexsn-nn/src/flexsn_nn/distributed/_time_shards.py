@@ -74,7 +74,7 @@ class TimeShards(Leaf):
         self.bptt = bptt
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `net` returns for the steps that are here.
+        """Calls `net` on this process's steps, and returns its result.
 
         Args:
             args, kwargs: those of `net`; sequences are this process's part, as `time_shard` cuts it.
