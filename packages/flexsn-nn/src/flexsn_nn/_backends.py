@@ -51,7 +51,7 @@ def check_backend(backend: str, step_mode: str) -> Backend:
 
 
 def takes_step_mode(backend: Backend, step_mode: str) -> bool:
-    """True if a backend can be asked for in a step mode."""
+    """True if a backend can run in a step mode."""
     return backend not in _TRITON or step_mode == "m"
 
 

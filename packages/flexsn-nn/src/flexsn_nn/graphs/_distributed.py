@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` does around a forward and a backward, between a graph and the optimizer's step."""
+"""Messages of `DistributedDataParallel` around a forward and a backward, outside of their graph."""
 
 from __future__ import annotations
 
