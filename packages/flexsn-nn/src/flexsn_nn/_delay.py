@@ -173,7 +173,7 @@ class Delay(Stateful):
         y = self._delayed(seen, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
 
-    # -- in the step of the neuron behind ------------------------------------------------------------------
+    # -- in the step of the next neuron --------------------------------------------------------------------
 
     @property
     def is_between(self) -> bool:
@@ -204,7 +204,7 @@ class Delay(Stateful):
         """The delayed value of a step.
 
         Args:
-            late: the value from the whole part of the delay ago.
+            late: the value delayed by the whole steps of the delay.
             later: the value from one step before `late`; `None`: the delays are whole steps.
             delay: `self.delay`, or what stands for it in a trace; `None`: it is a number.
         """

@@ -179,7 +179,7 @@ class FlexSN(Runs):
 
         Args:
             inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`. Inputs may
-                broadcast against each other behind T.
+                broadcast against each other after T.
             affine: what to do with the first input before the step; compiled kernels do it in the step itself, and the
                 sequence is not written.
             lengths: `[B]`, whole numbers from 0 to T: after its end, a sequence gives zeros and keeps its state

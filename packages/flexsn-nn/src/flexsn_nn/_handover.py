@@ -12,7 +12,7 @@ from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """From an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron behind: the input, and the layer.
+    """Hands input and layer from an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron after it.
 
     Both hold it, and neither holds the other, so that each can be copied, moved and called alone.
     """

@@ -78,7 +78,7 @@ class Programs:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
-        """Drops the programs: the next ones are made from the core with its tensors searched again."""
+        """Drops the programs: their next use makes them again, and searches the core for its tensors again."""
         self._made.clear()
 
     def get(

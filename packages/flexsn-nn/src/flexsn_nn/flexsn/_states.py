@@ -24,7 +24,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class KeepsStates(Settings):
-    """The part of `FlexSN` that holds what calls leave behind, and makes and checks initial states.
+    """The part of `FlexSN` that holds what calls leave on it, and makes and checks initial states.
 
     Attributes:
         states, state_seqs, count_spikes, spike_counts: as in `FlexSN`.

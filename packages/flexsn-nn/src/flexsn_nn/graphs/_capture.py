@@ -26,7 +26,7 @@ from flexsn_nn.neuron import Neuron
 
 # A graph in use for fewer calls than this was not worth its recording.
 _FEW_CALLS = 20
-# From this number of such graphs on there is a warning; if numbers of the optimizer changed, it is in no graph then.
+# From this number of such graphs on there is a warning; if the optimizer's numbers changed, it stays out of graphs.
 _MANY_CHANGES = 3
 # Multiple of `max_graphs`: a warning comes after this number of kinds was dropped with few calls each.
 _MANY_DROPPED = 4

@@ -1,4 +1,4 @@
-"""Messages of `DistributedDataParallel` around a forward and a backward, outside of their graph."""
+"""Messages of `DistributedDataParallel`, outside of graphs: buffers before a forward, gradients after a backward."""
 
 from __future__ import annotations
 
