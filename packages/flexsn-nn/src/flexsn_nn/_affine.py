@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class Affine(NamedTuple):
-    """What a neuron does with its first input before anything else: `(x - mean) scale + shift`.
+    """Function that a neuron applies to its first input before anything else: `(x - mean) scale + shift`.
 
     It is computed in the dtype of these tensors, and rounded to that of `x`. Each broadcasts to the step: for a value
     per channel of `[B, C, H, W]`, the shape is `[C, 1, 1]`.
@@ -30,7 +30,7 @@ class Affine(NamedTuple):
         return ((x.to(self.mean.dtype) - self.mean) * self.scale + self.shift).to(x.dtype)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
-        """What a step takes in."""
+        """Returns `x` and this function, for the step to compute."""
         return x, self
 
     def frozen(self) -> Affine:
@@ -60,13 +60,13 @@ class Affine(NamedTuple):
 class AffineOfStatistics(NamedTuple):
     """The affine part of a norm, from its statistics: `(x - mean) scale + bias`, `scale = weight / sqrt(var + eps)`.
 
-    The step computes the scale, too, in which it is no work to speak of; before it, it would be three small operations
-    for each call, and as many for its gradient.
+    The step computes the scale, too, at almost no cost; before the step, the scale would take three small operations
+    for each call, and three for its gradient.
 
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: of the norm.
-        behind: how many dimensions the step has behind the channels.
+        behind: number of dimensions of the step after the channels.
         completion: what more flows to `x`, through the statistics; it counts in `tensors`. `None`: nothing, or the
             graph of these has it.
     """
@@ -119,16 +119,16 @@ class AffineOfStatistics(NamedTuple):
 
 
 class Producer(Protocol):
-    """What a neuron's step can do with its first input."""
+    """Function that a neuron's step can apply to its first input."""
 
     def of(self, x: Tensor) -> Tensor:
-        """What the step's input is, computed beforehand."""
+        """Computes the step's input beforehand."""
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
-        """`x`, and what the step is to do with it."""
+        """Returns `x` and the function that the step applies to it."""
 
     def frozen(self) -> Producer:
-        """The same, and using it changes nothing."""
+        """Returns an equal function whose use changes nothing."""
 
 
 class Absorbed(Producer, Protocol):
@@ -136,19 +136,19 @@ class Absorbed(Producer, Protocol):
 
     @property
     def completion(self) -> Completion | None:
-        """What completes the gradient of `x`; it counts in `tensors`. `None`: there is nothing to complete."""
+        """Completion of the gradient of `x`, with indices into `tensors`; `None` if the gradient is complete."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it captures."""
+        """Tensors that the function captures."""
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """For each, whether a gradient may flow to it."""
+        """True for each captured tensor that a gradient may flow to."""
 
     def with_tensors(self, *tensors: Tensor) -> Absorbed:
-        """The same function of other tensors."""
+        """Returns this function with other captured tensors."""
 
     @property
     def kind(self) -> Hashable:
-        """Equal for those that one trace serves."""
+        """Key that is equal for functions that one trace serves."""

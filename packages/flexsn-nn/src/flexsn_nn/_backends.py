@@ -21,13 +21,13 @@ STEP_MODES: tuple[StepMode, ...] = ("s", "m")
 # Two labels, one path.
 _TRITON = frozenset({"triton", "inductor"})
 KERNEL_BACKENDS = _TRITON | {"cpp"}
-# What `choose` may choose of these.
+# Backends of these that `choose` may choose.
 COMPILED = frozenset({"triton", "cpp"})
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What runs, and why; and what does not, and why not.
+    """The backend that runs, and why; the backends that do not, and why not.
 
     Attributes:
         refused: by backend, for those that were considered.
@@ -51,12 +51,12 @@ def check_backend(backend: str, step_mode: str) -> Backend:
 
 
 def takes_step_mode(backend: Backend, step_mode: str) -> bool:
-    """True if a backend can be asked for in a step mode."""
+    """True if a backend can run in a step mode."""
     return backend not in _TRITON or step_mode == "m"
 
 
 def written_in(backend: Backend) -> TargetName:
-    """What kernels on the CPU are written in, for a backend."""
+    """Target in which kernels for the CPU are written, by backend."""
     return "triton" if backend in _TRITON else "cpp"
 
 

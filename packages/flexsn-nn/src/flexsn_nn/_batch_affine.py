@@ -37,7 +37,7 @@ def is_batch_norm(module: object) -> TypeGuard[BatchNorm]:
 
 
 class Normalisation(NamedTuple):
-    """What stands in front of a neuron: `norm` over all but the channels.
+    """A norm in front of a neuron, over all dimensions but the channels.
 
     Attributes:
         norm: training or evaluating.
@@ -54,11 +54,11 @@ class Normalisation(NamedTuple):
         return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
-        """What the norm does before the affine part; running statistics are updated as by the norm.
+        """Computes what the norm does before its affine part; updates running statistics as the norm does.
 
         Returns:
-            `x`, which the affine part is to be applied to, and the affine part, which says what more flows to `x`,
-            through the statistics.
+            `x`, which the affine part is to be applied to, and the affine part, which also holds the gradient that
+            flows to `x` through the statistics.
 
         Raises:
             InputShapeError: another number of channels than the norm has, or one element per channel in training.
@@ -82,7 +82,7 @@ class Normalisation(NamedTuple):
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def frozen(self) -> Normalisation:
-        """The same in evaluation, of the statistics as they are."""
+        """Returns this norm in evaluation mode, with the statistics as they are."""
         twin = copy(self.norm)
         twin.training = False
         return Normalisation(twin, self.lead)
@@ -102,7 +102,7 @@ class Normalisation(NamedTuple):
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """What norms compute in."""
+    """Dtype in which norms compute."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -138,7 +138,7 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """What `torch.nn.functional.batch_norm` does after its statistics, `[C, 1, ...]`; running ones are moved.
+    """Affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`; running statistics are moved.
 
     Args:
         input: `[B, C, ...]`.
@@ -163,7 +163,7 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance by an operator with kernels, or else by operations that any compiler knows."""
+    """Mean and variance by an operator with kernels, or else by operations that any compiler supports."""
     # A tensor that wraps others, as a DTensor, has no kernels; those that compilers trace with stand for plain ones.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
@@ -261,7 +261,7 @@ def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Of frames without a graph."""
+    """Computes the statistics of frames without a graph."""
     if group is not None:
         return _gathered(norm, frames, group)
     count = _check_count(frames)
@@ -303,7 +303,7 @@ def _moments(
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Those of the batches of all processes, which may be of different sizes."""
+    """Computes the statistics of the batches of all processes, which may be of different sizes."""
     count = frames.numel() // frames.shape[1]
     own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
@@ -323,11 +323,11 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _ThroughStatistics(StandIns):
-    """What comes to `x` from outputs, and through the statistics; and a step that computes it.
+    """Gradient of `x`, from the outputs and through the statistics; also a step that computes it.
 
     Args:
         like: tensors like weight, bias, mean, variance, `-1 / count`, and the gradients of weight and bias.
-        behind: how many dimensions there are behind the channels.
+        behind: number of dimensions after the channels.
     """
 
     __name__ = "norm_gradient"
@@ -340,10 +340,10 @@ class _ThroughStatistics(StandIns):
         return self.of(gradient, x, self.stand_ins)
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The same, of other tensors.
+        """Computes the gradient with other tensors.
 
         Args:
-            gradient: what comes to `x` where the statistics are constants.
+            gradient: of `x` if the statistics are constants.
         """
         weight, _, mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * self.behind) for tensor in tensors)
         invstd = torch.rsqrt(var + self.eps)

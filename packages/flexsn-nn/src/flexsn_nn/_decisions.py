@@ -55,7 +55,7 @@ class Decisions:
         self._ran.clear()
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
-        """What ran the latest kind of calls in a situation; `None`: none ran."""
+        """Choice that ran the latest kind of calls in a situation; `None` if none ran."""
         found = self._of(situation, kinds) if situation in self._choices else []
         return found[-1] if found else None
 

@@ -173,7 +173,7 @@ class Delay(Stateful):
         y = self._delayed(seen, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
 
-    # -- in the step of the neuron behind ------------------------------------------------------------------
+    # -- in the step of the next neuron --------------------------------------------------------------------
 
     @property
     def is_between(self) -> bool:
@@ -204,8 +204,8 @@ class Delay(Stateful):
         """The delayed value of a step.
 
         Args:
-            late: the value as many whole steps ago.
-            later: the one before; `None`: the delays are whole steps.
+            late: the value delayed by the whole steps of the delay.
+            later: the value from one step before `late`; `None`: the delays are whole steps.
             delay: `self.delay`, or what stands for it in a trace; `None`: it is a number.
         """
         if later is None:
@@ -217,7 +217,7 @@ class Delay(Stateful):
         return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
 
     def _hands_over(self, x: Tensor) -> bool:
-        """True if the neuron behind receives a sequence with this layer; else it receives the delayed sequence."""
+        """True if the next neuron receives a sequence with this layer; else it receives the delayed sequence."""
         if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
             return False
         if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
@@ -231,7 +231,7 @@ class Delay(Stateful):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Zeros `[max_delay, *step]`, in the place of earlier inputs."""
+        """Zeros `[max_delay, *step]`, which stand for earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
@@ -245,7 +245,7 @@ class Delay(Stateful):
         return history
 
     def of_past(self, past: Sequence[Tensor]) -> Tensor:
-        """The delayed value, of values that are there: for step functions that keep their own past.
+        """The delayed value, from past values: for step functions that keep their own past.
 
         Args:
             past: `max_delay + 1` tensors of one shape that the delay broadcasts to; `past[l]` is the value `l` steps
@@ -333,7 +333,7 @@ class Delay(Stateful):
             self.states = [torch.cat([self._history(new)[len(new) :], new])]
 
     def _taps(self, delay: Tensor) -> Tensor:
-        """`[size] -> [max_delay + 1, size]`: the weight of the value so many steps ago."""
+        """`[size] -> [max_delay + 1, size]`: row `l` is the weight of the value `l` steps ago."""
         width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return (width - distance.abs()).clamp(min=0) / (width * width)

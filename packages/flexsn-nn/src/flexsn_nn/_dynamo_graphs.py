@@ -1,4 +1,4 @@
-"""What the nodes of a graph of Dynamo's stand for."""
+"""Facts about the nodes of a Dynamo graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def example(node: object) -> Tensor | None:
 
 
 def is_written(node: object) -> bool:
-    """True if something in the graph writes to the memory of a node's tensor, or nobody knows."""
+    """True if the graph writes to the memory of a node's tensor, or if the node's tensor is unknown."""
     tensor = example(node)
     return tensor is None or tensor._version != 0
 

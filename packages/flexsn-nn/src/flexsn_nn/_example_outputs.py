@@ -1,4 +1,4 @@
-"""`example_outputs`: what the outputs of one step look like, where there is no step to ask."""
+"""`example_outputs`: shapes and dtypes of one step's outputs, for calls that run no step."""
 
 from __future__ import annotations
 

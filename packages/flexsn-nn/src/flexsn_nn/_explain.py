@@ -21,7 +21,7 @@ from flexsn_runtime import (
 
 
 def kernels(program: ScanProgram) -> list[str]:
-    """What was compiled so far: a line for each set of shapes and dtypes."""
+    """Lists the kernels compiled so far: a line for each set of shapes and dtypes."""
     return [
         f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_counted(step.kernel_names))}"
         for step in program.specializations
@@ -35,13 +35,13 @@ def without_hash(name: str) -> str:
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Names of kernels without hashes; of several kernels with one name, how many there are."""
+    """Names of kernels without hashes; of several kernels with one name, their number."""
     counts = Counter(map(without_hash, names))
     return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
 
 def launchers(program: ScanProgram) -> list[str]:
-    """What makes the launches of training, of steps that were compiled."""
+    """Names the launcher of compiled steps in training: a line for each device."""
     devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
@@ -89,7 +89,8 @@ def products(program: ScanProgram) -> list[str]:
 
 
 def constants(program: ScanProgram) -> list[str]:
-    """What the kernels have of what the core read in Python; they are made again when it changes."""
+    """Lists what the core read in Python: constants of the kernels, which are made again when one changes, and values
+    that are not followed."""
     found: dict[str, object] = {}
     own: dict[str, None] = {}
     once: dict[str, object] = {}
@@ -111,11 +112,11 @@ def constants(program: ScanProgram) -> list[str]:
 def traffic(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, keep: bool
 ) -> list[str]:
-    """What compiled kernels move in a call with these inputs.
+    """Describes the bytes that compiled kernels move in a call with these inputs.
 
     Args:
         inputs: sequences `[T, *step]`.
-        states: the initial states; `None`: zeros, which nobody reads.
+        states: the initial states; `None`: zeros, which no kernel reads.
         keep: whether state sequences are kept.
     """
     try:
@@ -170,7 +171,7 @@ def traffic(
 
 
 def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
-    """What a step with products keeps for its backward."""
+    """Describes what a step with products keeps for its backward."""
     trace, num_steps = step.trace, inputs[0].shape[0]
     values = (*trace.inputs, *trace.states, *trace.lifted_values)
     kept = step.kept(tuple(value.dtype.is_floating_point for value in values))
@@ -215,7 +216,7 @@ def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
 
 
 def _size_in_memory(x: Tensor) -> int:
-    """What there is to read: an expanded dimension is there once."""
+    """Bytes to read: an expanded dimension counts once."""
     sizes = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
     return math.prod(sizes) * x.element_size()
 

@@ -46,7 +46,7 @@ from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
-    """What runs calls of a neuron between layers with exact products: see `flexsn_nn.exact`."""
+    """Runner of a neuron's calls between layers with exact products: see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output of a call; `None`: it runs as ever."""
@@ -92,7 +92,7 @@ class FlexSN(Runs):
         spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the (first) output of the last call,
             summed over all dimensions but the step's second one, or its only one. Compiled kernels sum over time as
             they go, and the spikes are not read again; single steps, loops and graphs sum the output. Differentiable:
-            what a regulariser of rates adds to the gradient needs no sequence. `None` if nobody asked.
+            what a regulariser of rates adds to the gradient needs no sequence. `None` unless `count_spikes`.
 
     Raises:
         UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that do not go
@@ -179,7 +179,7 @@ class FlexSN(Runs):
 
         Args:
             inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`. Inputs may
-                broadcast against each other behind T.
+                broadcast against each other after T.
             affine: what to do with the first input before the step; compiled kernels do it in the step itself, and the
                 sequence is not written.
             lengths: `[B]`, whole numbers from 0 to T: after its end, a sequence gives zeros and keeps its state
@@ -342,7 +342,7 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Those of a call, the innermost first, without what every call has."""
+        """Transforms of a call, the innermost first, without those of every call."""
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
@@ -361,7 +361,7 @@ class FlexSN(Runs):
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """What runs and why, what was refused and why, and what each call moves through memory.
+        """Describes what runs and why, what was refused and why, and what each call moves through memory.
 
         Args:
             inputs: as for `forward`; with them, also the bytes of a call with these, and the copies that their

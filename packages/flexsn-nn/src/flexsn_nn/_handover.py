@@ -1,4 +1,4 @@
-"""How a layer leaves its norm or its delay to the neuron behind it."""
+"""How a layer leaves its norm or its delay to the neuron after it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """From an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron behind: the input, and the layer.
+    """Hands input and layer from an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron after it.
 
-    Both hold it, and neither knows the other, so that each can be copied, moved and called alone.
+    Both hold it, and neither holds the other, so that each can be copied, moved and called alone.
     """
 
     def __init__(self) -> None:
         self._given: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
-        """What the neuron is to take; what nobody took is forgotten."""
+        """Leaves an input and its producer for the neuron; drops an earlier pair that the neuron did not take."""
         self._given = x, producer
 
     def take(

@@ -1,4 +1,4 @@
-"""What neurons of other libraries call things, and what they are called here."""
+"""Names of arguments and attributes in other libraries, and their names here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ATTRIBUTES = {
 
 
 def of_parameter(name: str, known: Iterable[str]) -> str:
-    """What to write instead of an argument that there is not."""
+    """Returns what to write instead of an unknown argument."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
@@ -61,7 +61,7 @@ def of_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
-    """What to write instead of an attribute that there is not; `None`: no idea."""
+    """Returns what to write instead of an unknown attribute; `None` without a hint for it."""
     if name in state_names:
         return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
     return _ATTRIBUTES.get(name)

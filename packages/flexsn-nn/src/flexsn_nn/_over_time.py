@@ -135,7 +135,7 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
     """The layers in front of the batch norm that is the last of them, and the norm.
 
-    Without a norm at the end, or with one that has hooks, which ask for its output: all layers, and `None`.
+    Without a norm at the end, or with one that has hooks, which need its output: all layers, and `None`.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

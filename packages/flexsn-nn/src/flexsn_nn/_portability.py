@@ -16,14 +16,14 @@ _VARIABLE = "FLEXSN_PORTABILITY"
 
 
 def set_portability(reaction: str) -> None:
-    """What happens when `backend="auto"` runs a core as a loop that compiled kernels will refuse on a GPU.
+    """Sets the reaction to a core that `backend="auto"` runs as a loop and compiled kernels will refuse on a GPU.
 
-    A neuron asks once, after its first call in inference and its first one in training. The setting is the process's;
-    the environment variable `FLEXSN_PORTABILITY` gives the one it starts with.
+    A neuron is checked after its first call in inference and after its first one in training. The setting belongs to
+    the process; the environment variable `FLEXSN_PORTABILITY` gives the initial one.
 
     Args:
         reaction: `"warn"` (default): a `PortabilityWarning`, which names the operation and the line; `"error"`: a
-            `PortabilityError`, as in a test on a machine without a GPU; `"ignore"`: nobody asks.
+            `PortabilityError`, as in a test on a machine without a GPU; `"ignore"`: no check.
 
     Raises:
         UnknownNameError: another reaction.
@@ -45,7 +45,7 @@ def set_portability(reaction: str) -> None:
 
 
 def portability() -> Portability:
-    """What `set_portability` has set."""
+    """Returns the reaction that `set_portability` has set."""
     return _reaction
 
 

@@ -11,12 +11,12 @@ from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
-# So many programs are kept: the shapes of what transforms capture are part of their keys.
+# Limit of kept programs: the shapes of what transforms capture are part of their keys.
 _MOST = 64
 
 
 class Changes(NamedTuple):
-    """What a call passes to a program for the transforms that it was made with.
+    """Arguments of a call for the transforms that its program was made with.
 
     Attributes:
         instead: `instead` of `prepare`; `None`: transforms capture nothing.
@@ -48,7 +48,7 @@ class StepProgram(NamedTuple):
     stand_ins: StandIns | None
 
     def changes(self, transforms: Sequence[Transform]) -> Changes:
-        """What transforms with this key pass."""
+        """Returns the arguments of transforms with this key."""
         if self.stand_ins is None:
             return UNCHANGED
         tensors: list[Tensor] = []
@@ -60,7 +60,7 @@ class StepProgram(NamedTuple):
 
 
 class Programs:
-    """What the kernels of a neuron are made from, made at their first use.
+    """Programs from which the kernels of a neuron are made, each built at its first use.
 
     Copies and pickles are empty: kernels are built again.
 
@@ -78,7 +78,7 @@ class Programs:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
-        """Makes them again, from a core whose tensors are to be looked for anew."""
+        """Drops the programs: their next use makes them again, and searches the core for its tensors again."""
         self._made.clear()
 
     def get(
@@ -115,7 +115,7 @@ class Programs:
         return [program.scan for program in self._made.values()]
 
     def kernel_names(self) -> list[str]:
-        """Of the kernels of all programs that were built so far."""
+        """Names of the kernels that were built so far, of all programs."""
         steps = [step for scan in self.scans for step in scan.specializations]
         return [name for step in steps for name in step.kernel_names]
 

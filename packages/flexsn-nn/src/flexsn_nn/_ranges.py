@@ -14,7 +14,7 @@ from flexsn_runtime import transform_at_work
 
 _LED_BACK = "Its gradient is that of this number, and leads it back when the loss asks for that."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, a look at a parameter costs some launches: one of so many changes of it is followed by a look.
+# On a GPU, a look at a parameter costs some launches: one of `_CHANGES` changes of it is followed by a look.
 _CHANGES = 16
 
 

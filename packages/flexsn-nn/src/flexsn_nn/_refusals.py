@@ -1,4 +1,4 @@
-"""What compiled kernels refuse of a core that a loop runs: asked for once, said once."""
+"""Reasons for which compiled kernels refuse a core that a loop runs: found once, reported once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Those of one neuron, by what they depend on: dtypes and dimensions, and whether it is trained."""
+    """Refusals of one neuron, by what they depend on: dtypes and dimensions, modules, transforms, and training."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Hashable, ...], str | None] = {}
@@ -28,14 +28,14 @@ class Refusals:
         modules: Iterable[nn.Module] = (),
         changes: Hashable = None,
     ) -> str | None:
-        """Why kernels refuse the core, if they do; asked once for each kind of tensors, and of modules.
+        """Finds why kernels refuse the core, if they do, once for each kind of tensors and of modules.
 
         Args:
-            program: gives what they would be made from.
+            program: gives the program that the kernels would be made from.
             inputs: `[T, *step]` each, or `[*step]` if `single`.
             states: `[*step]` each; empty: the initial ones.
             single: whether this is one step.
-            training: whether gradients are asked for.
+            training: whether gradients are needed.
             modules: those of the core: they compute something else in training, parametrised, or with other hooks.
             changes: the key of the transforms.
         """
@@ -53,7 +53,7 @@ class Refusals:
         self._found.clear()
 
     def tell(self, why: str | None) -> None:
-        """Says that a GPU will refuse what the loop has run, once for each reason.
+        """Reports that a GPU will refuse what the loop has run, once for each reason.
 
         Raises:
             PortabilityError: `set_portability("error")`.
@@ -73,5 +73,5 @@ def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
     return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 
 
-# A neuron that is called with ever new dtypes and dimensions is not asked about for ever.
+# Limit of kept reasons, for a neuron that is called with ever new dtypes and dimensions.
 _MOST = 16

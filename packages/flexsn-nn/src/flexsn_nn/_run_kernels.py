@@ -12,7 +12,7 @@ from flexsn_runtime import ScanProgram, completed_scan, run_program
 def run_kernels(
     program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
+    """Returns `(*output_seqs, *state_seqs)`, or the final states instead of their sequences.
 
     Args:
         changes: of the program's transforms.

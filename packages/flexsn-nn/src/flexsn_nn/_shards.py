@@ -1,4 +1,4 @@
-"""A neuron on `DTensor` inputs: each process runs its own part of the step, where nobody needs another's."""
+"""A neuron on `DTensor` inputs: each process runs its own part of the step, if no part needs another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepShards:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
-        """Those of a call.
+        """Finds how the step of a call lies on the processes.
 
         Args:
             inputs: all `DTensor`.

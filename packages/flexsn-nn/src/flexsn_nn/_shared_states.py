@@ -1,4 +1,4 @@
-"""One instance behind two layers of a network: the second place would go on with the state of the first."""
+"""One instance at two places of a network: the second place would go on with the state of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spikes as bits, which a neuron's kernel writes beside them if `memory.PackedSpikes` asks for it."""
+"""Spikes as bits, which a neuron's kernel writes with the spikes inside of `memory.PackedSpikes`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 class SpikeBits:
-    """Those of one neuron's first output, and why kernels do not write them, if they do not.
+    """Bits of one neuron's first output; or the reason why kernels do not write them.
 
     Copies and pickles are as new.
 
     Attributes:
-        asked: how many `PackedSpikes` want them.
+        asked: number of active `PackedSpikes` that use them.
     """
 
     def __init__(self) -> None:
@@ -31,18 +31,17 @@ class SpikeBits:
         return self._refused[1] if self._refused is not None and self._refused[0] is core else None
 
     def note(self, output: Tensor, bits: Tensor) -> None:
-        """Keeps what was written, until somebody takes it or the next call begins; nothing, if there is no row of bits
-        for each step."""
+        """Keeps the bits of `output` until `take` or the next call; does nothing unless each step has a row of bits."""
         if bits.shape[0] == output.shape[0]:
             self._written = output, output._version, bits
 
     def take(self, output: Tensor) -> Tensor | None:
-        """The bits of `output`, as long as it is what was written; and forgets them."""
+        """Returns the bits of `output`, if they were written for it and it is unchanged; and forgets them."""
         written, self._written = self._written, None
         if written is None or written[0] is not output or written[1] != output._version:
             return None
         return written[2]
 
     def forget(self) -> None:
-        """Drops what nobody has taken."""
+        """Drops bits that were not taken."""
         self._written = None

@@ -13,7 +13,7 @@ from flexsn_runtime import ShapeError
 
 
 def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
-    """What the inputs' steps broadcast to.
+    """Finds the shape that the inputs' steps broadcast to.
 
     Args:
         inputs: `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.

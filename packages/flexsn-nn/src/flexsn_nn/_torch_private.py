@@ -1,4 +1,4 @@
-"""What touches private parts of torch. Each name is probed when this is imported."""
+"""Uses of private parts of torch. Each name is probed when this module is imported."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def is_exporting() -> bool:
 
 
 def tracing_context() -> object | None:
-    """Which trace of a compiler, or of `torch.export`, the call is in; `None`: in none, or it cannot be told."""
+    """Which trace of a compiler, or of `torch.export`, the call is in; `None`: in none, or that is unknown."""
     return _tracing_context()  # type: ignore[no-any-return]
 
 
@@ -84,7 +84,7 @@ def between_graphs(reason: str) -> Callable[[_Function], _Function]:
     """As `torch.compiler.disable`, but Dynamo, which is slow to import, is imported when the function is called first.
 
     Args:
-        reason: why the function is called between the graphs of `torch.compile`, for who asks what broke one.
+        reason: why the function is called between the graphs of `torch.compile`, for its messages about graph breaks.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -102,7 +102,7 @@ def constant(function: _Function) -> _Function:
 
 
 def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.compile` calls for a backend: a function, or one of this name, looked up when it is compiled for."""
+    """Returns the function that `torch.compile` calls for a backend: the backend itself, or the one of this name."""
     if not isinstance(backend, str):
         return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"

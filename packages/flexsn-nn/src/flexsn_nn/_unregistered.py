@@ -1,4 +1,4 @@
-"""Finds parameters that a core captures and that nobody could train: no module and no optimizer has them."""
+"""Finds parameters that a core captures and no training reaches: no module and no optimizer has them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
-    """What a callable is made of, by name. PyTorch's own are left alone."""
+    """Parts of a callable, by name. PyTorch's own callables have none."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []
@@ -102,7 +102,7 @@ def _read_by(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _all_registered() -> Iterator[nn.Parameter]:
-    # `type`, because isinstance would ask lazy and deprecated objects for their class.
+    # `type`, because isinstance would read `__class__` of lazy and deprecated objects.
     for owner in gc.get_objects():
         if issubclass(type(owner), nn.Module):
             yield from owner.__dict__.get("_parameters", {}).values()

@@ -14,10 +14,10 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """`value` where it is within the limits; elsewhere, the nearest number of its dtype that is.
 
     The gradient is the one of the result, at the limits and beyond them, too: a number that an optimizer has moved out
-    of its range is led back when the loss asks for it. (`clamp` has a gradient of 0 beyond its limits, and from torch
-    2.15 on, at them.) A gradient that points further outside passes, too, and changes no result; to keep the number
-    near its range, follow `optimizer.step()` by `number.clamp_(0, 1)` under `torch.no_grad()`. Sums over steps and
-    elements are the same before and after this function, so that compiled kernels give the gradients of the loop.
+    of its range is led back when the loss falls in that direction. (`clamp` has a gradient of 0 beyond its limits, and
+    from torch 2.15 on, at them.) A gradient that points further outside passes, too, and changes no result; to keep the
+    number near its range, follow `optimizer.step()` by `number.clamp_(0, 1)` under `torch.no_grad()`. Sums over steps
+    and elements are the same before and after this function, so that compiled kernels give the gradients of the loop.
 
     The exception is `above`: next to it, most formulas have a pole (`x / tau`, `log(beta)`), and a gradient that is
     infinite. At `above` and beyond, the gradient is 0 unless `finite`.

@@ -32,7 +32,7 @@ class InputLayoutError(TypeError):
 
 
 class InputShapeError(ValueError):
-    """An input without the dimensions that the step mode asks for."""
+    """An input without the dimensions that the step mode requires."""
 
 
 class HandoverError(RuntimeError):
@@ -84,7 +84,7 @@ class SharedStateWarning(UserWarning):
 
 
 class PortabilityError(NotImplementedError):
-    """The same, where `set_portability("error")` asks for an error."""
+    """A core runs as a loop here, and compiled kernels will refuse it on a GPU, under `set_portability("error")`."""
 
 
 class NirError(ValueError):

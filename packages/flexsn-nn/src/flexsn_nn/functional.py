@@ -62,7 +62,7 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """All modules but those inside of a neuron."""
     check_module("net", net)
-    inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
+    inside: str | None = None  # how the names of a neuron's parts begin; they come directly after it
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
             continue
@@ -101,7 +101,7 @@ def run(
         StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
             `Stateful` of your own whose class does not say `steps_apart = True`.
         InputLayoutError: a `PackedSequence`, or a nested tensor of another layout.
-        ParameterError: `lengths` or `resets` beside a jagged input.
+        ParameterError: `lengths` or `resets` with a jagged input.
         The errors of the neurons.
 
     Example:

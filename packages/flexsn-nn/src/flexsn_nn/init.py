@@ -108,7 +108,7 @@ def fluctuation_driven_(
 
     Args:
         weight: `[out, in, ...]`, of a linear layer or a convolution: `n` is the number of elements of `weight[0]`.
-        neuron: the neuron behind: ready-made, or one of yours with a state `v` and a threshold.
+        neuron: the neuron after it: ready-made, or one of yours with a state `v` and a threshold.
         rate: spikes per input and step, above 0 and at most 1. Of inputs that are no spikes, the mean of their squares.
         xi: the distance from mean to threshold in standard deviations, above 0; 1 to 3 in the source.
         mean: of the membrane, below the threshold.

@@ -1,4 +1,4 @@
-"""What a network's output spikes say. Sequences are `[T, B, C]`: steps, batch, classes."""
+"""Metrics of a network's output spikes. Sequences are `[T, B, C]`: steps, batch, classes."""
 
 from __future__ import annotations
 

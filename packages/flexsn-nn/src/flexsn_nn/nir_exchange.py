@@ -124,7 +124,7 @@ class _Builder:
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
-        """Adds a node behind others; its name."""
+        """Adds a node after others; returns its name."""
         kind = type(node).__name__.lower()
         count = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind}_{count}" if count else kind

@@ -1,4 +1,4 @@
-"""What SpikingJelly's recurrent containers become: `Recurrent`, with their parameters."""
+"""`Recurrent` layers that SpikingJelly's recurrent containers become, with their parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """The weights of a `LinearRecurrentContainer`: columns for the input, and behind them columns for the last output.
+    """The weights of a `LinearRecurrentContainer`: columns for the input, followed by columns for the last output.
 
     Args:
         rc: the linear layer, from `[x, y]` to what the layers get.
@@ -31,14 +31,14 @@ class Concatenated(nn.Module):
         self.split = rc.out_features
 
     def of_input(self, x: Tensor) -> Tensor:
-        """What the input gives to the neuron, at all steps at once; with the biases."""
+        """Computes the current from the input to the neuron, for all steps at once, with the biases."""
         current = F.linear(x, self.rc.weight[:, : self.split], self.rc.bias)
         for layer in self.layers:
             current = layer(current)
         return current
 
     def forward(self, s: Tensor) -> Tensor:
-        """What the last output gives to the neuron."""
+        """Computes the current from the last output to the neuron, without the biases."""
         current = F.linear(s, self.rc.weight[:, self.split :])
         for layer in self.layers:
             current = F.linear(current, layer.weight)  # type: ignore[arg-type]

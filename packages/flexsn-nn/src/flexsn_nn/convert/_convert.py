@@ -23,7 +23,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     The converted network is called as before and gives the same outputs, up to the differences that the report names.
     Learned parameters stay the same objects, so an optimizer that has them keeps them, but for those that the report
     calls new. A learned number without dimensions gets the shape `[1]`, because `fully_shard` refuses it otherwise; an
-    optimizer that has taken a step with it has to be made anew. States are not taken over: neurons begin at their
+    optimizer that has taken a step with it has to be made again. States are not taken over: neurons begin at their
     initial ones. Each module keeps its step mode: a network with a loop over time keeps its loop.
 
     Args:
@@ -73,7 +73,7 @@ class _Visitor:
         self._seen: dict[int, Replacement] = {}
 
     def visit(self, name: str, module: nn.Module) -> Replacement:
-        """What stands in the module's place: itself, or another one."""
+        """Returns the replacement of a module: the module itself, or another one."""
         if id(module) not in self._seen:
             self._seen[id(module)] = self._replace(name, module)
         return self._seen[id(module)]
@@ -119,7 +119,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """What was made, and that its learned numbers have the shape `[1]`, which they get when all else is done."""
+        """Notes the shape `[1]` for the learned numbers of a replacement, which get it when all else is done."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

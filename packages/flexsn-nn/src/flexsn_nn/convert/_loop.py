@@ -23,7 +23,7 @@ from flexsn_nn.transforms import Transform
 
 
 class LoopOptions(TypedDict, total=False):
-    """What snnTorch's neurons have in common; see `LoopCall`."""
+    """Options that snnTorch's neurons share; see `LoopCall`."""
 
     spike_grad: SpikeFunction
     reset_mechanism: str

@@ -1,4 +1,4 @@
-"""What a conversion did, what it did not, and where each tensor of a checkpoint went."""
+"""Reports of a conversion: what it did, what it left, and where each tensor of a checkpoint went."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a checkpoint gave.
+    """Result of loading a checkpoint.
 
     Attributes:
         dropped: by key of the checkpoint, why the converted network has no use for it.
@@ -70,7 +70,7 @@ class Conversion:
         converted: what was replaced.
         left: what was not, and why.
         moved: state-dict keys of replaced modules: where they are now.
-        dropped: state-dict keys of replaced modules that are gone, and why.
+        dropped: state-dict keys of replaced modules that were removed, and why.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""What the files of the two libraries say about a module, and what may keep it from being converted."""
+"""Rules of the two libraries' files for a module, and reasons that may keep it from being converted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Unconvertible(Exception):
 
 @dataclass(frozen=True)
 class Replacement:
-    """A module in the place of another.
+    """A module that replaces another.
 
     Attributes:
-        module: it.
+        module: the new one.
         moved: parameters and buffers that have another place than before, by their names in the old module.
-        dropped: those that are gone, and why.
+        dropped: those that the new module lacks, and why.
         differences: as in `Converted`.
     """
 

@@ -132,7 +132,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """What all of them have; refuses what works on more than one element."""
+    """Options that all of these neurons share; refuses a neuron that works on more than one element."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:

@@ -262,7 +262,7 @@ def _with_weights(new: Any, old: Any) -> Replacement:
 
 
 class Readout(Leaf):
-    """A leaky integrator that begins anew at each call, and what is read of its membrane.
+    """A leaky integrator that begins again at each call, and a readout of its membrane.
 
     Args:
         neuron: the integrator.
@@ -327,7 +327,7 @@ def _torch_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """The same layer as PyTorch's own class, with the same parameters and hooks."""
+    """Copies a layer to PyTorch's own class, with the same parameters and hooks."""
     kind = _torch_class(module)
     assert kind is not None
     made = kind.__new__(kind)

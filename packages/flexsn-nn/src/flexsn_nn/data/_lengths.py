@@ -1,4 +1,4 @@
-"""What counts of a padded batch: of each sequence, the steps that it has."""
+"""Steps of a padded batch that count: of each sequence, those that it has."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
     Args:
         sequence: `[T, B, *step]`: what a network returned.
         lengths: `[B]`, whole numbers from 1 to `T`, on the CPU or on the sequence's device.
-        reduction: `"mean"`, over as many steps as the sequence has; `"sum"`; `"max"`; or `"last"`, the value at the
+        reduction: `"mean"`, over the steps that the sequence has; `"sum"`; `"max"`; or `"last"`, the value at the
             last of its steps.
 
     Returns:

@@ -15,7 +15,7 @@ __all__ = ["pad_sequences"]
 
 
 def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Any]:
-    """Puts sequences side by side, with zeros behind the shorter ones: a `collate_fn` of a `DataLoader`.
+    """Puts sequences side by side, with zeros after the shorter ones: a `collate_fn` of a `DataLoader`.
 
     Args:
         batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape

@@ -12,7 +12,7 @@ from flexsn_nn.functional import reset_net
 
 
 class FromReset(Leaf):
-    """Calls a network from the initial states of its neurons, every time, and leaves none behind.
+    """Calls a network from the initial states of its neurons, every time, and keeps none afterwards.
 
     A pipeline (`torch.distributed.pipelining`) sends one micro-batch after the other through a stage. They are
     different samples, and none may begin at the state in which the one before it ended.
@@ -35,7 +35,7 @@ class FromReset(Leaf):
         self.net = net
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `net` returns."""
+        """Calls `net` from the initial states, and returns its result."""
         reset_net(self.net)
         try:
             return self.net(*args, **kwargs)

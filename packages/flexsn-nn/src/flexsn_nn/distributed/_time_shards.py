@@ -43,8 +43,8 @@ class TimeShards(Leaf):
     """Runs a network over a sequence that lies on several processes, each with a part of its time.
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),
-    waits for its states from the process before, runs over the steps that are here, and sends its states to the process
-    behind. While that one works at a layer, this one is at the next: with many layers, all are busy.
+    waits for its states from the process before, runs over the steps that are here, and sends its states to the next
+    process. While that one works at a layer, this one is at the layer after it: with many layers, all are busy.
     Every process has the whole network; share its parameters' gradients, as of any data-parallel network
     (`DistributedDataParallel(TimeShards(net))` does, and divides by the number of processes).
 
@@ -74,7 +74,7 @@ class TimeShards(Leaf):
         self.bptt = bptt
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `net` returns for the steps that are here.
+        """Calls `net` on this process's steps, and returns its result.
 
         Args:
             args, kwargs: those of `net`; sequences are this process's part, as `time_shard` cuts it.
@@ -173,7 +173,7 @@ class _Receive(torch.autograd.Function):
 
 
 class _HandOver(torch.autograd.Function):
-    """Passes outputs on, and sends states to the process behind; in the backward, the states' gradients come back.
+    """Passes outputs on, and sends states to the next process; in the backward, the states' gradients come back.
 
     A process that sends gradients and one that waits for them must agree, whatever depends on what in the network. So
     this always has a backward (the anchor requires grad), and that of `_Receive` always follows (the received states

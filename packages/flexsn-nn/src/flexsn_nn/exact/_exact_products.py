@@ -72,7 +72,7 @@ def exact_products(
 
     A spike is whole in one bfloat16. So a float32 product with spikes takes three bfloat16 products, which have no
     rounded operand, instead of float32 units; so do small whole numbers, as the sums of residual blocks. A layer does
-    so in each call whose input is known to consist of them: behind neurons with a `spike_range`, through views, sums,
+    so in each call whose input is known to consist of them: after neurons with a `spike_range`, through views, sums,
     pooling and the like. The kernel checks that, too: where a number is not whole after all, the product is computed
     again in float32. Modules, parameters and `state_dict()` stay what and where they are.
 

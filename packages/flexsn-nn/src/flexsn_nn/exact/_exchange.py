@@ -18,7 +18,7 @@ _WRITTEN, _LINKS = "_flexsn_written", "_flexsn_links"
 ATTRIBUTE = "_exchange"
 
 
-# -- beside a tensor ---------------------------------------------------------------------------------------------------
+# -- on a tensor -------------------------------------------------------------------------------------------------------
 
 
 class _Written(NamedTuple):
@@ -46,12 +46,12 @@ def written_of(x: Tensor) -> Tensor | None:
 
 
 def offer_links(y: Tensor, links: Links) -> None:
-    """Puts links beside the output of a product; the neuron that reads it takes them."""
+    """Attaches links to the output of a product; the neuron that reads it takes them."""
     setattr(y, _LINKS, (links, y._version))
 
 
 def _take_links(x: Tensor) -> Links | None:
-    """The links beside a tensor, once: gradients of several readers would be added up in bfloat16."""
+    """Takes the links from a tensor, once: gradients of several readers would be added up in bfloat16."""
     found: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if found is None:
         return None

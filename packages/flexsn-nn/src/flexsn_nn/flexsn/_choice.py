@@ -58,10 +58,10 @@ class Chooses(KeepsStates):
             )
         return inputs
 
-    # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
+    # Dynamo computes the result and takes it for a constant; it guards what the arguments are made of.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
-        """What runs; decided once for each type of device, inside and outside of compilers."""
+        """Chooses the backend that runs, once for each type of device, inside and outside of compilers."""
         if compiling and is_onnx_exporting():
             return choose_for_onnx(backend)
         situation = (device.type, compiling)
@@ -126,7 +126,7 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Says, once, what kernels would refuse of what the loop has just run."""
+        """Reports, once, what kernels would refuse of what the loop has just run."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
@@ -196,18 +196,18 @@ class Chooses(KeepsStates):
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Where no example says it."""
+        """Fails: without an example, the outputs' shapes and dtypes are unknown."""
         raise ExampleError(
             "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
         )
 
     def _get_program(self) -> ScanProgram:
-        """What kernels of calls without transforms are made from."""
+        """Returns the program of kernels for calls without transforms."""
         return self._program(self._with_examples(self._own_transforms)).scan
 
     def _completed(self, call: Call) -> tuple[ScanProgram, Values]:
-        """What kernels of a call without transforms are made from, and the inputs that its step has."""
+        """Returns the program of kernels for a call without transforms, and the inputs of its step."""
         inputs, transforms = before(call, self._with_examples(self._own_transforms))
         return self._program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
 
@@ -232,7 +232,7 @@ class Chooses(KeepsStates):
         return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
-        """What kernels are made from, as `Programs.get` says.
+        """Returns the program that kernels are made from, as `Programs.get`.
 
         Args:
             transforms: all of a call, the neuron's own among them.
@@ -241,7 +241,7 @@ class Chooses(KeepsStates):
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """True if nobody but the step asks for the first input."""
+        """True if only the step reads the first input."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:

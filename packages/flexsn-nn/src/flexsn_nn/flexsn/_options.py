@@ -1,4 +1,4 @@
-"""What a call of a neuron takes besides its inputs."""
+"""Options of a neuron's call, besides its inputs."""
 
 from __future__ import annotations
 

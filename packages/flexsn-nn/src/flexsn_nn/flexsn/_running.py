@@ -237,7 +237,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results, and notes the bits behind them, if there are some."""
+        """Notes the bits at the end of the results, if there are any; returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -335,11 +335,11 @@ class Runs(Chooses):
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none.
+        """Runs a call of `forward` like an earlier one, by the same program; the result is `None` if there was none.
 
         Returns:
-            The result, and inputs and transforms for the long way: what a norm computes of a batch before its step is
-            computed once.
+            The result, and inputs and transforms for the long way, so that what a norm computes of a batch before its
+            step is computed once.
         """
         none = None, inputs, transforms
         own = self.__dict__

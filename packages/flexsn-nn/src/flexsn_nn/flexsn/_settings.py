@@ -93,7 +93,7 @@ class Settings(Leaf):
         self._spike_range = spike_range
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        """What the step is known to give, whatever it is set to."""
+        """Range that the step is known to return, whatever `spike_range` is set to."""
         return None
 
     @property
@@ -103,7 +103,7 @@ class Settings(Leaf):
 
     @property
     def residuals(self) -> str:
-        """What is kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
+        """Values kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
         return self._residuals
 
     @property

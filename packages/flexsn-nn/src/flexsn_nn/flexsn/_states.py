@@ -24,7 +24,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class KeepsStates(Settings):
-    """The part of `FlexSN` that holds what calls leave behind, and makes and checks initial states.
+    """The part of `FlexSN` that holds what calls leave on it, and makes and checks initial states.
 
     Attributes:
         states, state_seqs, count_spikes, spike_counts: as in `FlexSN`.
@@ -54,7 +54,7 @@ class KeepsStates(Settings):
                 self._forget_decisions()
 
     def _as_states(self, states: Any) -> list[Any]:
-        """What `states` is set to; `None` is a reset."""
+        """Makes a list of what `states` is set to; `None` is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
         if states is not None and not isinstance(states, Iterable):
@@ -179,7 +179,7 @@ class KeepsStates(Settings):
 
     def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         if torch.compiler.is_compiling() and self._starts_at_zero():
-            # One zero that all elements read: a compiler would write out as many as there are elements.
+            # One zero that all elements read: a compiler would write out one zero for each element.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
             return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
         states = list(self.init_states(self.num_states, self._step_mode, *inputs))

@@ -1,4 +1,4 @@
-"""What stands in front of a neuron, made part of its step."""
+"""Norms, delays and elementwise functions in front of a neuron, made part of its step."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _ScanNode:
         self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left
-        # By the operand: what the step knows it by.
+        # By the operand: its placeholder in the step.
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.captured: dict[fx.Node, fx.Node] = {}
         self.views: dict[Sequence, fx.Node] = {}
@@ -122,7 +122,7 @@ class _ScanNode:
         return self.views[sequence]
 
     def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
-        """Erases what nobody reads any more; what is asked for its form is asked of a sequence that is left."""
+        """Erases nodes that are no longer read; what reads only the form of one reads a remaining sequence instead."""
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
         there = set(graph.nodes)
@@ -149,7 +149,7 @@ class _ScanNode:
     # -- the step --------------------------------------------------------------------------------------------
 
     def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-        """The step behind its producers; its inputs, and what it captures more."""
+        """Returns the step after its producers, its inputs, and the further tensors that it captures."""
         graph = fx.Graph()
         operands = dict.fromkeys(
             self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)

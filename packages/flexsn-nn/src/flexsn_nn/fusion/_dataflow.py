@@ -27,7 +27,7 @@ class Use(NamedTuple):
 
     Attributes:
         layer: the name of a layer whose only input it is; `None`: it is something else.
-        text: what it is, for people.
+        text: what it is, in words.
     """
 
     layer: str | None
@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """What each layer's output is used for, as far as a network's `forward` could be followed.
+    """Uses of each layer's output, as far as a network's `forward` could be followed.
 
     Attributes:
         calls: how often each layer is called, by its name.

@@ -1,4 +1,4 @@
-"""Layers and the neurons behind them, as far as the flow of a network's data shows."""
+"""Layers and the neurons after them, as far as the flow of a network's data shows."""
 
 from __future__ import annotations
 

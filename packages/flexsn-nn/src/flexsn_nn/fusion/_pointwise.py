@@ -57,9 +57,9 @@ def is_of_form(node: fx.Node) -> bool:
 
 
 def separates(node: fx.Node) -> bool:
-    """True if what is computed before a node may be something else behind it.
+    """True if what is computed before a node may be something else after it.
 
-    Modes change there (autocast, `no_grad`, hooks), or memory is written to that `is_written` does not know of. What
+    Modes change there (autocast, `no_grad`, hooks), or memory is written to without a trace in `is_written`. What
     methods and PyTorch's own functions write shows in a tensor's version; what functions of lists, a user's own
     operators and other transforms write may not.
     """
@@ -75,9 +75,9 @@ def forgets_versions(node: fx.Node) -> bool:
 
 
 def described(node: fx.Node) -> str:
-    """What a node is, for people, and the user's line that it comes from."""
+    """Describes a node in words, with the user's line that it comes from."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     frames = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
-    # Below the user's line may be what his modes run, as that of a default device does.
+    # Below the user's line may be lines of active modes, as of a default device.
     lines = [f"{file}:{line}" for file, line in frames if not file.startswith(_OF_TORCH)]
     return f"{name} ({lines[-1]})" if lines else str(name)

@@ -1,4 +1,4 @@
-"""What stands in front of a scan's inputs in a graph of Dynamo's, as expressions that its step can compute."""
+"""Producers of a scan's inputs in a Dynamo graph, as expressions that the scan's step can compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sequence:
     """An operand `[T, *step]`: an input of the step.
 
     Attributes:
-        node: what has its elements.
+        node: has its elements.
         view: a view of other frames `[T * B, ...]` as `[T, B, ...]`, to be taken of `node`, too.
     """
 
@@ -39,7 +39,7 @@ class Constant:
     """An operand that is the same at all steps: a captured tensor.
 
     Attributes:
-        squeezed: whether it has a first dimension of 1, in the place of time.
+        squeezed: whether it has a first dimension of 1 instead of time.
     """
 
     node: fx.Node
@@ -107,7 +107,7 @@ class Producers:
         self._ahead = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """That of an input `[T, *step]`; a `Sequence` if there is nothing that the step could compute."""
+        """Finds the expression of an input `[T, *step]`; a `Sequence` if the step could compute nothing of it."""
         tensor = example(node)
         if tensor is None or tensor.dim() < 2:  # numbers are promoted otherwise than tensors
             return Sequence(node)
@@ -157,7 +157,7 @@ class Producers:
                 return None
             else:
                 found[operand] = self._of(operand, node, view)
-        # What the step's shape is told from.
+        # One sequence must have the whole shape, from which the step's shape is derived.
         whole = result.shape if view is None else Sequence(node, view).like.shape
         sequences = [sequence for e in found.values() for sequence in _sequences(e)]
         if not any(sequence.like.shape == whole for sequence in sequences):
@@ -169,7 +169,7 @@ class Producers:
         return ElementwiseCall(node, args, kwargs)
 
     def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
-        """True if nobody reads the values of a node but `reader`, or scans."""
+        """True if only `reader` and scans read the values of a node."""
         return all(user is reader or is_scan(user) or is_of_form(user) for user in node.users)
 
     def _leave(self, leaf: Sequence, why: str) -> Sequence:

@@ -74,7 +74,7 @@ class DelayFusion:
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """What a scan's step computes of one of its inputs.
+    """Functions in front of one input of a scan that the scan's step computes.
 
     Attributes:
         scan: the scan's name in the graph.

@@ -116,7 +116,7 @@ class _Constant:
 
 
 def put_together(form: Any, tensors: Any) -> Any:
-    """What `take_apart` took apart, of the next tensors of an iterator."""
+    """Rebuilds a value from its form, as of `take_apart`, with the next tensors of an iterator."""
     if form is _TENSOR:
         return next(tensors)
     if isinstance(form, _Constant):

@@ -26,11 +26,11 @@ from flexsn_nn.neuron import Neuron
 
 # A graph in use for fewer calls than this was not worth its recording.
 _FEW_CALLS = 20
-# After so many such graphs there is a warning, and numbers of the optimizer are in no graph any more.
+# From this number of such graphs on there is a warning; if the optimizer's numbers changed, it stays out of graphs.
 _MANY_CHANGES = 3
-# After so many times `max_graphs` kinds of few calls were dropped, there is a warning.
+# Multiple of `max_graphs`: a warning comes after this number of kinds was dropped with few calls each.
 _MANY_DROPPED = 4
-# Learned numbers are compared with their ranges after so many replays.
+# Number of replays after which learned numbers are compared with their ranges.
 _CALLS_BETWEEN_LOOKS = 8
 _OPTIMIZER = "optimizer"
 

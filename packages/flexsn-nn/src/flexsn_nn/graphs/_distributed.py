@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` does around a forward and a backward, between a graph and the optimizer's step."""
+"""Messages of `DistributedDataParallel`, outside of graphs: buffers before a forward, gradients after a backward."""
 
 from __future__ import annotations
 

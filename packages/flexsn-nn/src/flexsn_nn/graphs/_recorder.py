@@ -21,7 +21,7 @@ _SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 
 class GraphRecorder(Protocol):
-    """What records graphs for a device."""
+    """Recorder of graphs for a device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
         """Calls a function as its graph will run; returns its result, and what a graph could not repeat, in words.
@@ -34,7 +34,7 @@ class GraphRecorder(Protocol):
         """Records the operations of a function, and computes nothing.
 
         Returns:
-            What repeats them, and the function's result, whose tensors every repetition overwrites.
+            A function that repeats them, and the function's result, whose tensors every repetition overwrites.
 
         Raises:
             Exception: an error of the function or of the device. Nothing is recorded then.
@@ -147,7 +147,7 @@ def _draws(generator: torch.Generator) -> bool:
 
 
 def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple[GraphRecorder | None, str]:
-    """What records graphs of a network, or `None` and the reason."""
+    """Returns a recorder of a network's graphs, or `None` and the reason."""
     devices = dict.fromkeys(tensor.device for tensor in (*net.parameters(), *net.buffers()))
     if not devices:
         return None, "the network has no parameters, whose device would be the graph's"

@@ -1,4 +1,4 @@
-"""Batch normalisation that fits the input to the threshold behind it."""
+"""Batch normalisation that fits the input to the threshold after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _ThresholdDependent(OverTime):
     Args:
         num_features: channels.
         alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
-        v_threshold: of the neuron behind.
+        v_threshold: of the neuron after it.
         options: `eps`, `momentum`, `track_running_stats`, as in PyTorch's batch norm.
     """
 
@@ -43,13 +43,13 @@ class ThresholdDependentBatchNorm1d(_ThresholdDependent):
 class ThresholdDependentBatchNorm2d(_ThresholdDependent):
     """tdBN of `[T, B, C, H, W]`: batch norm over steps and batch whose `weight` starts at `alpha v_threshold`.
 
-    What comes out has the size of the threshold, whatever came in: neither all neurons fire at first, nor none. It is
+    The output has the size of the threshold, whatever the input: neither all neurons fire at first, nor none. It is
     an `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
 
     Args:
         num_features: channels.
         alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
-        v_threshold: of the neuron behind, above 0.
+        v_threshold: of the neuron after it, above 0.
         options: `eps`, `momentum`, `track_running_stats`, as in `nn.BatchNorm2d`.
 
     Source: Zheng et al., "Going deeper with directly-trained larger spiking neural networks", AAAI 2021.

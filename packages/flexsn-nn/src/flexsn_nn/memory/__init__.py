@@ -1,4 +1,4 @@
-"""What a network keeps between forward and backward."""
+"""Memory of a network between forward and backward."""
 
 from __future__ import annotations
 

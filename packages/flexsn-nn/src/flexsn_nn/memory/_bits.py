@@ -26,7 +26,7 @@ class Bits:
         low: what is added to them.
         bits: of each.
         count: how many numbers there are.
-        row: so many numbers are in each row of `packed`, which has two dimensions then; behind them is nothing.
+        row: count of numbers in each row of `packed`, which has two dimensions then; the rest of a row is padding.
     """
 
     packed: Tensor
@@ -59,13 +59,13 @@ class Bits:
         return cls(packed, low, bits, count)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """What was packed, in one dimension."""
+        """Unpacks the numbers, in one dimension."""
         if self.bits == MOST_BITS:
             bytewise = self.packed.to(dtype)
             return bytewise.add_(self.low) if self.low else bytewise
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
-            # All numbers of a byte at once, from a table of what each byte says.
+            # All numbers of a byte at once, from a table of each byte's numbers.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():
@@ -75,7 +75,7 @@ class Bits:
         return numbers.view(self.packed.shape[0], -1)[:, : self.row].contiguous().view(-1)
 
 
-# So many bytes are packed by one row of the product.
+# Bytes that one row of the product packs.
 _BYTES = 16
 # By their bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -20,7 +20,7 @@ class PackingBackend:
     """A backend of `torch.compile` whose graphs keep spikes for their backward as bits: 1/32 of float32.
 
     Linear layers and convolutions that read a neuron's output keep its bits, and unpack them in the backward. That
-    these are zeros and ones is told from the neuron's step in the graph; between the two there may be views and
+    these are zeros and ones is derived from the neuron's step in the graph; between the two there may be views and
     copies. All else is kept as before: `layers` counts what was found.
 
     Args:
@@ -46,7 +46,7 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Lets the layers of a graph of Dynamo's that read spikes keep bits of them, in place; returns how many."""
+    """Lets the layers of a Dynamo graph that read spikes keep bits of them, in place; returns their number."""
     found = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """The dtype of a tensor that nothing in the graph writes to; `None`: something does, or nobody knows."""
+    """The dtype of a tensor that nothing in the graph writes to; `None`: something does, or that is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """What a graph returns there; of nested results, the first."""
+    """Finds the result of a graph at `path`; of nested results, the first."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value

@@ -21,7 +21,7 @@ from flexsn_nn.memory._ranges import Unknown, WholeRange, bits_of, mark, range_o
 
 # Below, there is nothing to gain.
 _FEWEST_BYTES = 256
-# Memory that is gone is looked for among so many, or twice as many as were there then.
+# Entries of freed memory are removed at this number of entries, then at twice the number of those that remained.
 _MOST_KNOWN = 64
 
 
@@ -44,15 +44,15 @@ class KeptWhole(NamedTuple):
 class PackedSpikes:
     """Inside of the `with` block, spikes are kept for the backward as bits: 1/32 of float32, 1/16 of bfloat16.
 
-    What a layer keeps for the gradient of its weights is its input, which behind neurons is spikes. They are packed
-    when autograd keeps them, and unpacked when the backward asks for them, wherever that runs; results do not change.
-    What is packed is told from the graph, and nobody looks at values: outputs of neurons that have a `spike_range`, and
-    what is made of these by views, copies, max pooling, concatenation, additions and products among them. Sums, as in
-    SEW blocks, take 2, 4 or 8 bits for a number. What fits neither is kept whole: `kept_whole` says so.
+    For the gradient of its weights, a layer keeps its input: after neurons, spikes. They are packed when autograd keeps
+    them, and unpacked when the backward reads them, wherever that runs; results do not change. What is packed is
+    derived from the graph, without a look at values: outputs of neurons that have a `spike_range`, and what is made of
+    these by views, copies, max pooling, concatenation, additions and products among them. Sums, as in SEW blocks, take
+    2, 4 or 8 bits for a number. What fits neither is kept whole, and listed in `kept_whole`.
 
-    Compiled kernels write the bits of zeros and ones themselves, beside the spikes, and these are not read again to
-    be packed. That holds for layers that read a neuron's output, or all of it in another shape; where a core's output
-    is not known to be 0 or 1 from its operations, `explain()` of the neuron says so, and it is packed afterwards.
+    Compiled kernels write the bits of zeros and ones themselves, with the spikes, and these are not read again to be
+    packed. That holds for layers that read a neuron's output, or all of it in another shape; where a core's output is
+    not known to be 0 or 1 from its operations, `explain()` of the neuron says so, and it is packed afterwards.
 
     Compiled graphs keep what they keep; neurons between them are seen, and those inside are not.
 
@@ -94,7 +94,7 @@ class PackedSpikes:
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        # By the memory that was packed: which it is, and its bits, as long as somebody keeps them.
+        # By the memory that was packed: weak references to it and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
 
@@ -186,7 +186,7 @@ class PackedSpikes:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """What autograd keeps in the place of a tensor."""
+    """Bits that autograd keeps instead of a tensor."""
 
     bits: Bits
     shape: torch.Size

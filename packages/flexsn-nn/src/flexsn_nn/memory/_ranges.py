@@ -1,4 +1,4 @@
-"""Which whole numbers a tensor is made of, told from the operations that made it out of spikes."""
+"""Ranges of the whole numbers that tensors consist of, derived from the operations that made them out of spikes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def bits_of(tensor: Tensor) -> Tensor | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """What a tensor consists of, told from its graph, at the price of a few dictionary entries.
+    """Finds the whole numbers that a tensor consists of, from its graph, at the price of a few dictionary entries.
 
     What was changed in place by operations that the graph has is followed. What was changed under `torch.no_grad` is
     seen where it is a neuron's output, or a view of it.
@@ -96,7 +96,7 @@ class Scaled(NamedTuple):
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """As `range_of`, also behind one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
+    """As `range_of`, also after one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
     while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
@@ -203,17 +203,17 @@ _SAME = _VIEWS | {
     "ChannelShuffle",
     "Relu",
 }
-# One tensor's values, and no others.
+# Operations whose results have one tensor's values, and no others.
 _PASSING = _SAME - {"Relu"}
-# What is made of several tensors.
+# Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# What is learned stands behind these, and nobody expects spikes from them.
+# Operations of layers with weights: their results are no spikes, and no reason is noted for them.
 _LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
 def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
-    """Of one output of a node.
+    """Finds the range of one output of a node.
 
     Args:
         version: of the tensor, while it is a view of the output; `None`: it is a copy.
@@ -239,7 +239,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         node, output = sources[0]
         if node is None:
             return _OTHER
-    if kind in _SEVERAL:  # as sums of sums are asked for again and again
+    if kind in _SEVERAL:  # as sums of sums are looked up again and again
         known: WholeRange | Unknown | None = metadata.get(_FOUND)
         if known is not None:
             return known
@@ -259,14 +259,14 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Of an operation that is not followed; it is the reason, if all that it took is known."""
+    """Result of an operation that is not followed: the reason, if the ranges of all its inputs are known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str:
-    """What the operation is called whose node has a name."""
+    """Name of the operation of a node, from the node's name."""
     return name.rstrip("0123456789").removesuffix("Backward")
 
 

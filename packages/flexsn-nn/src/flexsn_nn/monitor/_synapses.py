@@ -30,7 +30,7 @@ SYNAPTIC: dict[type[nn.Module], int | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SynapticOperations:
-    """What a layer's weights did.
+    """Operations of a layer's weights.
 
     Attributes:
         accumulates: weights added for a spike, over all calls whose input is of zeros and ones only: the synaptic
@@ -81,7 +81,7 @@ class SynapseMonitor(Watcher):
         check_module("net", net)
         kinds = tuple(SYNAPTIC)
         found: dict[str, nn.Module] = {}
-        # What is inside of a neuron's step is called when the step is traced, and not once for each step.
+        # A layer inside of a neuron's step is called when the step is traced, and not once for each step.
         inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
             if isinstance(module, kinds) and module not in inside:

@@ -1,4 +1,4 @@
-"""What all neurons share: parameters by name, states by name, and a look at what comes in."""
+"""Base class of all neurons: parameters by name, states by name, and checks of the inputs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Neuron(FlexSN):
         options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, `watch_firing`, as in `FlexSN`.
 
     Attributes:
-        state_names: the states that `dynamics` takes, and returns behind its one output, in this order.
+        state_names: the states that `dynamics` takes, and returns after its one output, in this order.
         dynamics: `dynamics(*inputs, *states) -> (output, *new_states)`, one time step.
     """
 
@@ -85,7 +85,7 @@ class Neuron(FlexSN):
         self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
-        """Keeps a parameter as the attribute `name`, in the place of an earlier one.
+        """Keeps a parameter as the attribute `name`, instead of an earlier one.
 
         Args:
             value: an `nn.Parameter` is learned; a tensor becomes a buffer, and must broadcast to the step
@@ -110,11 +110,11 @@ class Neuron(FlexSN):
 
         What is assigned later has to be in it, too. A parameter that an optimizer moves out of it stays where it is,
         and `bounded` reads it as the nearest number that is in it, with that number's gradient, which leads it back
-        when the loss asks for that. The next call warns of it, once (`RangeWarning`); inside of `torch.compile`,
+        when the loss falls that way. The next call warns of it, once (`RangeWarning`); inside of `torch.compile`,
         `explain()` alone says so.
 
         Args:
-            limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for whoever is beyond them.
+            limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error beyond them.
 
         Raises:
             ParameterError: it is not, or not finite, or no number.
@@ -137,7 +137,7 @@ class Neuron(FlexSN):
         return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A tensor's values are on a device, which nobody waits for here; `bounded` keeps them in range.
+        # A tensor's values are on a device, which is not waited for here; `bounded` keeps them in range.
         if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
             check_number(name, value, **self._limits[name])
         if name in self.state_names:
@@ -262,7 +262,7 @@ class Neuron(FlexSN):
         return [(step_shape(inputs, self.step_mode), inputs[0].dtype)] if _is_own(self) else None
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Of `dynamics` that a user wrote: what a trace of it returns."""
+        """Finds the outputs' shapes and dtypes by a trace of the user's `dynamics`."""
         try:
             return self._traced(inputs, states)
         except Exception as error:  # `dynamics` may raise anything on tensors without data

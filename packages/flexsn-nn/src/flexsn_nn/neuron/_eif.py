@@ -50,7 +50,7 @@ class EIF(ImmediateReset):
         self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
-        """What drives the membrane: input, leak and the exponential run-up."""
+        """Computes the current that drives the membrane: input, leak and the exponential run-up."""
         delta_T = self.bounded("delta_T", self.delta_T, v)
         run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
         return x + fit(self.v_rest, v) - v + run_up

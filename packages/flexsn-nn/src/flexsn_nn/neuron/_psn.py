@@ -1,4 +1,4 @@
-"""Parallel spiking neurons: products with a matrix over time in the place of a recurrence, and no reset."""
+"""Parallel spiking neurons: products with a matrix over time instead of a recurrence, and no reset."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PSN(Leaf):
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
-        """What the input is multiplied with, `[T, T]`."""
+        """Returns the matrix that the input is multiplied with, `[T, T]`."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class SlidingPSN(Stateful):
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Zeros `[k - 1, *step]`, in the place of earlier inputs."""
+        """Zeros `[k - 1, *step]`, which stand for earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 

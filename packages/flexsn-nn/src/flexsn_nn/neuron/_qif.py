@@ -48,7 +48,7 @@ class QIF(ImmediateReset):
         self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
-        """What drives the membrane: input and the quadratic run-up."""
+        """Computes the current that drives the membrane: input and the quadratic run-up."""
         return x + self.bounded("a0", self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:

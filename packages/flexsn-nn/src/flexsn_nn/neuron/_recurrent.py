@@ -45,15 +45,15 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """Kernels take most neurons of this package. Whether they take this step has to be asked."""
+        """Kernels take most neurons of this package. Whether they take this step has to be checked."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
-        """Whoever uses the layer cannot change its step: where kernels refuse it, the loop runs, on a GPU, too."""
+        """True for kernels: users of the layer cannot change its step, so the loop runs where kernels refuse it."""
         return backend in COMPILED
 
     def _ask_for_portability(self, *call: object) -> None:
-        """Nobody is warned of a refusal on a GPU: the loop runs there, as here, and `explain` says so."""
+        """Warns of no refusal on a GPU: the loop runs on a GPU, as here, and `explain` says so."""
 
 
 class Recurrent(Feedback):
@@ -75,9 +75,9 @@ class Recurrent(Feedback):
         learn_recurrent: whether gradients flow to the weights.
         init: what sets the matrix, in place, as `torch.nn.init.orthogonal_`; `None`: uniform in `±1 / sqrt(features)`,
             as `nn.Linear`.
-        recurrent: a module of your own in the place of the matrix, `[*step] -> [*step]`: of low rank, with a mask, …
+        recurrent: a module of your own instead of the matrix, `[*step] -> [*step]`: of low rank, with a mask, …
             The arguments above, but for `neuron`, are left out then.
-        delay: steps that pass beside the one that recurrence takes anyway: a number; a tensor that broadcasts to the
+        delay: steps that pass besides the one that recurrence takes anyway: a number; a tensor that broadcasts to the
             step, as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which says how delays are learned:
             `Delay(20 * torch.rand(features), max_delay=20, learn=True, interpolation="gaussian", width=5.0)`. That
             module is part of this one, and its own state is not used. `None`: no delay.

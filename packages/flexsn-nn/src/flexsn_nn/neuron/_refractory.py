@@ -23,7 +23,7 @@ class RefractoryLIF(LIF):
 
     Args:
         absolute: steps of silence after a spike, at least 0.
-        relative: steps with a raised threshold behind them, at least 0.
+        relative: steps with a raised threshold after them, at least 0.
         rise: how much the threshold is raised at first, at least 0.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.

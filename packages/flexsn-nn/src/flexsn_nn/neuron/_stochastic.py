@@ -34,7 +34,7 @@ class EscapeNoise(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Of a trace with this noise."""
+        """Key of a trace with this noise."""
         return self.noise
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:

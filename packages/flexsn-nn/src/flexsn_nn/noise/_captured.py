@@ -1,6 +1,6 @@
 """Captured steps: how a graph that Dynamo makes of a step gets its random numbers.
 
-Dynamo captures a step as a graph and lets it change no object. So a step calls operators that say that it draws, and
+Dynamo captures a step as a graph and lets it change no object. So a step calls operators that note that it draws, and
 where its numbers are; `number_draws` replaces them.
 """
 
@@ -30,7 +30,7 @@ def _draw_nothing(*arguments: Any) -> Tensor:
 
 
 def _no_result(*arguments: Any) -> None:
-    """Of an operator that is there to be found."""
+    """Implements an operator that only marks a graph, for `number_draws` to find."""
 
 
 for _name in ("places", "means"):

@@ -26,7 +26,7 @@ class Places(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """What the words of a step's elements are computed from, int32 each; they broadcast to the step.
+    """Numbers from which the words of a step's elements are computed, int32 each; they broadcast to the step.
 
     Attributes:
         low, high: the key.

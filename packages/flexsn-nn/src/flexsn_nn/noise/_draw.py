@@ -11,7 +11,7 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import Fitted, fitted
 
-# Uniform numbers of narrower dtypes have as many bits as they hold below 1, so that none is rounded to 1.
+# Bits of uniform numbers of narrower dtypes: the number that these hold below 1, so that none is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 

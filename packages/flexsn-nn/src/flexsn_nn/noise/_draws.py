@@ -36,7 +36,7 @@ class Draws(Transform):
 
     @property
     def tensors(self) -> Values:
-        """What the words of the elements are computed from, or these words."""
+        """Tensors from which the words of the elements are computed, or these words."""
         return self._tensors
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
@@ -59,7 +59,7 @@ class Draws(Transform):
         return self._places
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """The step, in which draws know their places."""
+        """Runs the step, in which draws have their places."""
         words = own.tensors
         if len(words) == len(Elements._fields):
             word = torch.ops.flexsn_graph.element_word

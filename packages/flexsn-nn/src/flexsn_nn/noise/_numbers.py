@@ -44,7 +44,7 @@ class Numbers:
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
     ) -> tuple[Elements, Tensor]:
-        """Of a call: what the words of its elements are computed from, and its steps, `[T, 1, ...]` or `[1, ...]`.
+        """Numbers of a call's elements, from which words are computed, and of its steps, `[T, 1, ...]` or `[1, ...]`.
 
         Args:
             shape: of the step.

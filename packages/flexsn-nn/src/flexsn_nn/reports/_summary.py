@@ -148,6 +148,6 @@ def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
 
 
 def _neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
-    """Elements of a step of one sample: behind time, and the batch if there is one."""
+    """Elements of a step of one sample: after time, and the batch if it has one."""
     step = shape[1:] if isinstance(layer, FlexSN) and layer.step_mode == "m" else shape
     return prod(step[1:] if len(step) > 1 else step)

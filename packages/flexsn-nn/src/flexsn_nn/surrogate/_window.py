@@ -28,7 +28,7 @@ Triangular = PiecewiseQuadratic
 
 @dataclass(frozen=True)
 class Tent(Surrogate):
-    """`g'(x) = height` for `x < 0`, else `-height`: a tent rises to the threshold and falls behind it.
+    """`g'(x) = height` for `x < 0`, else `-height`: a tent rises to the threshold and falls beyond it.
 
     Source: snnTorch's `triangular(threshold=height)`.
     """

@@ -48,7 +48,7 @@ class InStep(Absorb):
 
     @property
     def tensors(self) -> Values:
-        """What the function captures."""
+        """Tensors that the function captures."""
         return self.absorbed.tensors
 
     @property

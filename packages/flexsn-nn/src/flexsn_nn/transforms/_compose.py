@@ -21,7 +21,7 @@ class Counts(NamedTuple):
     outputs: int
 
     def with_all(self, transforms: Sequence[Transform]) -> Counts:
-        """Those of the changed step."""
+        """Returns the numbers of the changed step."""
         if not transforms:
             return self
         return Counts(

@@ -60,7 +60,7 @@ def per_channel(values: Tensor, *, lead: int) -> Tensor:
     """The sum over all but channels, `[C]`: the second dimension of a step, or the only one.
 
     Args:
-        values: `[*step]` behind `lead` dimensions.
+        values: `[*step]` after `lead` dimensions.
     """
     step = values.dim() - lead
     channel = lead + min(1, step - 1)

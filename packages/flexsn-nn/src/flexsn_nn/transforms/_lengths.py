@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one batch: behind its end, a sequence gives zeros and keeps its state."""
+"""Sequences of different lengths in one batch: after its end, a sequence gives zeros and keeps its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs in one sequence: a reset begins anew at the initial state."""
+"""Several runs in one sequence: a reset begins again at the initial state."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Changed(NamedTuple):
     """Results of a changed step.
 
     Attributes:
-        outputs, states: the step's, as many and of the same dtypes as the core returns.
+        outputs, states: the step's, in the number and with the dtypes that the core returns.
         own_outputs, own_states: the transform's: `num_outputs` and `num_states` of them.
     """
 
@@ -125,7 +125,7 @@ class Transform:
 
     @property
     def completion(self) -> Completion | None:
-        """What completes the gradient of the first input; it counts in `tensors`."""
+        """Completion of the first input's gradient, with indices into `tensors`."""
         return None
 
     @property
@@ -138,11 +138,11 @@ class Transform:
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """`num_inputs` sequences `[T, *step]`; steps `[*step]` in step mode `"s"`. They may broadcast behind T."""
+        """`num_inputs` sequences `[T, *step]`; steps `[*step]` in step mode `"s"`. They may broadcast after T."""
         return ()
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """The initial values of `num_states` states, `[*step]` each. They begin anew with each call."""
+        """The initial values of `num_states` states, `[*step]` each. They begin again with each call."""
         return ()
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
