@@ -4,7 +4,8 @@
     python tests/prose.py --write    keeps the counts, which may only fall
 
 A docstring begins with a noun or a verb. Objects are no people: they do not ask, tell or want, and they are not "who".
-Counted are docstrings and comments of the packages; `tests/prose_counts.json` has what is left of each kind.
+Counted are docstrings and comments of packages, tests, benchmarks and examples; `tests/prose_counts.json` has the
+number of places that are left of each kind.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ BEGINNINGS = {
 # By name: words of docstrings and comments.
 WORDS = {
     "people for objects": re.compile(r"\b(nobody|somebody|who|whom|whoever)\b"),
-    "objects that ask": re.compile(r"\b(ask|asks|asking)\b"),
-    "objects that tell": re.compile(r"\b(tell|tells|telling)\b"),
-    "objects that want": re.compile(r"\b(want|wants|wanting)\b"),
+    "objects that ask": re.compile(r"\b(ask|asks|asked|asking)\b"),
+    "objects that tell": re.compile(r"\b(tell|tells|told|telling)\b"),
+    "objects that want": re.compile(r"\b(want|wants|wanted|wanting)\b"),
     "numbers without a name": re.compile(r"\b(so|as) many\b"),
     "anew": re.compile(r"\banew\b"),
     "in the place of": re.compile(r"\bin the place of\b"),
@@ -71,26 +72,30 @@ def places(source: str) -> Iterator[Place]:
                 yield rule, line, text[max(match.start() - 30, 0) : match.end() + 30].replace("\n", " ")
 
 
-def sources() -> Iterator[Path]:
-    """Python files of the packages."""
-    return (path for path in sorted((ROOT / "packages").glob("*/src/**/*.py")))
+def sources() -> Iterator[tuple[str, Path]]:
+    """Python files, each with the name under which its places are counted."""
+    for package in sorted(path for path in (ROOT / "packages").iterdir() if path.is_dir()):
+        yield from ((package.name, path) for path in sorted((package / "src").glob("**/*.py")))
+    for path in sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]):
+        yield "tests", path
+    for folder in ("benchmarks", "examples"):
+        yield from ((folder, path) for path in sorted((ROOT / folder).glob("**/*.py")))
 
 
 @cache
 def counts() -> dict[str, dict[str, int]]:
-    """By package and rule: how many places there are."""
+    """The number of places by package or folder, and by rule."""
     found: dict[str, Counter[str]] = {}
-    for path in sources():
-        package = path.relative_to(ROOT / "packages").parts[0]
-        found.setdefault(package, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {package: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for package, every in found.items()}
+    for name, path in sources():
+        found.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
+    return {name: {rule: every[rule] for rule in (*BEGINNINGS, *WORDS)} for name, every in found.items()}
 
 
 def main() -> None:
     if "--write" in sys.argv:
         KEPT.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
         return
-    for path in sources():
+    for _, path in sources():
         for rule, line, text in places(path.read_text(encoding="utf-8")):
             print(f"{path.relative_to(ROOT)}:{line}: {rule}: {text}")
 
