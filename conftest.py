@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flexsn_runtime.kernels._trained import TrainedScan
     from flexsn_runtime.native import NativeScan
 
-# Pytest listens to loggers that hand nothing on; while somebody listens, torch writes down all graphs of compilations.
+# Pytest adds a handler to loggers that do not propagate; with a handler here, torch logs all graphs of compilations.
 logging.getLogger("torch.__trace").propagate = True
 torch.set_num_threads(1)  # where something imported torch before this file
 
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def fits(item: pytest.Item, pattern: str) -> bool:
-    """Whether a pattern fits the parameters of a test: `"lif-*"` those of `test_x[lif-5]`."""
+    """True if a pattern fits the parameters of a test: `"lif-*"` fits those of `test_x[lif-5]`."""
     return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
 
 
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: the collector need not go over torch's objects again and again."""
+    """Freeze existing objects: the collector need not go over torch's objects again and again."""
     gc.collect()
     gc.freeze()
 
@@ -123,7 +123,7 @@ def interpreted() -> None:
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what does not depend on who computes: neurons run as loops, as where there is no compiler."""
+    """Run neurons as loops, as without a compiler, in tests that do not depend on the backend."""
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
@@ -139,7 +139,7 @@ def compiler() -> None:
 
 @pytest.fixture(autouse=True)
 def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
-    """The same, for tests that have `"cpp"` as a parameter."""
+    """Use `compiler` in tests that have `"cpp"` as a parameter."""
     call = getattr(request.node, "callspec", None)
     if call is not None and "cpp" in [value for value in call.params.values() if isinstance(value, str)]:
         request.getfixturevalue("compiler")

@@ -9,5 +9,5 @@ TABLE: dict[str, Any] = {"tau": 0.25}
 
 
 def charge(x: Any, value: Any) -> Any:
-    """What the core computes of its input and the value that it read."""
+    """The charge that the core computes from its input and the value that it read."""
     return value(x) if callable(value) else x * value

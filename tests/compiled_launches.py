@@ -1,4 +1,4 @@
-"""What Inductor writes of compiled scans: a program of its own, because it needs Triton without its interpreter.
+"""Inductor's code for compiled scans: a program of its own, because it needs Triton without its interpreter.
 
     python tests/compiled_launches.py
 
@@ -81,7 +81,7 @@ def direct() -> dict[str, Any]:
     """A network with its neighbours, static shapes."""
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
-    # torch warns where it cannot tell what a kernel writes to, and takes it for all of its arguments.
+    # torch warns where it cannot determine what a kernel writes to, and assumes all of its arguments.
     analyse = triton_kernel_wrap.generate_ttir
     with (
         mock.patch.object(triton_kernel_wrap.log, "warning") as warning,
@@ -116,7 +116,7 @@ def dynamic() -> list[int]:
 
 
 def rests(*lengths: int) -> list[bool]:
-    """Of the kernels of a graph of scans of these T: whether there is code for what chunks leave of T."""
+    """Forward and backward of a graph of scans of these T: True if a kernel has code for what chunks leave of T."""
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     given = [(*p.inputs, *p.states) for p in problems]
 
@@ -205,7 +205,7 @@ def main() -> None:
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
-        # torch 2.15 asks Triton which options it knows for the tensors' device: the CPU, which it has no backend for.
+        # torch 2.15 reads Triton's options for the tensors' device: the CPU, for which Triton has no backend.
         mock.patch.object(CpuInterface, "raise_if_triton_unavailable", return_value=None),
         mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),

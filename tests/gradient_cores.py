@@ -45,7 +45,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """The same values, and a gradient that is scaled by an argument."""
+    """Identity with a gradient that is scaled by an argument."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
@@ -620,7 +620,7 @@ def _restored() -> Iterator[None]:
 
 @dataclass
 class Outcome:
-    """What came of the calls of a core, each counted once.
+    """Outcomes of the calls of a core, each counted once.
 
     Attributes:
         refused: by an error of FlexSN's that names the line of the core.

@@ -21,9 +21,9 @@ MODULES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "fl
 
 
 class TritonWatch:
-    """A finder that finds nothing and notes which modules ask for Triton.
+    """A finder that finds nothing and notes which modules import Triton.
 
-    `sys.modules` alone would not tell: torch itself imports Triton where it is installed.
+    `sys.modules` alone is not enough: torch itself imports Triton where it is installed.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of samples, each of which is one of these.
+    """Outcomes of samples, each of which has one of these.
 
     Attributes:
         equal: samples with eager mode's bits.
@@ -125,7 +125,7 @@ def variant_name(info: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a variant: `arguments` and `keywords` with their tensors, which `call` takes anew."""
+    """One call of a variant: `arguments` and `keywords` with their tensors, which `call` replaces."""
 
     info: Any
     arguments: Sequence[Any]
@@ -182,7 +182,7 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Those of `info.sample_inputs`, which looks for a test case in the call stack: that takes as long as a kernel."""
+    """Samples of `info.sample_inputs` without its search for a test case in the call stack, as slow as a kernel."""
     given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)
@@ -197,7 +197,7 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
 def _special_samples(dtype: torch.dtype, given: Sequence[Sample]) -> Iterator[Sample]:
     for sample in given[:1]:
         if "polynomial" in sample.info.name:
-            return  # eager mode takes as many steps as the largest degree
+            return  # the number of eager mode's steps is the largest degree
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
@@ -302,7 +302,7 @@ def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def _problem(
     sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> str:
-    """What is wrong with results, if anything."""
+    """Description of wrong results, empty if all are right."""
     if len(expected) != len(actual):
         return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
@@ -340,8 +340,9 @@ def _judge(
     nan_is_free: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """What is wrong, if anything; an element may be as near to `exact` as `expected` is, or equal it, rounded.
+    """Description of a wrong result, empty if it is right.
 
+    Right elements are close to `expected` or `exact`, or no further from `exact` than `expected` is.
     `scale`: the values of which the results are differences; they count as close relative to it.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:

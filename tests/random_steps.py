@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from flexsn_hop import scan
 
 LOWERINGS = ("eager", "aot_eager", "loop", "kernels")
-"""What runs a scan: Python, the operator's own loop, Inductor's call of the loop, launches of kernels."""
+"""Runners of a scan: Python, the operator's own loop, Inductor's call of the loop, launches of kernels."""
 
 CALLS = 3
-"""Of each compiled function: what an earlier call leaves behind, a later one meets."""
+"""Calls of each compiled function: what an earlier call leaves behind, a later one meets."""
 
 SIZE = 3
 SHAPES: tuple[tuple[int, ...], ...] = ((), (SIZE,), (2, SIZE), (1, SIZE), (SIZE, SIZE))
@@ -319,7 +319,7 @@ def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool
 
 @dataclass
 class Outcome:
-    """What became of a program.
+    """Outcome of a program.
 
     Attributes:
         equal: lowerings that are right.

@@ -27,7 +27,7 @@ class _Spike(torch.autograd.Function):
 
 
 class _Soft(torch.autograd.Function):
-    """The same surrogate as a function, for finite differences: its derivative is what `_Spike` says."""
+    """The surrogate as a function, for finite differences: its derivative is that of `_Spike`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Cell(nn.Module):
     Args:
         size: H, of the step's last dimension.
         matrix: makes a matrix of a shape.
-        soft: a smooth function in the place of the spikes.
+        soft: a smooth function instead of the spikes.
     """
 
     num_states = 2

@@ -39,7 +39,7 @@ class Core(nn.Module):
         """Makes parameters."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
-        """Of one sample's input and states."""
+        """Shapes of one sample's input and states."""
         return (self.neurons,), [(self.neurons,), (self.neurons, self.branches)]
 
 

@@ -186,7 +186,7 @@ def _gated_lif(spike: Spike, a: Tensor, b: Tensor, c: Tensor) -> Core:
 
 @_step()
 def _ilif(spike: Spike) -> Core:
-    """Integer spikes: as many as there are thresholds below."""
+    """Integer spikes: the number of thresholds below `h`."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v * 0.25 + x
@@ -430,7 +430,7 @@ MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
-    """What is wrong with an outcome; empty if nothing is.
+    """Description of a wrong outcome; empty if it is right.
 
     Forward, all results equal the loop's to the last bit, and gradients are within `MAX_ERROR`. Only on the CPU, where
     the step function says so, both are within `MAX_INEXACT`.

@@ -30,7 +30,7 @@ def _launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(params=NEURONS)
 def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """The output of a step of training like two before, and what gradients are asked for."""
+    """The output of a step of training like two before, and the tensors whose gradients it takes."""
     torch.manual_seed(0)
     neuron = NEURONS[request.param]()
     x = (3 * torch.rand(SHAPE)).requires_grad_()

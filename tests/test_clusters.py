@@ -55,7 +55,7 @@ DIVISIONS = (
 
 
 def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
-    """Those of a kernel's tensors."""
+    """Dtypes of a kernel's tensors."""
     carried = list(loop.carried.values())
     found = []
     for port in params:
@@ -73,7 +73,7 @@ def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memo
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What became of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
+    """Outcomes of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
     if why_no_nvrtc() is not None:
         pytest.skip("NVRTC is not there: a build of torch without CUDA")
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What a compiled scan launches, in Triton's interpreter: the kernels of a step's graph equal the operator's loops."""
+"""Launches of a compiled scan, in Triton's interpreter: the kernels of a step's graph equal the operator's loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERVAL = 4
 
 
 class Here(KernelLowering):
-    """Available in the interpreter, where Inductor has no use for it: it asks for checkpoints as kernels do."""
+    """Lowering in the interpreter, where Inductor has no use for it, with checkpoints as kernels have."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")
@@ -50,7 +50,7 @@ class Here(KernelLowering):
 
 
 def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-    """`args` with numbers that nobody may read for states that are zeros."""
+    """`args` with NaN, which no kernel may read, for states that are zeros."""
     values = list(args)
     for position in layout.zero_positions:
         values[position] = torch.full_like(values[position], torch.nan)
@@ -59,7 +59,7 @@ def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
-    """Kernels in the place of the operator's loops; the layouts that they ran with."""
+    """Kernels instead of the operator's loops; the layouts that they ran with."""
     lowering: ScanLowering = Here()
     seen: list[ScanLayout | BackwardLayout] = []
 

@@ -66,7 +66,7 @@ NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
 
 
 def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs, final states and gradients of a step of training that begins anew."""
+    """Outputs, final states and gradients of a step of training after a reset."""
     neuron.reset()
     found = neuron(*inputs)
     outputs = [found] if isinstance(found, Tensor) else list(found)

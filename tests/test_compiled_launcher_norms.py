@@ -46,7 +46,7 @@ def _input(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _step(layer: NormNeuron, x: Tensor, weight: Tensor, of: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Outputs, statistics and gradients of a step of training that begins anew."""
+    """Outputs, statistics and gradients of a step of training after a reset."""
     layer.neuron.reset()
     y = layer(x)
     asked = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
@@ -133,7 +133,7 @@ def test_gradients_of_some(
         _step(layer, x, weight)
     python_gradients.clear()
     _step(layer, x, weights[3], of(layer, x))
-    assert len(python_gradients) == 1  # and is told
+    assert len(python_gradients) == 1  # Python hands it to the launcher
     assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
     assert len(python_gradients) == 1
     assert native_runs

@@ -35,7 +35,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def kernels_in_the_place_of_loops(monkeypatch: pytest.MonkeyPatch, target: TargetName) -> None:
-    """What Inductor would make of the operators, without Inductor."""
+    """Replaces the operators' loops by kernels, as Inductor would, without Inductor."""
     lowering = KernelLowering(on_cpu=target)
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)

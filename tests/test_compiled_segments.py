@@ -50,7 +50,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """The language of kernels, which stand in the place of the operator's loops as if Inductor had put them there."""
+    """The language of kernels, which replace the operator's loops as Inductor would."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     found: TargetName = request.param
     lowering = KernelLowering(on_cpu=found)

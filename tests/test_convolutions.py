@@ -227,7 +227,7 @@ class Strided(Core):
 
 
 def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes such a convolution whatever a core wants."""
+    """Makes such a convolution, whatever other settings a core passes."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 

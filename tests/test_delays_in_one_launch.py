@@ -91,7 +91,7 @@ def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
 def test_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
-    """What is summed over time alone does not make the loop read them; the backward does not fit into registers."""
+    """Sums over time alone do not make the loop read the states; the backward does not fit into registers."""
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}
     delay = Delay(

@@ -19,7 +19,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """What headings are called in links: in lower case, without punctuation, hyphens for spaces."""
+    """Names of headings in links: in lower case, without punctuation, hyphens for spaces."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
 
 

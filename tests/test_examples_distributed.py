@@ -31,7 +31,7 @@ def run_two(*options: str, folder: Path) -> str:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun would tell this process, as the only one."""
+    """Environment that torchrun would set for this process, as the only one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -27,5 +27,5 @@ def test_the_task_is_what_it_says() -> None:
     rates = clicks.mean(0)
     assert rates[answers == 0].mean(0).tolist() == pytest.approx([0.34, 0.26], abs=0.01)
     counts_say = (rates[:, 1] > rates[:, 0]).long()
-    assert (counts_say == answers).float().mean() > 0.95  # all steps tell
+    assert (counts_say == answers).float().mean() > 0.95  # all steps together show it
     assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # one does not

@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the precision asked for, and a slow membrane shows why one asks."""
+"""examples/mixed_precision.py: the state has the chosen precision, and a slow membrane shows why it matters."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What became of each loop over more than one step: ``"one launch"``, or why not."""
+    """Outcome of each loop over more than one step: ``"one launch"``, or why not."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 

@@ -249,7 +249,7 @@ class Noisy(Core):
 
 
 def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Those of a draw for each branch."""
+    """Random numbers equal those of one draw for each branch."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):

@@ -1,4 +1,4 @@
-"""What a package imports, it declares itself: that a sibling brings it along today is no promise.
+"""Packages declare all that they import themselves: that a sibling brings it along today is no promise.
 
 The isolated wheels cannot see this, because there the sibling brings it along too. And its tests import helpers of its
 own alone: its sdist has no others.
@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 
 
 def declared_by(package: Path) -> set[str]:
-    """Return the distributions that a package asks for, always or with one of its extras."""
+    """Return the distributions that a package requires, always or with one of its extras."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     return {canonicalize_name(Requirement(line).name) for lines in groups for line in lines}

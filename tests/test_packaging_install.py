@@ -20,7 +20,7 @@ NAMES = tuple(distribution.name for distribution in distributions())
 
 
 def commands_in(document: Path) -> list[str]:
-    """Those that install FlexSN: others say what they need, as hatch."""
+    """Commands that install FlexSN; others install what it needs, such as hatch."""
     found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
     return [command for command in found if "packages/" in command or "dist/" in command]
 
@@ -46,7 +46,7 @@ def needed_for(distribution: Distribution) -> tuple[str, ...]:
 
 
 def brought_by(distribution: Distribution) -> set[str]:
-    """What is installed with it, besides itself and torch."""
+    """Distributions installed with it, besides itself and torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
@@ -116,7 +116,7 @@ def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path,
 
 @pytest.mark.wheels
 def test_a_folder_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    """Of the runtime, without the folders below it: pip must not find them elsewhere."""
+    """Installs the runtime without the folders of the packages below it: pip must not find them elsewhere."""
     needs = [requirement for member in distributions() for requirement in member.requirements]
     third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)

@@ -1,4 +1,4 @@
-"""What a release needs: the same papers for each distribution, one place for what is undecided, tags that fit."""
+"""Requirements of a release: the same papers for each distribution, one place for what is undecided, tags that fit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ready_means_a_day_and_nothing_undecided(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """A tag of somebody else's repository can be moved; `zizmor` in `hatch run release:lint` looks at more."""
+    """A tag of another owner's repository can be moved; `zizmor` in `hatch run release:lint` looks at more."""
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
     assert used

@@ -1,4 +1,4 @@
-"""The ranges in which the packages ask for each other admit the versions that stand beside them."""
+"""The ranges in which the packages require each other admit the versions in this repository."""
 
 from __future__ import annotations
 

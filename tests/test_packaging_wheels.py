@@ -1,9 +1,9 @@
 """Each wheel works with what it declares and nothing else.
 
 The five wheels are built. Each is then installed into a folder of its own together with the
-siblings that its metadata ask for, and imported from there, in full, by a Python that sees two
-folders: that one, and one that holds links to the third-party distributions that the metadata ask
-for. Something used and not declared is then missing, although the environment has it.
+siblings that its metadata require, and imported from there, in full, by a Python that sees two
+folders: that one, and one that holds links to the third-party distributions that the metadata
+require. Something used and not declared is then missing, although the environment has it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
     names = third_party(requirements)
     if "triton" not in {requirement.name for requirement in requirements}:
-        names -= {"triton"}  # some builds of torch ask for it; the package does not
+        names -= {"triton"}  # some builds of torch require it; the package does not
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
@@ -175,7 +175,7 @@ def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) ->
 
 
 def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
-    """A package that would do without Triton where there is none is still caught asking for it."""
+    """A package that would do without Triton where there is none is still caught importing it."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
     report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]

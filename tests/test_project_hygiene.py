@@ -1,4 +1,4 @@
-"""What every file and every package of the repository must have, or must not."""
+"""Requirements on every file and every package of the repository."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACES = {
 
 
 def project_files() -> list[Path]:
-    """Return the tracked files and those that would be, had somebody added them."""
+    """Return the tracked files and those that `git add` would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

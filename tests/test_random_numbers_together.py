@@ -85,7 +85,7 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_transform_may_draw(backend: str) -> None:
-    """Of a core that draws none, and of one that does."""
+    """Runs a core that draws none, and one that does."""
     x = sequences(9, 4, 21)
 
     def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""`scan` of steps that nobody wrote: each lowering equals a plain loop, call after call."""
+"""`scan` of random steps: each lowering equals a plain loop, call after call."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def differentiated(
 # Of functions whose last bits eager mode has otherwise on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
 # A state that is an output, too, and is read twice: autograd adds three terms in another order.
-_GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of as many terms, in any order
+_GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
@@ -158,7 +158,7 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
 @pytest.mark.long(all_but=["*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
-    """Of inputs, initial states and all that is captured: within 1e-10 of the loop's, with dense matrices."""
+    """Gradients of inputs, initial states and captured tensors: within 1e-10 of the loop's, with dense matrices."""
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
@@ -345,7 +345,7 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
 
 
 def test_results_are_nobody_elses() -> None:
-    """What is done to results in place is no matter of the backward's."""
+    """Changes of results in place do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
     found = []

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compi
 
 
 class Compiled(list[tuple[str, threading.Thread]]):
-    """What was compiled, and in which thread."""
+    """Names of compiled kernels, each with its thread."""
 
     fails = False  # whether it does in other threads
 

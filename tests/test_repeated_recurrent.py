@@ -69,7 +69,7 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Of other data, other matrices, other gradients, from a state and from none."""
+    """Calls with other data, other matrices, other gradients, from a state and from none."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):

@@ -1,4 +1,4 @@
-"""What a step function reads is changed between two calls: the compiled neuron is the loop before and after."""
+"""Changes between two calls of what a step function reads: the compiled neuron is the loop before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch depends on besides shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
+"""Conditions of a launch besides shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def per_channel(device: str = "cuda") -> FlexSN:
 
 
 def warmed_up(run: Callable[[], object]) -> None:
-    """Runs once on a side stream, as torch's documentation of CUDA graphs asks for.
+    """Runs once on a side stream, as torch's documentation of CUDA graphs requires.
 
     Autograd's node of a leaf belongs to the stream that it was made on, and lives as long as some state's graph does:
     one of the default stream cannot be part of a capture.
@@ -271,7 +271,7 @@ def test_a_misaligned_parameter() -> None:
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """What is asked for, and what comes in, changes from call to call."""
+    """Required gradients and incoming gradients change from call to call."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (

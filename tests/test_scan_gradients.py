@@ -88,7 +88,7 @@ def test_values_and_gradients_are_the_loops(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Where a gradient is asked for, the loop itself fails in autograd's own words.
+# Where a gradient is required, the loop itself fails in autograd's own words.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",

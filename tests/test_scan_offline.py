@@ -34,7 +34,7 @@ SHARED_BYTES = 64 * 1024
 
 
 def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """What scans launch from now on, as the runtime makes and launches it on a GPU."""
+    """Kernels that scans launch from now on, as the runtime makes and launches them on a GPU."""
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -149,7 +149,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """And without branches: the registers of one draw leave room for as many warps as memory needs."""
+    """Kernels have no branches, too: the registers of one draw leave room for the warps that memory needs."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

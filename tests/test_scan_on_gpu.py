@@ -1,4 +1,4 @@
-"""What only a GPU can show: sizes beyond 2^31, and how often something is compiled."""
+"""Properties that only a GPU can show: sizes beyond 2^31, and how often something is compiled."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
-    """Of values written by the forward, or computed again by the backward, in every class of sizes."""
+    """Gradients from values written by the forward, or computed again by the backward, in every class of sizes."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         found = []
         for residuals in ("save", "recompute"):

@@ -1,4 +1,4 @@
-"""Step functions that nobody thought of: random ones, compiled, against the eager scan."""
+"""Random step functions, compiled, against the eager scan."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
 def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
-    """Of an affine step with fast math; and of one in which steps after the end do something."""
+    """An affine step with fast math; and one in which steps after the end do something."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
     left = torch.tensor([74, 31, 0], dtype=torch.int32)[:, None].expand(STEPS, 3, 1)

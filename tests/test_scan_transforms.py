@@ -48,7 +48,7 @@ class Leaky(nn.Module):
 
 
 def neurons() -> tuple[FlexSN, FlexSN]:
-    """The same neuron by kernels and by the loop."""
+    """A neuron by kernels, and its twin by the loop."""
     core = Leaky()
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
@@ -325,7 +325,7 @@ def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Of `Leaky`, for the operators."""
+    """Handle of `Leaky`, for the operators."""
     decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
     examples = (torch.zeros(BATCH, FEATURES),) * 2
     forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)

@@ -1,4 +1,4 @@
-"""What a version of torch or Triton lacks is said at import, by name and once; nothing private is used elsewhere."""
+"""Names that a version of torch or Triton lacks are reported once, at import; nothing private is used elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_priva
 
 
 def ended(code: str, *options: str) -> tuple[str, str]:
-    """What a process prints and warns of, that imports nothing before `code` does."""
+    """Output and warnings of a process that imports nothing before `code` does."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *options, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -30,7 +30,7 @@ Description = dict[str, Any]
 def signature_of(obj: Any) -> str | None:
     try:
         text = str(inspect.signature(obj))
-    except (TypeError, ValueError):  # a class or builtin that tells none
+    except (TypeError, ValueError):  # a class or builtin without a signature
         return None
     return re.sub(r" at 0x[0-9a-f]+", "", text)  # a default's address differs from run to run
 

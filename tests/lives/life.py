@@ -58,7 +58,7 @@ class Life:
 
     @property
     def backend(self) -> str:
-        """What this twin's neurons run with."""
+        """The backend of this twin's neurons."""
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:

@@ -85,7 +85,7 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
-    """Runs lives of at most so many acts.
+    """Runs lives of at most `rules` acts.
 
     Args:
         seed: of the lives; `None`: the same each time.

@@ -76,7 +76,7 @@ class Twins:
         """Performs an act in both lives.
 
         Raises:
-            DifferenceError: something can be told apart afterwards.
+            DifferenceError: the lives differ afterwards.
         """
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):

@@ -71,7 +71,7 @@ def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
 
 
 def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were asked for last; what is in use works without its module."""
+    """Modules requested last are kept; a kernel in use works without its module."""
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)

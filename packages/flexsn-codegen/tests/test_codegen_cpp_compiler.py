@@ -95,7 +95,7 @@ def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_what_is_spoilt_is_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
     for _ in range(2):
         assert_runs()
-        gc.collect()  # nobody has the library open then
+        gc.collect()  # no object has the library open then
         (kept,) = (tmp_path / "cache").glob("*.so")
         spoil(kept)
     assert_runs()

@@ -61,7 +61,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """What this run asks for."""
+    """The functions that the tests of this run use."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     found = Library()

@@ -87,7 +87,7 @@ CASES: _Cases = {
     **{f"div_{d}": (functools.partial(lambda d, x: x / d, d), 1, FLOATS) for d in (3.0, 0.7, -1e30, 1e-40)},
     **{f"over_{n}": (functools.partial(lambda n, x: n / x, n), 1, FLOATS) for n in (1.0, 0.3)},
     **{f"pow_{p}": (functools.partial(lambda p, x: x**p, p), 1, FLOATS) for p in (2, 3, -1, -2, 0, 1)},
-    # Of float16, eager mode does not write these out, which tells at -inf and -0.
+    # Eager mode does not write these out in float16, which shows at -inf and -0.
     **{f"pow_{p}": (functools.partial(lambda p, x: x**p, p), 1, FLOATS[:2]) for p in (0.5, -0.5)},
     "to_floats": (lambda x: tuple(x.to(d) for d in FLOATS if d != x.dtype), 1, (*ALL, *WIDE_UNSIGNED)),
     "to_integers": (lambda x: tuple(x.to(d) for d in INTEGERS if d != x.dtype), 1, (*ALL, *WIDE_UNSIGNED)),
@@ -134,7 +134,7 @@ _PARAMETERS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """The cases that this run asks for, and the traps."""
+    """The cases that the tests of this run use, and the traps."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]

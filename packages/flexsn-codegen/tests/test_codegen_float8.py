@@ -19,7 +19,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What kernels are written in."""
+    """The language of the kernels."""
     name: str = request.param
     if name == "cpp":
         if DEVICE == "cuda":

@@ -35,7 +35,7 @@ def halves(dtype: torch.dtype) -> list[Tensor]:
 def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
     x, y = halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # so that the comparisons can tell
+    assert not torch.equal(once, step(x, y))  # the comparisons below distinguish the two
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 

@@ -1,4 +1,4 @@
-"""What a kernel can be called with: numbers, keywords, lists, None, captured tensors; and what it may return."""
+"""Arguments that a kernel accepts: numbers, keywords, lists, None, captured tensors; and results that it may return."""
 
 from __future__ import annotations
 

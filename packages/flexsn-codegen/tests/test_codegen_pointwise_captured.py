@@ -1,4 +1,4 @@
-"""What a function captures along a dimension in the middle, and what it reads when it is called again."""
+"""Tensors that a function captures along a dimension in the middle, and values that it reads at each call."""
 
 from __future__ import annotations
 

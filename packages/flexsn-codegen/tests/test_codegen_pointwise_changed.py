@@ -1,4 +1,4 @@
-"""What a pointwise function reads besides its arguments, and what changes it between calls: in compiled code as in
+"""Values that a pointwise function reads besides its arguments, and their changes between calls: in compiled code as in
 eager mode."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What no kernel serves is refused by name, with what to do instead; an error inside of a function names its line."""
+"""Refusals name what no kernel serves, and what to do instead; an error inside of a function names its line."""
 
 from __future__ import annotations
 

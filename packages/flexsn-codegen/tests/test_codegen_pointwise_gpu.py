@@ -70,7 +70,7 @@ def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
     # torch's own in two dtypes: a step in bfloat16 rounds a dozen times, torch's (with a `lerp`) in other places than
-    # this one, so what can be asked for is to be as close to the step in float64.
+    # this one, so the requirement is to be as close to the step in float64.
     theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
     optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]

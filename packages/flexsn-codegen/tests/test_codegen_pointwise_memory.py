@@ -1,4 +1,4 @@
-"""What has no memory is refused in words, before a kernel reads or writes it."""
+"""Tensors without memory are refused by an error, before a kernel reads or writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mypy knows of pointwise functions: it checks this file, and refuses what is not so, unused ignores included."""
+"""Types of pointwise functions: mypy checks this file, and refuses wrong ones, unused ignores included."""
 
 from __future__ import annotations
 

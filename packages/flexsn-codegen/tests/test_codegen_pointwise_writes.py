@@ -128,7 +128,7 @@ def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.Mon
     out, (x, y) = tensors(0)
     again = kernel.repeated_into(out, x, y)
     assert torch.equal(out[0], x * y)
-    monkeypatch.setattr(PreparedCalls, "call", None)  # nobody asks it any more
+    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls do not use it
     for seed in range(1, 4):
         out, (x, y) = tensors(seed)
         version = out[0]._version

@@ -13,7 +13,7 @@ from flexsn_graph import LiftedLayout, StepTrace
 
 
 def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
-    """What each element of the step reads from a lifted tensor."""
+    """The value that each element of the step reads from a lifted tensor."""
     if layout is None:
         return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # never read
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()

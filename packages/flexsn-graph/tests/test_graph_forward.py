@@ -80,7 +80,7 @@ def test_mixed_dtypes_are_promoted_as_in_eager() -> None:
 
 
 def test_constants_keep_their_dtype() -> None:
-    """The same literals in two dtypes are two values; a folded constant rounds as its own dtype does."""
+    """Equal literals in two dtypes are two values; a folded constant rounds as its own dtype does."""
 
     def core(x: Tensor) -> tuple[Tensor, ...]:
         small = torch.where(x > 0, torch.tensor(100, dtype=torch.int8), torch.tensor(0, dtype=torch.int8))

@@ -29,7 +29,7 @@ def printed(trace: StepTrace) -> str:
 
 
 def printed_everything() -> str:
-    """Of cores of each kind, their graphs."""
+    """Graphs of cores of each kind, as text."""
     graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
     pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
     return "\n".join([*graphs, *map(str, pair)])
@@ -62,7 +62,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
 @pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
-    """As a runtime makes it that compiles the backward when it is first asked for."""
+    """Traces as a runtime does that compiles the backward at its first use."""
     found: list[list[str | None]] = []
 
     def note() -> None:

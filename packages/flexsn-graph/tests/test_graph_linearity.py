@@ -1,4 +1,4 @@
-"""Linearity of backward formulas in their cotangents, told from the traced graph."""
+"""Linearity of backward formulas in their cotangents, derived from the traced graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a core computes from captured tensors alone and no step can is computed before the loop."""
+"""Values that a core computes from captured tensors alone, and no step can compute, are computed before the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a core reads in Python is recorded by name, left as it was, and compared; what cannot be is refused."""
+"""Values that a core reads in Python are recorded by name, left as they are, and compared; or else refused."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_where_a_value_can_change_unseen_by_its_function(name: str) -> None:
 
 
 class Setting:
-    """What a library keeps, asked in a core, and set."""
+    """A setting of a library, which a core reads and a test sets."""
 
     def __init__(self, ask: Callable[[], object], values: tuple[Any, Any], put: Callable[[Any], object]) -> None:
         self.ask, self.values, self.put = ask, values, put

@@ -1,4 +1,4 @@
-"""What a scan kernel cannot honour is refused with the op's name and the user's line."""
+"""Operations that a scan kernel cannot honour are refused with the op's name and the user's line."""
 
 from __future__ import annotations
 

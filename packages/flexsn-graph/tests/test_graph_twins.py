@@ -414,7 +414,7 @@ def test_a_trace_serves_other_batch_sizes(name: str) -> None:
 
 
 def parts(staged: StagedStep) -> list[object]:
-    """What a staged step says of sizes."""
+    """Sizes and shapes in a staged step."""
     found: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
         writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)

@@ -1,4 +1,4 @@
-"""The VJP graph gives autograd's gradients, for every choice of what is there and what is wanted."""
+"""The VJP graph gives autograd's gradients, for every choice of present and required gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which results are zeros and ones, told from their operations."""
+"""Results that are zeros and ones, recognized by their operations."""
 
 from __future__ import annotations
 

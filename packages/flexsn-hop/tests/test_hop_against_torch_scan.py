@@ -1,4 +1,4 @@
-"""What `docs/why-not-torch-scan.md` says: what PyTorch's own scan makes of a recurrence, and what `scan` does.
+"""Claims of `docs/why-not-torch-scan.md`: what PyTorch's own scan makes of a recurrence, and what `scan` does.
 
 `scan` is compared with the loop on every version of torch. What torch's does is compared with what the page says on the
 version that the page speaks of.

@@ -1,4 +1,4 @@
-"""What Inductor makes of the operator: the loop as one call, or what a package registered."""
+"""Inductor's code for the operator: the loop as one call, or the code of a registered lowering."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Unrolled:
     ) -> Sequence[torch.Tensor]:
         self.traced.append(layout)
         values = list(flat_args)
-        for position in layout.zero_positions:  # nobody has written these
+        for position in layout.zero_positions:  # these are not written
             values[position] = torch.zeros(values[position].shape, dtype=values[position].dtype)
         return forward_loop(core, layout, values)
 
@@ -301,7 +301,7 @@ def test_when_none_can_each_reason_is_told() -> None:
 
 
 def test_the_order_is_not_that_of_imports() -> None:
-    """Nobody comes before the kernels without naming them, whoever is imported first."""
+    """Lowerings precede the kernels only if they name them, directly or through another, in any order of imports."""
     behind = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
     for name, before in behind.items():
         register_scan_lowering(Unrolled(name=name), before=before)
@@ -418,7 +418,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
 def test_checkpoints_further_apart_than_one_step(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
-    # aot_eager runs the operators as loops, with the interval that the lowering asked for.
+    # aot_eager runs the operators as loops, with the interval that the lowering chose.
     register(Unrolled(interval=3))
     run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
     for steps in (1, 2, 3, 4, 7):

@@ -1,4 +1,4 @@
-"""What importing the package costs, and what it says where a hook of torch is gone."""
+"""Modules that the package imports, and its message where a hook of torch is missing."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def longer(x: Tensor, dim: int, by: int) -> Tensor:
 
 
 def product(m: int, k: int, n: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """`a @ b`, whose sizes are padded by so many, as Inductor does it."""
+    """`a @ b` with sizes padded by `m`, `k` and `n`, as Inductor pads them."""
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         multiply = torch.mm if a.dim() == 2 else torch.bmm

@@ -152,7 +152,7 @@ register_pytree_node(Pair, lambda pair: ([pair.first, pair.second], None), lambd
 
 @dataclass
 class Span:
-    """The same with names."""
+    """A container like `Pair` whose parts have names."""
 
     first: Tensor
     second: Tensor

@@ -246,7 +246,7 @@ def test_transforms() -> None:
     torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
 
 
-# What only data can tell is not seen while a graph is made, or is a graph break.
+# Errors that only data can show are not found while a graph is made, or are a graph break.
 ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 

@@ -1,4 +1,4 @@
-"""What an operator takes as text is what was written."""
+"""Text arguments of an operator read back as what was written."""
 
 from __future__ import annotations
 

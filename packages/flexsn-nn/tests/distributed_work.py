@@ -1,4 +1,4 @@
-"""What two processes do together in `test_nn_distributed.py`; each scenario returns tensors to be compared."""
+"""Scenarios that two processes run together in `test_nn_distributed.py`; each returns tensors to be compared."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _network(backend: str) -> nn.Sequential:
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """The same numbers on all devices, on the default one."""
+    """Random numbers on the default device, which do not depend on it."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.to(torch.get_default_device())
 
@@ -342,7 +342,7 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         args_chunk_spec=(TensorChunkSpec(1),),
     )
     if rank == 0:
-        # In memory the batch comes first: torch 2.11 wants parts that are dense.
+        # In memory the batch comes first: torch 2.11 requires dense parts.
         schedule.step(batch().transpose(0, 1).contiguous().transpose(0, 1))
         return gradients(stage)
     losses: list[Tensor] = []

@@ -288,7 +288,7 @@ def _refractory(absolute: float, relative: float, rise: float, v_reset: float | 
 
 
 def steady_noise(like: Tensor) -> Tensor:
-    """The same at every step."""
+    """Noise that is equal at every step."""
     return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype).expand_as(like)
 
 
@@ -382,7 +382,7 @@ def _lapicque(mechanism: str) -> Step:
 
 
 def _fed_back(p: Params, s: Tensor) -> Tensor:
-    """What comes back of the last step's spikes, as sums written out."""
+    """Feedback from the last step's spikes, as sums written out."""
     if "recurrent.V" in p:
         return p["recurrent.V"] * s
     fed = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
@@ -683,7 +683,7 @@ CASES = _cases()
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """Results of a run.
 
     Attributes:
         outputs, states: `[T, *step]`, and the last states.

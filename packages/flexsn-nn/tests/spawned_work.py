@@ -1,4 +1,4 @@
-"""What `test_nn_flexsn.py` sends to another process, where it is found by its name."""
+"""Functions that `test_nn_flexsn.py` sends to another process, which finds them by name."""
 
 from __future__ import annotations
 

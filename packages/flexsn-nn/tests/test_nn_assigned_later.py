@@ -1,4 +1,4 @@
-"""What is set, called or taken away after construction is checked as it is there."""
+"""Attributes set, called or removed after construction are checked in their present state."""
 
 from __future__ import annotations
 

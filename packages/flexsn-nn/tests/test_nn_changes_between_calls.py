@@ -211,7 +211,7 @@ def call(layer: Any, seed: int) -> dict[str, Any]:
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """The same of `step`, from the state that there is."""
+    """All that `step` returns from the present state, and leaves on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     output, states = layer.step(x, neuron.states or None)
@@ -257,7 +257,7 @@ ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
 
 
 def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
-    """What two calls give after a change, and two steps."""
+    """Results and gradients of a call, a call, a step and a call after a change."""
     layer = make()
     neuron = neuron_of(layer)
     neuron.step_mode = step_mode

@@ -84,7 +84,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
 @reentrant
 @pytest.mark.parametrize("first", [False, True])
 def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
-    """Of two functions, one resets; `first`: it is the one that runs first, and again last."""
+    """Runs two functions, one of which resets; `first`: that one runs first, and runs again last."""
     neuron = LIF(backend=backend)
     x, weights = problem()
     before = neuron(x.detach())[-1]

@@ -64,7 +64,7 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgra
 
 @pytest.mark.parametrize(("backend", "lowering"), [("hop", "auto"), ("hop", "while_loop"), ("torch", "auto")])
 def test_a_compiled_neuron_goes_on_from_its_state(backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without sequences of states, too, and without gradients, as `while_loop` wants it."""
+    """Runs without sequences of states, too, and without gradients, as `while_loop` requires."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     plain, neuron = LIF(backend="torch"), LIF(backend=backend)

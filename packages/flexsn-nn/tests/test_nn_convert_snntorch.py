@@ -269,7 +269,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
 def test_checkpoints(name: str) -> None:
-    """Of a network with other weights and constants, saved by snnTorch, into the converted one."""
+    """Checkpoints of a network with other weights and constants, saved by snnTorch, load into the converted one."""
     before, conversion, run = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
@@ -458,7 +458,7 @@ def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
-    """As `fully_shard` wants it; an optimizer from before goes on, and checkpoints load in both directions."""
+    """`fully_shard` requires this; an optimizer from before goes on, and checkpoints load in both directions."""
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}

@@ -307,7 +307,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 def test_states_go_on_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # they begin anew there; the report says so where they do not here
+        return  # they begin again there; the report says so where they do not here
     before.eval()
     conversion.model.eval()
     with torch.no_grad():
@@ -318,7 +318,7 @@ def test_states_go_on_from_call_to_call(name: str) -> None:
 
 @EACH
 def test_checkpoints(name: str) -> None:
-    """Of a network with other weights, saved by SpikingJelly, into the converted one."""
+    """Checkpoints of a network with other weights, saved by SpikingJelly, load into the converted one."""
     before, conversion = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
@@ -512,7 +512,7 @@ def test_surrogates(name: str) -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
-    """As `fully_shard` wants it; an optimizer from before goes on, and checkpoints load in both directions."""
+    """`fully_shard` requires this; an optimizer from before goes on, and checkpoints load in both directions."""
     net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}

@@ -29,7 +29,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What the processes compute on, and the one that they are compared with."""
+    """The device of the two processes, and of the one that they are compared with."""
     kind: str = request.param
     torch.set_default_device(kind)
     yield kind
@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """What each process found, by scenario."""
+    """Results of each process, by scenario."""
     names = [scenario.__name__ for scenario in scenarios]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:

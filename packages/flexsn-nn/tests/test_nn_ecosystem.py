@@ -234,7 +234,7 @@ class OneStep(nn.Module):
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_inside_of_the_onnx_exporter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it records is operations alone, with kernels or without."""
+    """Records operations alone, with kernels or without."""
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     v = torch.zeros(3, 8)
     for net, args in ((network(backend).eval(), (X,)), (OneStep(backend), (X[0], v))):
@@ -523,7 +523,7 @@ WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
 def test_derivatives(kind: str, derivative: str, backend: str) -> None:
-    """Those of the loop, or a refusal that names it."""
+    """Derivatives equal the loop's, or are refused by an error that names the loop."""
     if kind == "a norm in the step" and derivative in WITHOUT_NORM:
         pytest.skip("torch's norm refuses it")
 

@@ -1,4 +1,4 @@
-"""What neurons and layers with exact products hand each other: the same results, and nothing that is out of date."""
+"""Exchanges between neurons and layers with exact products: the same results, and nothing that is out of date."""
 
 from __future__ import annotations
 

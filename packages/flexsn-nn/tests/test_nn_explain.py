@@ -95,7 +95,7 @@ def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """What kernels refuse is a loop there, as it is on the CPU."""
+    """Runs a loop where kernels refuse a core, as on the CPU."""
     monkeypatch.setattr(_choice, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
     monkeypatch.setattr(_choice, "written_in", lambda backend: "triton")
     one, loop = LIF(step_mode="s"), LIF(step_mode="s", backend="torch")
@@ -269,7 +269,7 @@ def called_in_a_mode(layer: FlexSN) -> Any:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collects who runs: the kernels, or the core itself."""
+    """Records what runs each call: the kernels, or the core itself."""
     ran: list[str] = []
     for name in ("run_kernels", "single_step", "repeated_call"):
         original = getattr(_running, name)
@@ -342,7 +342,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one core, some calls are loops and others are not: both are in the account, each with its reason."""
+    """Kernels run some calls of a core and the loop runs others: `explain` lists both, each with its reason."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
     layer(X)

@@ -308,7 +308,7 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """With classes told by the names of a function's code, `torch.zeros` read a number's memory as a tensor's."""
+    """Classes guessed by the names of a function's code make `torch.zeros` read a number's memory as a tensor's."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1

@@ -90,7 +90,7 @@ def test_wrong_arguments() -> None:
         FlexSNKernel(core, 2, 1, 1, (torch.zeros(3),) * 3)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked for by Dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
 def test_between_the_graphs_of_a_compiler() -> None:
     kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
     torch._dynamo.reset()

@@ -28,9 +28,9 @@ def test_cross_entropies() -> None:
 
 
 def test_squared_distances() -> None:
-    # counts [2, 1, 1], [0, 1, 2]; wanted 2 * 1 for the target, 0 for the others
+    # counts [2, 1, 1], [0, 1, 2]; expected 2 * 1 for the target, 0 for the others
     assert loss.mse_count_loss(SPIKES, TARGETS).item() == pytest.approx((0 + 1 + 1 + 0 + 1 + 0) / 6 / 2)
-    # wanted 2 * 0.75 and 2 * 0.25
+    # expected 2 * 0.75 and 2 * 0.25
     squares = [0.5**2, 0.5**2, 0.5**2, 0.5**2, 0.5**2, 0.5**2]
     some = loss.mse_count_loss(SPIKES, TARGETS, correct_rate=0.75, incorrect_rate=0.25)
     assert some.item() == pytest.approx(sum(squares) / 6 / 2)

@@ -1,4 +1,4 @@
-"""What is wrong is named, in the user's terms, with what to do instead."""
+"""Mistakes are named in the user's terms, with what to do instead."""
 
 from __future__ import annotations
 

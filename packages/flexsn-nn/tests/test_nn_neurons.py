@@ -121,7 +121,7 @@ SMOOTH = [case for case in CASES if case.smooth is not None]
 
 @pytest.mark.parametrize("case", SMOOTH, ids=[case.name for case in SMOOTH])
 def test_gradcheck_of_the_smooth_parts(case: Case) -> None:
-    """With a smooth function in the place of the step, autograd's gradient is the numerical one."""
+    """With a smooth function instead of the step, autograd's gradient is the numerical one."""
     assert case.smooth is not None
     made = case.make(backend="torch", **case.smooth)
     names = [name for name, _ in made.named_parameters()]
@@ -204,7 +204,7 @@ def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None
 
 
 class GpuAutocast(TorchDispatchMode):
-    """What autocast does to a core on a GPU, where it computes these in float32 (on the CPU it leaves them alone)."""
+    """Autocast of a GPU inside a core: it computes these in float32 (on the CPU it leaves them alone)."""
 
     WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
 

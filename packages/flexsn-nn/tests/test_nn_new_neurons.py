@@ -1,4 +1,4 @@
-"""What the equations of some neurons are for: rests after spikes, two signs, chances."""
+"""Purposes of the equations of some neurons: rests after spikes, two signs, chances."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_statistics_to_the_bit(device: str) -> None:
-    """The same, where the step computes the scale from a norm's statistics."""
+    """The stated reference, where the step computes the scale from a norm's statistics."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
         assert tensor is not None
@@ -302,7 +302,7 @@ def test_transforms(backend: str) -> None:
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
 def test_gradients_of_either_alone(learned: str, backend: str) -> None:
-    """Of an input behind a norm that is frozen, and of a norm whose input nobody learns."""
+    """Gradients of the input of a frozen norm, and of a norm whose input requires none."""
     apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
         for parameter in net.parameters():
@@ -364,7 +364,7 @@ def test_init_states_of_a_users_sees_the_normalised_input() -> None:
 
 
 def test_backward_after_another_forward() -> None:
-    """What a call gave to the step is that call's, also when the gradient comes later."""
+    """Values that a call passes to the step stay that call's, also when its backward runs after other calls."""
     apart, fused, _ = pair("1d", lambda: smooth_neuron("auto"), dtype=torch.float64)
     gradients = []
     for net in (apart, fused):
@@ -456,7 +456,7 @@ RECURRENT: dict[str, Callable[[], FlexSN]] = {
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:
-    """Of what the step computes of the norm's tensors before the loop, too, each call has its own."""
+    """Values that the step computes from the norm's tensors before the loop belong to one call, too."""
     apart, fused, _ = pair("1d", RECURRENT[name])
     with torch.no_grad():
         for mine, other in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):

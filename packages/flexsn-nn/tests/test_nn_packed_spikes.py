@@ -61,7 +61,7 @@ class Counted:
         self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
 
     def __call__(self, output: Tensor) -> int:
-        """What the graph of a tensor keeps."""
+        """Count the bytes that the graph of a tensor keeps."""
         seen, bytes_of = set(), {}
         waiting = [output.grad_fn]
         while waiting:
@@ -220,7 +220,7 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
         for batch in (x, x.transpose(0, 1)):
             neuron.reset()
             with PackedSpikes(neuron) as packing:
-                IF.forward(neuron, batch)  # whose bits nobody takes
+                IF.forward(neuron, batch)  # nothing takes the bits of a direct `forward`
                 neuron.reset()
                 spikes = neuron(batch)
                 (spikes.contiguous() @ weight).sum().backward()

@@ -1,4 +1,4 @@
-"""What neurons refuse, and what they say; parameters as numbers, tensors and learned."""
+"""Refusals of neurons and their messages; parameters as numbers, tensors and learned."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: C
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # wants tau at minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # pulls tau to minus infinity
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()

@@ -171,7 +171,7 @@ def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None)
 
 
 def test_the_results_are_those_of_the_loop() -> None:
-    """Random numbers included: nobody else draws any."""
+    """Random numbers included: no other code draws any."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)

@@ -178,7 +178,7 @@ def test_one_graph_under_compile(name: str) -> None:
 
 
 def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
-    """A convolution is none of what kernels take; nobody who uses the layer can change that."""
+    """Kernels do not take this convolution; callers of the layer cannot change that."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
     assert layer(x).shape == x.shape

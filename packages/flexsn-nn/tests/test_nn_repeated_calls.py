@@ -108,7 +108,7 @@ def test_a_change_of_a_core_is_seen(backend: str) -> None:
 
 
 def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here is not the way that calls take the first time."""
+    """Repeated calls take another path than first calls."""
     neuron = ParametricLIF(backend=backend)
     assert_like_the_loop(neuron, data())
     monkeypatch.setattr(FlexSN, "_run", None)

@@ -76,7 +76,7 @@ def test_gradient_through_the_reset(backend: str, detach: bool) -> None:
 
 @BACKENDS
 def test_at_the_threshold(backend: str) -> None:
-    """`>=` by default, `>` when asked for, in snnTorch's neurons `>` by default."""
+    """`>=` by default, `>` with `strict=True`; in snnTorch's neurons `>` by default."""
     exactly = (1.0, 0.0)
     assert run(IF(backend=backend), *exactly)[0] == [1, 0]
     assert run(IF(strict=True, backend=backend), *exactly)[0] == [0, 0]

@@ -18,7 +18,7 @@ snntorch = pytest.importorskip("snntorch")
 
 MECHANISMS = ("subtract", "zero", "none")
 # Arguments, exact in float32, which snnTorch keeps them in; and the parameters learned with them, which have the
-# same names there. (Its Alpha and Lapicque of version 1.0 fail when asked to learn.)
+# same names there. (Its Alpha and Lapicque of version 1.0 fail with learned ones.)
 NEURONS: dict[str, tuple[type[Neuron], dict[str, Any], list[str]]] = {
     "Leaky": (Leaky, {"beta": 0.75, "learn_beta": True, "learn_threshold": True}, ["beta", "threshold"]),
     "Synaptic": (

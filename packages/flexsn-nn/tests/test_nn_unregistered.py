@@ -1,4 +1,4 @@
-"""A captured parameter that nobody could train is reported; one that somebody has is not."""
+"""Captured parameters that no module registers are reported; registered ones are not."""
 
 from __future__ import annotations
 

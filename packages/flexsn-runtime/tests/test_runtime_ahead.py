@@ -19,7 +19,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """What is compiled ahead; each kernel is new, though the interpreter compiles none."""
+    """Launches compiled ahead, with thread and dtypes; each kernel is new, though the interpreter compiles none."""
     seen: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""`scan` under autograd: what aliases, what is modified, what is asked for, modes and threads."""
+"""`scan` under autograd: aliases, modified tensors, required gradients, modes and threads."""
 
 from __future__ import annotations
 

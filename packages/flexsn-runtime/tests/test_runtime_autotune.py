@@ -1,4 +1,4 @@
-"""Measured launch plans: what is tried, what is kept, and who uses it."""
+"""Measured launch plans: the candidates, the saved one, and the programs that use it."""
 
 from __future__ import annotations
 

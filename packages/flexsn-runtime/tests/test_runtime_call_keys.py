@@ -1,4 +1,4 @@
-"""What two calls of a program may differ in: after any one of them, each other is as in a program of its own."""
+"""Differences between two calls of a program: after any one of them, each other is as in a program of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def changed(change: Callable[[Core], object], back: Callable[[Core], object]) ->
 
 
 def unaligned(tensor: Tensor) -> Tensor:
-    """The same values, beginning one element behind what is aligned to 16 bytes."""
+    """A copy that begins one element after an address aligned to 16 bytes."""
     memory = tensor.new_empty(tensor.numel() + 1)
     return memory[1:].view(tensor.shape).copy_(tensor)
 
@@ -125,7 +125,7 @@ def program_of(core: Core) -> ScanProgram:
 
 @functools.cache
 def expected(name: str) -> list[Any]:
-    """What a call gives in a program of its own."""
+    """Results of a call in a program of its own."""
     core = Core()
     return described(CALLS[name], program_of(core), core)
 
@@ -145,7 +145,7 @@ def test_what_a_call_found_out_serves_no_other_kind(first: str, shared: tuple[Sc
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but those that have to be prepared anew: memory cannot be read as it is, or a step is traced for it."""
+    """All kinds but those prepared at each call: memory cannot be read as it is, or a step is traced for it."""
     anew = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)

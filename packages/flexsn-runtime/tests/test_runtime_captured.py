@@ -1,4 +1,4 @@
-"""What a core captures is read where it is now: updated, moved, re-assigned, replaced or gone."""
+"""Captured objects are read where they are at the call: updated, moved, re-assigned, replaced or missing."""
 
 from __future__ import annotations
 

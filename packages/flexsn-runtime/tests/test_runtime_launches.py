@@ -107,7 +107,7 @@ def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def sources_of_training(steps: int) -> list[str]:
-    """The kernels of a training step over so many time steps: forward and backward."""
+    """Sources of the kernels of a training step over `steps` time steps: forward and backward."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])

@@ -16,7 +16,7 @@ from flexsn_runtime.operands._layout import Terms, broadcast_shape, broadcast_st
 
 
 def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
-    """What the kernel computes for each element."""
+    """The offset that the kernel computes for each element."""
     if terms.layout == DENSE:
         return list(range(numel))
     triples = list(zip(*[iter(terms.numbers)] * 3, strict=True))

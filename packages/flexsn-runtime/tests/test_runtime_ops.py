@@ -62,7 +62,7 @@ def register(core: Core, **options: Any) -> int:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Of `with_gain`."""
+    """Handle of `with_gain`."""
     number = register(with_gain)
     yield number
     release_flexsn_kernel_handle(number)
@@ -70,7 +70,7 @@ def handle() -> Iterator[int]:
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """Of `hard_lif`, whose output is not differentiable."""
+    """Handle of `hard_lif`, whose output is not differentiable."""
     number = register(hard_lif)
     yield number
     release_flexsn_kernel_handle(number)
@@ -233,7 +233,7 @@ def test_no_context_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's own: it asks copies of the arguments for their gradients, of which torch 2.15 warns.
+# torch's own: it reads the gradients of copies of the arguments, of which torch 2.15 warns.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 

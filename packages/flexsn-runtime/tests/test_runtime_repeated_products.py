@@ -119,7 +119,7 @@ def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
 
 
 def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
-    """What differs between two calls is compared: sizes, gradients asked for, the grad mode, memory formats."""
+    """Calls are compared by sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])

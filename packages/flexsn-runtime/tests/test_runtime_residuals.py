@@ -1,4 +1,4 @@
-"""What the forward keeps for the backward: the gradients are the same, whatever it is."""
+"""Values that the forward saves for the backward: gradients do not depend on the choice."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_what_is_not_cut() -> None:
     ],
 )
 def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
-    """Of captured tensors, one number among them, an input with strides of its own, and an initial state."""
+    """Gradients of captured tensors, one number among them, an input with strides of its own, and an initial state."""
     gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
     offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
 
@@ -92,7 +92,7 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_an_input_of_one_number_a_step(wanted: bool) -> None:
-    """Its gradient is a sum over all programs at each step: if it is wanted, no rows are walked."""
+    """The input's gradient is a sum over all programs at each step: if it is required, no rows are walked."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
     one = random(STEPS, 1, 1, seed=3).requires_grad_(wanted)

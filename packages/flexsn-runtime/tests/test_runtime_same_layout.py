@@ -1,4 +1,4 @@
-"""`same_layout`: what the short comparison of a repeated call must tell apart, whichever version of torch compares."""
+"""`same_layout`: differences that the short comparison of a repeated call must detect, with any version of torch."""
 
 from __future__ import annotations
 

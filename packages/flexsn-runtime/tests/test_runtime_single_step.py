@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, by what was prepared as long as nothing has changed, and anew when it has."""
+"""`single_step`: equal to the loop, by a prepared call until something changes, and by a new one after that."""
 
 from __future__ import annotations
 

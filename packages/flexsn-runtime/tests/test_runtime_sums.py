@@ -1,4 +1,4 @@
-"""What is one number for a whole step: read once, its gradient summed by the kernel, then over its programs."""
+"""Tensors of one number for a whole step: read once, the gradient summed by the kernel, then over its programs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
     ],
 )
 def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
-    """Of some thousand elements, rows are added up first."""
+    """Sums over some thousand elements add up rows first."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     found = sum_over(shape, dims)
     assert len(found.steps) == steps
