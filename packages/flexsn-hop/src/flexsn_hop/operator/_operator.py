@@ -104,8 +104,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     def __name__(self) -> str:
         """The operator's name.
 
-        Dynamo finds out how to trace an operator by this name. Its read of the name is the one moment at
-        which the operator can be registered with it without an import of all of Dynamo by this package.
+        Dynamo finds out how to trace an operator by this name. A read of the name is the moment to
+        register the operator with Dynamo: earlier, this package would have to import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)
