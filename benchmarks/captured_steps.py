@@ -10,8 +10,8 @@ and beside the sum of the times of the kernels that the captured step launches. 
 needs for a captured step, whether or not the GPU has done its work yet. "captured after" is the time from the end of
 the first step to the end of the first one that is a replay: runs by Python, the recording, and the replay. "between
 two" is what is left of the step for each kernel. It cannot be less than the time between two kernels that do nothing,
-each of which waits for the one before, in a graph of many: the last column is the step beside its kernels and so many
-of these gaps. What fails has its error in its row, and `--seconds` is when nothing else is begun.
+each of which waits for the one before, in a graph of many: the last column is the step relative to its
+kernels with one such gap each. What fails has its error in its row, and `--seconds` is when nothing else is begun.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 
 
 def calls_of(milliseconds: float) -> int:
-    """Steps that are measured together: as many for the wall time as for the kernels', since clocks fall under load."""
+    """Steps that are measured together: one number for wall time and kernels' time, since clocks fall under load."""
     return max(8, int(MEASURED_MS / milliseconds))
 
 
@@ -115,7 +115,7 @@ class Idle(NamedTuple):
 
     @property
     def launch(self) -> float:
-        """Of a graph, besides its kernels and gaps."""
+        """Time of a graph, besides its kernels and gaps."""
         return self.alone - self.period
 
 

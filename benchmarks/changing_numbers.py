@@ -1,4 +1,4 @@
-"""What numbers that change between calls cost: kernels, time, memory, modules, files.
+"""Costs of numbers that change between calls: kernels, time, memory, modules, files.
 
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
@@ -27,7 +27,7 @@ from flexsn_nn import FlexSN
 from flexsn_nn.surrogate import Sigmoid
 from flexsn_runtime import triton_interpreted
 
-BRANCHES = 12  # as many outcomes as 2 to the power of it
+BRANCHES = 12  # 2**BRANCHES outcomes
 
 
 class Annealed(nn.Module):

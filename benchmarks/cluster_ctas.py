@@ -2,7 +2,7 @@
 
     python benchmarks/cluster_ctas.py [--output FILE]
 
-One program is a cluster of so many blocks; Triton divides its tensors among them. The columns count instructions in
+One program is a cluster of `num_ctas` blocks; Triton divides its tensors among them. The columns count instructions in
 PTX: places in another block's shared memory (`mapa`), loads and stores there, and barriers of the whole cluster.
 "Refused" is what the compiler says. It needs no GPU.
 """
@@ -47,7 +47,7 @@ def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type:
 
 @contextlib.contextmanager
 def errors() -> Iterator[Path]:
-    """What is written to the standard error, by C++ too, as a file."""
+    """A file that receives the standard error, that of C++ too."""
     with tempfile.TemporaryDirectory() as folder:
         path, before = Path(folder) / "errors", os.dup(2)
         with path.open("w") as file:

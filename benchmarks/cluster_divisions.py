@@ -64,7 +64,7 @@ class Caught:
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
-        """Those of `divisions` that have room."""
+        """Clusters of the named divisions that have room."""
         for one in divisions:
             blocks, splits, row_tiles = map(int, one.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
@@ -72,8 +72,8 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Of each number of blocks, those of the fewest turns, with as few rows as that allows or one tile more; a
-        warp has a quarter of its terms in registers at least.
+        """Divisions into clusters: for each number of blocks, those of the fewest turns, with as few rows as they allow
+        or one tile more; a warp has a quarter of its terms in registers at least.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):

@@ -62,7 +62,7 @@ CORES: dict[str, Callable[[int], nn.Module]] = {"ConvLSTM": ConvLSTM, "spiking c
 
 
 class Layer(nn.Module):
-    """A core that starts anew at every call."""
+    """A core that starts at its initial states in every call."""
 
     def __init__(self, core: nn.Module, backend: Literal["auto", "torch"]) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Of the library's convolutions of a layer, and nothing else: those of its input and gradients of weights for all
-    steps at once, those of its state step by step.
+    """Times of the library's convolutions of a layer alone: those of its input and gradients of weights for all steps
+    at once, those of its state step by step.
     """
     steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
     convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
@@ -107,7 +107,7 @@ def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Of a forward and a training step, called as usual and from a graph."""
+    """Times of a forward and a training step, called as usual and from a graph."""
     leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
     wanted = [leaf, *layer.parameters()]
 

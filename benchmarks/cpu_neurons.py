@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
 
-Inference reads the inputs and writes the outputs: the floor is a copy of as many bytes (two streams). A training step
+Inference reads the inputs and writes the outputs: the floor is a copy of the same size (two streams). A training step
 of a neuron has five streams at the least: the input, the output, the input again, the output's gradient, the input's.
 What a copy writes to is there already, as `copy_` has it. All that is compared takes turns, round by round; a figure is
 the median of its rounds.
@@ -139,7 +139,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
 
 def _version(name: str) -> str:
-    """Of the library that a row is of."""
+    """Version of the library that a row is about."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -148,7 +148,7 @@ def _version(name: str) -> str:
 
 
 def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Milliseconds of each; they take turns, for about so many seconds each."""
+    """Milliseconds of each run; the runs alternate, for about `seconds` each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles

@@ -57,7 +57,7 @@ WORKS = ("y", "dW", "ds")
 
 
 class Operands(NamedTuple):
-    """Of one product."""
+    """Operands of one product, and the gradient of its result."""
 
     s: Tensor
     weight: Tensor
@@ -85,7 +85,7 @@ def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
 
 
 def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
-    """What a layer between neurons launches."""
+    """Product that a layer between neurons launches, in `parts` parts."""
     spikes = of.s.bfloat16()
     grads = tuple(_launch.split(of.grad, parts))
     N, K = of.weight.shape
@@ -97,7 +97,7 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """What a layer launches that reads spikes of no neuron, and hands its output to none, in three parts."""
+    """Product, in three parts, of a layer that neither reads spikes of a neuron nor hands its output to one."""
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]

@@ -1,4 +1,4 @@
-"""What each example ends with, run as a newcomer runs it, on the CPU: a table.
+"""Table of the results that each example ends with, run as a newcomer runs it, on the CPU.
 
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
@@ -52,7 +52,7 @@ def figure(name: str) -> str:
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # As where there is neither a GPU nor Triton's interpreter, which a newcomer has not asked for.
+    # As on a machine without a GPU, and without Triton's interpreter, which a newcomer has not switched on.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:

@@ -20,11 +20,11 @@ ROWS, WIDTH = 37, 24
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A floating-point argument: numbers from `low` to `high`, in the dtype that is asked for.
+    """A floating-point argument: numbers from `low` to `high`, in the requested dtype.
 
     Attributes:
         whole: whole numbers.
-        dtype: another dtype than the one that is asked for.
+        dtype: replaces the requested dtype.
         requires_grad: whether the gradient by it is compared.
     """
 
@@ -56,7 +56,7 @@ def share(*shape: int) -> Values:
 
 
 def data(low: float = -3.0, high: float = 3.0, *shape: int) -> Values:
-    """What no gradient is asked for."""
+    """Values without a gradient."""
     return Values(low, high, shape or (ROWS, WIDTH), requires_grad=False)
 
 

@@ -10,7 +10,7 @@ difference between the kernel's result and eager mode's. `raises`: `torch.compil
 
 On a GPU, each function has a process of its own. All of them compile at the same time, and measure one after the other.
 The GPU waits until the calls of a round are in its queue, so that the time is its own, without Python's. `--times 16`
-makes tensors as many times larger along the first dimension.
+makes tensors 16 times larger along the first dimension.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _results(returned: Any) -> list[Tensor]:
 
 
 def larger(trial: Trial, times: int) -> Trial:
-    """The function on tensors that are so many times larger along the first dimension."""
+    """The function on tensors that are `times` times larger along the first dimension."""
     dimensions = max(map(len, trial.shapes))
     most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(

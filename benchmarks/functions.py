@@ -42,7 +42,7 @@ REFUSALS = (UnsupportedOpError, TraceError, ArgumentError, AutogradError)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a function in a dtype.
+    """Outcome of a function in a dtype.
 
     Attributes:
         verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``; ``"–"``: eager mode has none.
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """What a call gives: its results, and what it wrote to."""
+    """Tensors from a call: its results, or the arguments that it wrote to."""
     given = arguments(row, dtype, wide=wide)
     results = call(*given)
     written = [given[i] for i in row.writes]
@@ -81,7 +81,7 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """The same numbers in each call."""
+    """Arguments of a call, with equal numbers in each call."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -116,7 +116,7 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """What is wrong, if anything; an element may be as near to `exact`, eager mode in float64, as `expected` is."""
+    """Error in words, if any; an element may be as near to `exact`, eager mode in float64, as `expected` is."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     if not expected.is_floating_point() or expected.dtype not in TOLERANCE:

@@ -2,7 +2,7 @@
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model has the parameters of a GPT-2 with 124 million. The copy floor is a copy of as many bytes as a step has to
+The model has the parameters of a GPT-2 with 124 million. The copy floor is a copy of the bytes that a step has to
 move: four tensors read and three written for AdamW, three and two for Lion. "GPU" is what its kernels take in a
 profile, "call" the time between calls, with what Python needs.
 """

@@ -63,7 +63,7 @@ class Normed(Inhibited):
 
 
 class ExciteInhibit(Inhibited):
-    """Through a quarter as many inhibitory neurons, which inhibit each other."""
+    """Inhibition through `features // 4` inhibitory neurons, which inhibit each other."""
 
     def __init__(self, features: int) -> None:
         super().__init__(features)

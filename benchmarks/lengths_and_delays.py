@@ -92,7 +92,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
 
 
 def as_graph(run: Run, times: int = 1) -> Run:
-    """The same, `times` times, captured in a CUDA graph."""
+    """`times` calls of `run`, captured in a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -2,7 +2,7 @@
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with copying as many bytes as the inputs and the output have, training with copying these, the
+Inference is compared with copying the bytes of the inputs and the output, training with copying these, the
 gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
 have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
 numbers of segments are measured, too. `--shortest` is another table: sequences from 512 steps on, in CUDA graphs and

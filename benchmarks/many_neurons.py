@@ -1,4 +1,4 @@
-"""What stays behind when neurons are created, run and dropped: memory, modules, files, file descriptors.
+"""Counts what remains when neurons are created, run and dropped: memory, modules, files, file descriptors.
 
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
@@ -32,7 +32,7 @@ NUMBERS = 5  # of different kernels
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds.
+    """Resources that a process holds.
 
     Attributes:
         memory: resident, in MB.
@@ -96,7 +96,7 @@ def run(first: int, last: int, backend: str, device: str) -> None:
 
 
 def held_by(backend: str, device: str, early: int, neurons: int) -> tuple[Held, Held]:
-    """What is held after the first so many, and after all."""
+    """Resources held after the first `early` neurons, and after all."""
     run(0, early, backend, device)
     before = Held.now()
     run(early, neurons, backend, device)

@@ -1,4 +1,4 @@
-"""What the benchmarks measure with: times, the copy floor, processes that compile, and a heading that says where."""
+"""Tools of the benchmarks: times, the copy floor, processes that compile, and a heading with the machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
 
 
 def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Time of a copy that moves as many bytes as `streams` tensors of `elements`."""
+    """Time of a copy that moves the bytes of `streams` tensors of `elements`."""
     source = torch.empty(elements * streams // 2, device=device, dtype=dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source), device)
@@ -63,7 +63,7 @@ def issue_time(function: Callable[[], object], device: torch.device, *, calls: i
 
 
 def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
-    """Seconds that so many calls take, with one synchronisation at the end, and what of them the CPU needs."""
+    """Seconds that `calls` calls take, with one synchronisation at the end, and their part that the CPU needs."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(calls):

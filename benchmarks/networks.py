@@ -1,4 +1,4 @@
-"""Networks as people train them, with any activation in the place of the neurons: `nn.ReLU`, or a spiking one.
+"""Networks as people train them, with any activation instead of the neurons: `nn.ReLU`, or a spiking one.
 
 All take sequences `[T, B, ...]` and give `[T, B, classes]`. A layer that is no neuron works on T·B frames.
 """

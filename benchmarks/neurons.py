@@ -57,7 +57,7 @@ NEURONS: dict[str, Callable[[], Neuron]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one neuron: times in ms, ops per element and step, and what its kernels use."""
+    """Measurements of one neuron: times in ms, ops per element and step, and what its kernels use."""
 
     name: str
     compiled: float
@@ -88,7 +88,7 @@ class Row:
         ]
 
     def _reason(self, floor: float, steps: int) -> str:
-        """What makes it slow, or the facts that can."""
+        """Reason why the neuron is slow, or facts that can be the reason."""
         if self.graph <= LIMIT * floor:
             return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
         facts = [

@@ -35,7 +35,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Of a layer: channels, side of its images, number of the norms of a ResNet18 that have it."""
+    """Shape of a layer: channels, side of its images, number of the norms of a ResNet18 that have it."""
 
     channels: int
     side: int

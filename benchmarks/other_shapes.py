@@ -3,9 +3,9 @@
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
 A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix joins. A
-network of excitatory and inhibitory neurons has a quarter as many of these. A training step is a forward and the
-backward of a random gradient to the input and the parameters, in float32, eager. Loop and kernels alternate, three
-times; a figure is a median. Without a GPU, the kernels are in C++.
+network has four excitatory neurons for each inhibitory one. A training step is a forward and the backward of a random
+gradient to the input and the parameters, in float32, eager. Loop and kernels alternate, three times; a figure is a
+median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Dendritic(nn.Module):
 
 
 class Branches(Dendritic):
-    """The same, with branches that are not joined."""
+    """Dendritic neurons with branches that are not joined."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__(neurons, matrix=False)
 
 
 class Populations(nn.Module):
-    """Excitatory neurons, and a quarter as many inhibitory ones: both are LIF neurons, and have recurrent weights."""
+    """LIF neurons with recurrent weights: `neurons` excitatory ones, and `neurons // 4` inhibitory ones."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Populations(nn.Module):
 
 
 class Disynaptic(Populations):
-    """The same, without weights among excitatory neurons."""
+    """Populations without weights among excitatory neurons."""
 
     def within(self, neurons: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""LIF neurons of other libraries in the place of an activation, where they are installed."""
+"""LIF neurons of other libraries, for use as an activation, where they are installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spikingjelly_lif() -> nn.Module:
 
 
 def spikingjelly_loop() -> nn.Module:
-    """The same in a loop of PyTorch's operators, which SpikingJelly runs for steps that are not its own."""
+    """SpikingJelly's LIF neuron in a loop of PyTorch's operators, as SpikingJelly runs steps that are not its own."""
     base = importlib.import_module("spikingjelly.activation_based.base").MemoryModule
     node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
 
@@ -57,7 +57,7 @@ class SnnTorchLeaky(nn.Module):
 
 
 def resets(net: nn.Module) -> list[Callable[[], object]]:
-    """What lets the neurons of other libraries in it begin anew."""
+    """Functions that reset the neurons of other libraries in a network."""
     found: list[Callable[[], object]] = []
     for module in net.modules():
         # By what it is made of: a class of one's own that derives from theirs counts, too.

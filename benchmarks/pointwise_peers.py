@@ -135,7 +135,7 @@ def recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator
                 return found
 
             def torchs(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
-                def apart(carry: Any, x: Any) -> Any:  # torch's wants no two results in one memory
+                def apart(carry: Any, x: Any) -> Any:  # torch's scan refuses two results in one memory
                     carry, y = step(carry, x)
                     return carry, y.clone()
 

@@ -49,7 +49,7 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
 
 
 def kind(refusal: str) -> str:
-    """What was refused, without what is particular to one core."""
+    """Kind of a refusal: its text without what is particular to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
     return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
 

@@ -6,7 +6,7 @@
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
 the matrix: as usual, with the backward in a thread of autograd's, and with all of it in one thread. Ours and the loop
 are also captured in a CUDA graph, the loop also with its step compiled by Inductor. nn.RNN, Norse and SpikingJelly's
-container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless it is told not to. What is not
+container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is switched off. What is not
 installed is named. A figure is the median of a few calls in a row by the clock; measurements that would begin after
 `--seconds` are left out.
 """
@@ -34,7 +34,7 @@ Run = Callable[[], object]
 
 
 class Layer(nn.Module):
-    """A recurrent layer that starts anew at every call."""
+    """A recurrent layer that starts at its initial states in every call."""
 
     def __init__(self, hidden: int, backend: str) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def inference(call: nn.Module, x: Tensor) -> Run:
 
 
 def seconds_of(run: Run, device: torch.device) -> float:
-    """Of one call, the median of three batches of calls in a row."""
+    """Seconds of one call, the median of three batches of calls in a row."""
 
     def wait() -> None:
         if device.type == "cuda":

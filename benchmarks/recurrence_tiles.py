@@ -33,7 +33,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def held(rows: int, num_warps: int) -> Tiles:
-    """Of a program that has all columns."""
+    """Tiles of a program that has all columns."""
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
@@ -49,7 +49,7 @@ CHOICES: dict[str, Tiles | None] = {
 
 
 class Case(NamedTuple):
-    """What is measured."""
+    """One measured shape and dtype, with its tiles."""
 
     shape: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What recurrences of other projects become: `flexsn_hop.scan` compiled alone, and with flexsn-runtime installed.
+"""Recurrences of other projects as `flexsn_hop.scan`, compiled alone, and with flexsn-runtime installed.
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
@@ -223,7 +223,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[str]]:
-    """What kernels are made for."""
+    """Passes, by name, for which kernels are made."""
     made_for: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
@@ -245,7 +245,7 @@ def counted_kernels() -> Iterator[list[str]]:
 
 
 def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """What the compiled scan became, why there is no kernel, and its results."""
+    """Outcome of the compiled scan in words, why there is no kernel, and its results."""
     torch._dynamo.reset()
     os.environ["FLEXSN_HOP_LOWERING"] = lowering
     with counted_kernels() as kernels, warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""What the backward needs, kept by the forward or computed again: a training step of both, on a GPU.
+"""Training steps on a GPU: the forward keeps what the backward needs, or the backward computes it again.
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 

@@ -59,7 +59,7 @@ NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor
 
 @dataclass
 class Counts:
-    """What was found in all seeds of a neuron."""
+    """Counts over all seeds of a neuron."""
 
     total: int = 0
     near: int = 0

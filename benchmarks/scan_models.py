@@ -44,7 +44,7 @@ class Model:
 
     @property
     def training_streams(self) -> int:
-        """The same; then reads the outputs' gradients and the inputs again, and writes the inputs' gradients."""
+        """Streams of inference; reads of outputs' gradients and the inputs again; writes of the inputs' gradients."""
         return self.inference_streams + self.num_outputs + 2 * self.num_inputs
 
 

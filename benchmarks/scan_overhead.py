@@ -1,4 +1,4 @@
-"""What a call costs when there is nothing to compute: LIF at 4 x 64 x 128, on a GPU.
+"""Cost of a call with next to nothing to compute: LIF at 4 x 64 x 128, on a GPU.
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
@@ -43,7 +43,7 @@ def microseconds(function: Call, calls: int, device: torch.device) -> tuple[floa
 
 
 def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
-    """The same of several functions, whose runs take turns: a host that is slow for a while is so for all."""
+    """Times of several functions, whose runs alternate: a host that is slow for a while is so for all."""
     best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
         for i, function in enumerate(functions):
@@ -55,7 +55,7 @@ def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> lis
 
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:
-    """`(who, what, call)` for the rows of the table."""
+    """`(name, work, call)` for the rows of the table."""
     model, by_python = (Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device) for _ in range(2))
     kernel = FlexSNKernel(lif, 1, 1, 1)
     x = torch.randn(STEPS, BATCH, FEATURES, device=device)
@@ -88,7 +88,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
 
 
 def in_this_thread(call: Call) -> Call:
-    """`call`, with backward passes in the thread that asks for them."""
+    """`call`, with backward passes in the calling thread."""
 
     def run() -> object:
         with torch.autograd.set_multithreading_enabled(False):

@@ -61,7 +61,7 @@ def spikingjelly_cupy() -> Forward:
     importlib.import_module("cupy")  # spikingjelly would go on without it
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # which that version still asks for
+        numpy.int = int  # which that version still reads
     return _spikingjelly(_lif_node(backend="cupy"))
 
 
@@ -90,12 +90,12 @@ def _spikingjelly_module(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Peer:
-    """What to run.
+    """An implementation to run.
 
     Attributes:
         folder: where it is in the folder of peers, if it is not installed.
         seconds: how long its process may take.
-        longest: the largest T that it is asked for.
+        longest: the largest T that it runs.
     """
 
     make: Callable[[], Forward]
@@ -157,7 +157,7 @@ def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[s
     """Starts the process of one peer, and reads what it printed until its time was over."""
     peer = PEERS[name]
     arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
-    # No other implementation in the place of the one that is named.
+    # No other implementation instead of the named one.
     settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)

@@ -2,7 +2,7 @@
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor read or written once, and `copy` moves as many bytes as the streams that the work
+A stream is one `T x NCL` tensor read or written once, and `copy` moves the bytes of the streams that the work
 cannot do without. Inference: inputs and outputs. Training: these, the outputs' gradients, the inputs again, and their
 gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call, captured.
 Gradients of two runs have to agree to the last bit, or the script stops.

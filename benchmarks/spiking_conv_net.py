@@ -70,7 +70,7 @@ def main() -> None:
     labels = torch.randint(CLASSES, (chosen.batch,), device=device)
 
     def measure(neuron: Callable[[], nn.Module], compiled: bool) -> tuple[float, float]:
-        """Of a training step: the first one in s, and the median in ms."""
+        """Times of a training step: the first one in s, and the median in ms."""
         torch.manual_seed(0)
         network: nn.Module = Network(chosen.width, neuron).to(device)
         if compiled:

@@ -60,7 +60,7 @@ def measure(index: int) -> Result:
 
 def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
     end = time.monotonic() + limit
-    # Left by `terminate`, so that one that hangs keeps nobody.
+    # Left by `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (i,)) for i in indices]
         return [_result(p, end) for p in pending]

@@ -1,4 +1,4 @@
-"""What the ulp sweep runs: every rule of flexsn-codegen, as functions of tensors, and the arguments for them."""
+"""Cases of the ulp sweep: every rule of flexsn-codegen, as functions of tensors, and the arguments for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _APPROXIMATE = {
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# Their series in steps of one from negative arguments up takes as many steps as the argument is large.
+# Their series goes up from a negative argument x in steps of one, about |x| steps.
 _MOST_NEGATIVE = -64.0
 
 

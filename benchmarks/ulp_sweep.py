@@ -120,7 +120,7 @@ _ACCURATE = {
 
 @dataclass(slots=True)
 class Row:
-    """What came of one case in one dtype.
+    """Result of one case in one dtype.
 
     Attributes:
         values: how many arguments, or pairs of them.
@@ -433,7 +433,7 @@ def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit:
     if jobs == 1:
         return [measure(name, dtype, size) for name, dtype in tasks]
     end = time.monotonic() + limit
-    # Left by `terminate`, so that one that hangs keeps nobody.
+    # Left by `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
         return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]

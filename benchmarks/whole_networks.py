@@ -65,7 +65,7 @@ class Case:
 
     @property
     def normed(self) -> bool:
-        """Whether norms stand in front of the neurons."""
+        """True if norms stand before the neurons."""
         return len(self.shape) > 3
 
 
@@ -217,7 +217,7 @@ def training_step(
     def step() -> None:
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
-            # The next batch begins anew, and the backward has the memory of the last states.
+            # The next batch begins at the initial states, and the backward has the memory of the last states.
             reset_net(net)
             for reset in others:
                 reset()
@@ -261,10 +261,10 @@ Steps = dict[RowName, Callable[[], None]]
 
 
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
-    """Of steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
+    """Steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
 
-    Both times are the median of several turns, and the least. They take turns: a host that is slow for a while is so
-    for all.
+    Both times are the median of several turns, and the least. The steps alternate: a host that is slow for a while is
+    so for all.
 
     Args:
         until: nothing is prepared any more then, by `time.perf_counter`.
@@ -320,7 +320,7 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
 
 
 def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
-    """Of a step: its kernels' time, and that of its CUDA graph, in ms; or why there is none.
+    """Time of a step's kernels, and of its CUDA graph, in ms; or why there is none.
 
     Args:
         step: a step that ran before; `None`: one is made.
@@ -348,7 +348,7 @@ def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
 
 
 def said(error: Exception) -> str:
-    """Of a failure, what stands in its row."""
+    """Text of a failure in its row."""
     return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
 
 

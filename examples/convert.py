@@ -52,7 +52,7 @@ class KeepsState(nn.Module):
 
 
 class KeepsStateStep(nn.Module):
-    """The same. After: `self.v` became an argument and a result, and the three methods one."""
+    """`KeepsState`. After: `self.v` became an argument and a result, and the three methods one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def current(images: Tensor, steps: int) -> Tensor:
-    """The same image at every step: a view."""
+    """Each image, doubled, at every step: a view."""
     return (2 * images).expand(steps, *images.shape)
 
 

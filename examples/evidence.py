@@ -2,9 +2,9 @@
 
     python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
 
-At each step each source clicks with a probability of 0.26 or 0.34. One step says next to nothing: whoever answers has
-to add up for as long as it takes. Spiking neurons pass the clicks on to an integrator that forgets with its time
-constant `tau`, 5 steps at first. The example trains the network twice: once learning `tau` too, once leaving it.
+At each step each source clicks with a probability of 0.26 or 0.34. One step says next to nothing: an answer needs
+the sum over many steps. Spiking neurons pass the clicks on to an integrator that forgets with its time constant `tau`,
+5 steps at first. The example trains the network twice: once learning `tau` too, once leaving it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 class Result(NamedTuple):
-    """What a training came to."""
+    """Results of a training."""
 
     losses: list[float]
     accuracy: float

@@ -49,7 +49,7 @@ def check(fused: Function, inputs: list[torch.Tensor]) -> None:
 
 
 def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
-    """Prints the time and the bytes per second of each function, and of a copy of as many bytes."""
+    """Prints the time and the bytes per second of each function, and of a copy of the same size."""
     from triton.testing import do_bench
 
     size = inputs[0].numel() * inputs[0].element_size()
@@ -62,7 +62,7 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
         return lambda: torch.autograd.grad(function(*inputs), inputs, weights)
 
     for what, run, streams in (("forward", forward, 3), ("training step", training, 8)):
-        # A copy reads and writes: half as many elements move as many bytes.
+        # A copy reads and writes: a copy of `size * streams // 2` bytes moves `size * streams`.
         source = torch.empty(size * streams // 2, dtype=torch.uint8, device=inputs[0].device)
         target = torch.empty_like(source)
         print(f"{what} ({streams} streams of {size / 1e6:.0f} MB)")

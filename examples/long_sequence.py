@@ -48,7 +48,7 @@ class Data(NamedTuple):
 
 
 def waves(samples: int, steps: int, seed: int) -> Data:
-    """Tones in noise: `samples` to learn from, and as many to be tested with."""
+    """Tones in noise: `samples` for training, and `samples` for the test."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(TONES), (2 * samples,), generator=generator)
     phase, loudness = torch.rand(2, 2 * samples, 1, generator=generator)
@@ -58,7 +58,7 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Digits as sequences of 784 pixels; a fifth of them, or as many as there are to learn from, to be tested with."""
+    """Digits as sequences of 784 pixels: `samples` for training and for the test, at most four fifths and a fifth."""
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
@@ -108,7 +108,7 @@ def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 class Result(NamedTuple):
-    """What a training came to: the loss of each update, and the accuracy on what is new."""
+    """Results of a training: the loss of each update, and the accuracy on new data."""
 
     losses: list[float]
     accuracy: float

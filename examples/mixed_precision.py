@@ -37,7 +37,7 @@ WAYS = {
 
 
 class Result(NamedTuple):
-    """What a training came to, and in which dtype the neurons kept their state and spoke."""
+    """Results of a training, and the dtypes of the neurons' states and spikes."""
 
     losses: list[float]
     accuracy: float

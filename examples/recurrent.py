@@ -2,7 +2,7 @@
 
     python examples/recurrent.py [--backend auto] [--device cpu] [--steps 100] [--epochs 12] [--seed 0]
 
-For the first ten steps one of four inputs is active; after that, all of them are noise. The answer is asked for at the
+For the first ten steps one of four inputs is active; after that, all of them are noise. The answer is read at the
 end. The neurons forget within some steps: their time constant is 3. What keeps the cue are spikes that go round
 through the recurrent weights, which start at the identity (Le et al., "A simple way to initialize recurrent networks of
 rectified linear units", 2015). The example trains the network twice: once with weights that stay 0, and once with
@@ -32,8 +32,8 @@ UPDATES = 10  # in an epoch
 
 
 class Result(NamedTuple):
-    """What a training ended with: the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and
-    what ran, in words."""
+    """Results of a training: the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and what
+    ran, in words."""
 
     losses: list[float]
     accuracy: float
@@ -69,7 +69,7 @@ class Network(nn.Module):
         return scores[-1]
 
     def ran(self) -> str:
-        """What ran in the first recurrent layer, and why."""
+        """Report of what ran in the first recurrent layer, and why."""
         first = self.layers[1]
         assert isinstance(first, RLIF)
         return "\n".join(first.explain().splitlines()[:2])

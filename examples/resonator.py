@@ -5,7 +5,7 @@
 The states `u` and `v` of a resonate-and-fire neuron turn around each other, `omega` radians per step, and lose a little
 of their length. Input in time with that rotation adds up to a spike, other input does not. The example first
 prints how often neurons of four frequencies answer to pulses of each of these, then lets neurons of random frequencies
-learn to tell four rhythms apart.
+learn to distinguish four rhythms.
 
 Source: Izhikevich, "Resonate-and-fire neurons", Neural Networks 2001.
 """
@@ -92,7 +92,7 @@ def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tens
 
 
 class Result(NamedTuple):
-    """What a training came to; `moved` is how far `omega` went, on average, in radians per step."""
+    """Results of a training; `moved` is how far `omega` went, on average, in radians per step."""
 
     losses: list[float]
     accuracy: float

@@ -2,7 +2,7 @@
 
     python examples/shapes.py [--backend auto] [--device cpu] [--steps 40] [--updates 60] [--seed 0]
 
-A layer of each kind learns to tell pairs of pulses apart: one input line fires, then another one, and the class is the
+A layer of each kind learns to distinguish pairs of pulses: one input line fires, then another one, and the class is the
 first line. The branches of a dendritic neuron remember the first pulse, inhibitory neurons and rivals suppress the
 second one. The example prints what each layer learned, and how its calls ran.
 """

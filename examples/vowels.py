@@ -1,4 +1,4 @@
-"""Recordings of different lengths, learned delays, and streams of many recordings: who speaks Japanese vowels.
+"""Recordings of different lengths, learned delays, and streams of many recordings: speakers of Japanese vowels.
 
     pip install aeon
     python examples/vowels.py [--data vowels] [--backend auto] [--device cpu] [--epochs 40] [--seed 0]
@@ -10,8 +10,9 @@ JapaneseVowels, as the package `aeon` ships it: nine speakers say /ae/, 12 cepst
 
 In training, recordings stand side by side, padded, with `lengths`: neurons stop at each one's end, and the scores are
 means over its own steps. For the test, the recordings come one after the other in eight streams, without padding,
-and `resets` begins each of them anew; between two of them are silent steps, as many as the longest delay. The scores
-are the same. `fuse_delays` leaves the first delays to the kernels of the neurons behind them, where those can.
+and `resets` begins each of them at the initial states; between two of them are silent steps for the length of the
+longest delay. The scores are the same. `fuse_delays` leaves the first delays to the kernels of the neurons after them,
+where those can.
 
 Published on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA multivariate
 time series classification archive", 2018).

@@ -2,14 +2,13 @@
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
-With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: 8156 words to train on, 2264 held out, of
-speakers who say the digits in English and German. Without, synthetic words are written in files of the same format and
-read from those: in each, three tones rise or fall. The accuracy is theirs: it says that all works, and nothing about
-speech.
+With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: spoken digits in English and German,
+8156 to train on, 2264 held out. Without, synthetic words are written in files of the same format and read from those:
+in each, three tones rise or fall. The accuracy is theirs: it says that all works, and nothing about speech.
 
 `--paper` is for the real files: adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate gradient
-spiking baseline for speech command recognition", 2022), who report 94.62% on the Spiking Heidelberg Digits and 77.4% on
-the Spiking Speech Commands (`--set ssc`). Not run here, for want of the files:
+spiking baseline for speech command recognition", 2022): they report 94.62% on the Spiking Heidelberg Digits and 77.4%
+on the Spiking Speech Commands (`--set ssc`). Not run here, since the files are absent:
 
     python examples/datasets/audio.py --data DIR --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
     python examples/datasets/audio.py --data DIR --set ssc --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
@@ -97,7 +96,7 @@ def frames() -> Compose:
 
 def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Times in seconds, sorted, and channels of a word's spikes: three tones, of which each word has its own."""
-    tones = np.random.default_rng(1000 + word)  # the word's, whoever says it
+    tones = np.random.default_rng(1000 + word)  # the word's, for all its speakers
     begin, end = tones.uniform(50, 650, (2, 3))
     seconds = random.uniform(0.4, 0.9)  # how fast it is said
     count = int(1200 * seconds)

@@ -7,8 +7,8 @@ Without, synthetic recordings are written in files of the same format and read f
 sensor in one of eleven ways. The accuracy is theirs: it says that all works, and nothing about gestures.
 
 `--paper` is for the real recordings: five convolutions at the sensor's resolution on 20 frames with learned time
-constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021), who report 97.57%. Not run here,
-for want of the files:
+constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021): they report 97.57%. Not run here,
+since the files are absent:
 
     python examples/datasets/events.py --data DIR --paper --lr 0.001 --batch 16 --epochs 200 --device cuda
 """
@@ -89,7 +89,7 @@ class PaperNetwork(nn.Module):
 
 
 def frames_of_paper() -> ToFrame:
-    """Events to 20 frames `[20, 2, 128, 128]`, each with as many events as the others."""
+    """Events to 20 frames `[20, 2, 128, 128]` with equal numbers of events."""
     return ToFrame(sensor_size=DVSGesture.sensor_size, n_event_bins=20)
 
 
@@ -138,7 +138,7 @@ def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10))
     Args:
         folder: where to write.
         seed: of the recordings.
-        users: how many for training, how many held out; of each there are 11 recordings. tonic wants 100 at least.
+        users: how many for training, how many held out; of each there are 11 recordings. tonic needs 100 at least.
     """
     random = np.random.default_rng(seed)
     for part, count in zip(("Train", "Test"), users, strict=True):

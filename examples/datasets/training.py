@@ -1,5 +1,5 @@
-"""What the examples on data sets share: the loop with its progress bar, checkpoints that are resumed from to the bit,
-and the picture at the end.
+"""Shared parts of the examples on data sets: the loop with its progress bar, checkpoints from which runs resume to the
+bit, and the picture at the end.
 
 A batch is `(*inputs, targets)`; the network takes the inputs and returns scores `[B, C]`.
 """
@@ -70,7 +70,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     if done:
         print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
     for epoch in range(done, chosen.epochs):
-        # The order is the epoch's own: whoever resumes has the same one.
+        # The order depends on the seed and the epoch: a resumed run has the same one.
         order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
         loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
         total = torch.zeros((), device=chosen.device)

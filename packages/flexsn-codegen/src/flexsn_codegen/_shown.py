@@ -43,7 +43,7 @@ class ShownKernel:
 def kernels(
     path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool
 ) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    """The kernels of the function ``"module:function"``, and those of its gradient, if it is wanted.
+    """The kernels of the function ``"module:function"``, and, with `gradient`, those of its gradient.
 
     Raises:
         UsageError: there is no such function, or no gradient.

@@ -66,7 +66,7 @@ class DeviceError(RuntimeError):
 
 
 class AutogradError(RuntimeError):
-    """A gradient was asked of a pointwise kernel that was made without."""
+    """A gradient is required of a pointwise kernel that was made without one."""
 
 
 class KernelGoneError(RuntimeError):

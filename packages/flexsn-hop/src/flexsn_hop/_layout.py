@@ -70,7 +70,7 @@ class BackwardLayout:
 
     Attributes:
         scan: The forward operator's layout.
-        needs: For each forward argument, whether its gradient is wanted.
+        needs: For each forward argument, whether its gradient is required.
         active_states: For each state, whether a gradient flows through it.
         output_grads: For each output, whether its gradient came.
         state_grads: For each state result, whether its gradient came; only for active states.

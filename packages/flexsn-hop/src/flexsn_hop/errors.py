@@ -74,7 +74,7 @@ class OutputChangedError(ValueError):
 
 
 class NotATensorError(TypeError):
-    """A tensor was wanted and something else came, as an argument or from the core."""
+    """A tensor is required and something else was received, as an argument or from the core."""
 
 
 class RandomOpError(NotImplementedError):
@@ -86,11 +86,11 @@ class MutationError(RuntimeError):
 
 
 class LoweringError(ValueError):
-    """The lowering that was asked for is unknown, or cannot be had here; or one has made a mistake."""
+    """The requested lowering is unknown, or is unavailable here; or a lowering has made a mistake."""
 
 
 class LoweringGradientError(RuntimeError):
-    """A gradient is wanted through an operator that is known to get it wrong."""
+    """A gradient is required through an operator that is known to compute it wrongly."""
 
 
 class RematError(ValueError):
@@ -98,4 +98,4 @@ class RematError(ValueError):
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is wanted, which scans in kernels and in graphs do not have."""
+    """The gradient of a gradient is required, which scans in kernels and in graphs do not have."""

@@ -72,7 +72,7 @@ def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
     """The stride of an operand in one dimension; 0 where it broadcasts."""
     if type(stride) is int and stride == 0:
         return 0
-    # In this order: what is as large as the whole is not asked whether it is 1, which may depend on data.
+    # In this order: a size equal to the whole is not compared with 1, which may depend on data.
     return 0 if size != whole and size == 1 else stride
 
 

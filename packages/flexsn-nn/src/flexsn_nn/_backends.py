@@ -73,7 +73,7 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
         compiling: whether the call is inside `torch.compile` or `torch.export`.
 
     Raises:
-        BackendUnavailableError: compiled kernels were asked for by name and cannot run here.
+        BackendUnavailableError: compiled kernels are requested by name and cannot run here.
     """
     if backend in ("torch", "hop"):
         return Choice(backend, f"asked for as backend={backend!r}", {})
@@ -94,7 +94,7 @@ def choose_for_onnx(backend: Backend) -> Backend:
     """The backend inside of `torch.onnx.export`: the loop, unrolled. ONNX has the operations, and no operator of ours.
 
     Raises:
-        ExportError: another backend was asked for by name.
+        ExportError: another backend is requested by name.
     """
     if backend in ("auto", "torch"):
         return "torch"

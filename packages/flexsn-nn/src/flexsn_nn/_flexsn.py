@@ -196,7 +196,7 @@ class FlexSN(Runs):
             TypeError, InputCountError: not `num_inputs` tensors.
             StateError: the state was made for inputs of another shape; or the call is a recomputation
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
-            BackendUnavailableError: compiled kernels were asked for and cannot run.
+            BackendUnavailableError: compiled kernels are requested and cannot run.
             ExportError: inside `torch.export`, with a state. What is exported begins at the initial state, and later
                 calls of one program go on where the first one ended; with `strict=True`, they raise. Or inside
                 `torch.jit.trace`.

@@ -1,4 +1,4 @@
-"""A state that belongs to the graph of an earlier training step, of the loop: told before torch's own error."""
+"""Detects a state of the loop that belongs to the freed graph of an earlier step, before torch's own error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
 
 
 class GraphOfStates(GraphOfCall):
-    """As `GraphOfCall`, of a layer whose outputs are not known: told by what its new states were computed from.
+    """As `GraphOfCall`, of a layer whose outputs are not known: watches what its new states were computed from.
 
     Args:
         states: after the call.

@@ -12,7 +12,7 @@ class ParameterError(ValueError):
 
 
 class StepModeError(ValueError):
-    """A backend or a parameter that cannot be used in the step mode asked for."""
+    """A backend or a parameter that cannot be used in the requested step mode."""
 
 
 class CaptureWarning(UserWarning):

@@ -166,7 +166,7 @@ def reset_net(net: nn.Module) -> None:
             module.reset()
     else:
         check_module("net", net)
-        inside = recomputation()  # asked once, which takes as long as the rest of a reset
+        inside = recomputation()  # called once: it takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
                 module._forget(inside)

@@ -77,7 +77,7 @@ def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0) -> Tensor:
-    """Squared distance of the spike counts from `T` times the rate wanted, averaged, divided by `T`.
+    """Squared distance of the spike counts from `T` times the target rates, averaged, divided by `T`.
 
     Args:
         spikes: `[T, B, C]`.
@@ -90,7 +90,7 @@ def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, i
 
     Example:
         >>> spikes = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
-        >>> mse_count_loss(spikes, torch.tensor([0])).item()  # counts 1 and 0; wanted 2 and 0
+        >>> mse_count_loss(spikes, torch.tensor([0])).item()  # counts 1 and 0; targets 2 and 0
         0.25
     """
     _check(spikes, targets)
@@ -106,7 +106,7 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
     Args:
         v: `[T, B, C]`, membranes.
         targets: `[B]`, class numbers: the class's membrane should be at `on_target`, the others at
-            `off_target`, at every step. Or `[T, B, C]`, the membranes wanted.
+            `off_target`, at every step. Or `[T, B, C]`, the target membranes.
         on_target, off_target: see above.
 
     Returns:

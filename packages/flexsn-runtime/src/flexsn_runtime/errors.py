@@ -36,11 +36,11 @@ class ResidualsError(ValueError):
 
 
 class SpikeBitsError(ValueError):
-    """Bits were asked for of an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
+    """Bits are requested of an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
 
 
 class LateInputError(ValueError):
-    """Inputs that are late were asked for of a step that has no kernel of its own for all steps."""
+    """Late inputs are requested of a step that has no kernel of its own for all steps."""
 
 
 class TemplateNeededError(ValueError):

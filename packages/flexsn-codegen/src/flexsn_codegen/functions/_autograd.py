@@ -80,11 +80,11 @@ def call(
     *,
     summed: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of a kernel that writes new memory alone, with derivatives where some are wanted.
+    """The results of a kernel that writes only new memory, with derivatives where autograd needs some.
 
     Args:
         scalars: as for `Kernel.variant`.
-        summed: as for `Kernel.run`, where no derivatives are wanted.
+        summed: as for `Kernel.run`, where no derivatives are needed.
     """
     # Zeros that autograd makes may have no memory.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]

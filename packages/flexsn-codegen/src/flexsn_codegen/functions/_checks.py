@@ -134,7 +134,7 @@ def is_followed(tensors: Sequence[Tensor]) -> bool:
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
-    """Raises `AutogradError` where gradients are wanted of what has none."""
+    """Raises `AutogradError` where gradients are required of a kernel that has none."""
     if writes:
         raise AutogradError(
             f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "

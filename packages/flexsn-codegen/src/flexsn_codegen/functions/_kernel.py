@@ -379,7 +379,7 @@ class Kernel:
     # -- gradients and batches -----------------------------------------------------------------------------
 
     def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
-        """The kernel `(*tensors, *gradients of the differentiable results) -> (*wanted gradients)`.
+        """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
         Where nothing is cut, each gradient has the shape that all arguments broadcast to; that of an argument without
         dimensions may be of a wider dtype, to be summed in it.

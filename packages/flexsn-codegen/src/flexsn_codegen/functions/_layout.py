@@ -30,6 +30,6 @@ def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[
     """Strides as those of the first argument of full shape, if its memory has no holes; else contiguous ones."""
     for tensor in tensors:
         if tuple(tensor.shape) == shape:
-            # Meta: the strides alone are wanted.
+            # Meta: only the strides are needed.
             return tuple(torch.empty_like(tensor, device="meta").stride())
     return tuple(torch.empty(shape, device="meta").stride())

@@ -280,11 +280,11 @@ class Pointwise(Generic[P, R]):
         return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
-        """The kernel `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
+        """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
         Args:
             inputs: as in a call, for a function of tensors alone.
-            wanted: for each, whether its gradient is.
+            wanted: for each, whether its gradient is requested.
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]

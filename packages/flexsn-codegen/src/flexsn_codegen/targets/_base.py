@@ -58,7 +58,7 @@ class OpCall:
         dtype: dtype of the tensor operands (of the result, where there is none).
         result: dtype of the result.
         target: what is written for.
-        index: which of the op's results is wanted, where it has several.
+        index: the number of the required result, where the op has several.
         keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
         computed: for each operand that is a number and an argument of the kernel: of a function of it, the source text.
     """

@@ -47,7 +47,7 @@ def generate_forward_and_backward_graph(
 
     Args:
         fn, example_inputs: as in `generate_inference_graph`.
-        requires_grad: for each example, whether its gradient is wanted; `None`: of every
+        requires_grad: for each example, whether its gradient is required; `None`: of every
             floating-point one. Integer and bool inputs never have one.
 
     Returns:

@@ -20,7 +20,7 @@ class StepGraph:
 
     Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, and `*SAVED` behind them where a VJP needs some. VJP:
     `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`, with the
-    cotangents that are present and the gradients that are asked for and not zero whatever the values are. The gradient
+    cotangents that are present and the gradients that are required and not zero whatever the values are. The gradient
     of an argument that broadcasts to the step has the step's shape: sum it afterwards.
 
     Attributes:

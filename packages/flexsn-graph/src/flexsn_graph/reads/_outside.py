@@ -29,7 +29,7 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
 )
 _BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
 _PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# What a trace is made for, or what is compared whether it is asked or not.
+# Settings that a trace is made for, or that are compared whether the core reads them or not.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})
@@ -62,7 +62,7 @@ _OF_MODULES: dict[str, frozenset[str]] = {
     ),
 }
 _OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
-# They are asked of a value, or answer alike in each trace and in a loop.
+# Functions of a value, or functions that return the same in each trace and in a loop.
 _OF_A_VALUE = frozenset(
     {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
 )
@@ -70,7 +70,7 @@ _NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.di
 
 
 def asked_again(function: Any) -> Callable[[], Any] | None:
-    """The function that can be asked at each call, by itself or by its code."""
+    """The function, found by itself or by its code, if its result can be compared at each call."""
     if isinstance(function, CodeType):
         return _PYTHON_ASKED.get(function)
     return _BUILTIN_ASKED.get(id(function))

@@ -260,7 +260,7 @@ class Reads:
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:
-        """Something was asked that is not compared."""
+        """Records a read that is not compared, by name."""
         if self._recorder is not None:
             self._recorder.once.setdefault(name, location)
 

@@ -28,7 +28,7 @@ class Store:
 
     Attributes:
         name: of the object, for messages: ``self.history``.
-        watched: reads of single values are seen, so that a write before any read can be told from a memory.
+        watched: reads of single values are seen, which distinguishes a write before any read from a memory.
         lasting: values that hold no tensors of a trace outlast it.
     """
 
@@ -311,7 +311,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
 
 
 def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value`, or in its parts, that is wanted."""
+    """The first tensor in `value`, or in its parts, for which `is_wanted` returns True."""
     waiting, seen = [value], set[int]()
     while waiting and len(seen) < _MOST_PARTS:
         part = waiting.pop()

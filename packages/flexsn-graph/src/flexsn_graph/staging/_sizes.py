@@ -23,7 +23,7 @@ _TO_SIZES = frozenset(
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
-    """True if the first dimension of a step `[batch, features]` can be told from all others by its size.
+    """True if the first dimension of a step `[batch, features]` differs from all others by its size.
 
     And if no captured tensor has an element for each of its elements.
     """

@@ -246,7 +246,7 @@ def _step(cells: CellModule) -> CellStep:
 def cells_gradient_of(
     fn: Callable[..., Any], num_arguments: int, differentiable: Sequence[bool], wanted: Sequence[bool]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The function `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`."""
+    """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`."""
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
         primals, cotangents = values[:num_arguments], values[num_arguments:]

@@ -147,7 +147,7 @@ def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchErro
 def gradient_of(
     fn: Callable[..., Any], num_arguments: int, differentiable: Sequence[bool], wanted: Sequence[bool]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The function `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
+    """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
     It computes the results again instead of keeping them. It has a gradient itself. Of an argument without dimensions,
     it gives the terms of the gradient.

@@ -122,8 +122,8 @@ def trace_core(
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
-        hoist: whether `lift` computes what the core computes of captured tensors alone. Of a core that has a gradient
-            of its own, as one `autograd.Function`, it cannot be told apart: there it is a part of the step.
+        hoist: whether `lift` computes what the core computes of captured tensors alone. In a core that has a gradient
+            of its own, as one `autograd.Function`, this part cannot be separated: it stays a part of the step.
 
     Returns:
         What `trace_step` returns, where that takes the core; otherwise the stages and products; otherwise the pieces.

@@ -342,12 +342,12 @@ class StepTrace(CoreTrace):
         return True
 
     def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepGraph:
-        """The step's VJP, pruned to what is there and what is asked for.
+        """The step's VJP, pruned to the cotangents that are present and the gradients that are required.
 
         Args:
             cotangents: for each of `[*outputs, *new_states]`, whether it has a gradient; the others count
                 as zero and are no arguments of the graph.
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for. Only
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is required. Only
                 floating-point tensors have one.
 
         Returns:

@@ -46,7 +46,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         for value, given in zip(values, arguments[first + len(captured) :], strict=True):
             try:
                 found = tracer.gradients_of(value, given, calls)
-            except UnsupportedCoreError as error:  # told when a gradient is asked for; inference needs none
+            except UnsupportedCoreError as error:  # raised when a gradient is required; inference needs none
                 refusals[len(gradients)] = error
                 found = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, found, strict=True) if g is not None))

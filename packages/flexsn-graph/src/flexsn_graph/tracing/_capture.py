@@ -4,8 +4,8 @@ A core reaches tensors that are not among its arguments: closures, `nn.Module` p
 `functools.partial`, globals. While it runs on fake tensors, each real tensor that reaches the dispatcher
 is one of these. `CaptureMode` puts a fake stand-in in its place, which the tracer makes an argument.
 
-Autograd works above the dispatcher and still sees the real tensor, so `torch.autograd.grad` can be asked
-for its gradient, also when it went through a `torch.autograd.Function`.
+Autograd works above the dispatcher and still sees the real tensor, so `torch.autograd.grad` can compute
+its gradient, also when it went through a `torch.autograd.Function`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class ComputedBefore:
         gradients: for each value, positions of the captured tensors that its `backward` gives gradients of.
         first: the call that gives the first of them.
         device: where the captured tensors were when it was recorded.
-        refusals: why a value has no gradient where one may be asked for, by its number among the values.
+        refusals: why a value has no gradient where one may be required, by its number among the values.
     """
 
     forward: fx.GraphModule

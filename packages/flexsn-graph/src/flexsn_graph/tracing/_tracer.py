@@ -347,7 +347,7 @@ class Tracer:
                 of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
-                # What goes wrong here is told when a gradient is asked for; inference needs none.
+                # An error here is raised later, when a gradient is required; inference needs none.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
                     found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = found[len(of_leaves) :]

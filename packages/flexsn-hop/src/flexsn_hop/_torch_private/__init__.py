@@ -1,6 +1,6 @@
 """Everything in this package that touches a private API of torch. Each name is probed when this is imported.
 
-What changes between versions is asked for in this folder and nowhere else.
+What changes between versions is looked up in this folder and nowhere else.
 """
 
 from __future__ import annotations

@@ -159,5 +159,5 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def refuse_autograd(op: Any) -> None:
-    """Give ``op`` an autograd implementation that raises when its gradient is asked for."""
+    """Give ``op`` an autograd implementation that raises when its gradient is required."""
     op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

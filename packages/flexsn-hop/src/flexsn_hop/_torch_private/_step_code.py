@@ -28,7 +28,7 @@ StepCode = Callable[[list[Any]], Any]
 """Takes its arguments as a list, and empties that."""
 
 # Rows of a sequence have the layout of the first one: a step has nothing to check. A graph of kernels is made of
-# the whole scan, where one is wanted.
+# the whole scan, where one is used.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16

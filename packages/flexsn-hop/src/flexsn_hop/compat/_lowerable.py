@@ -48,7 +48,7 @@ def lowerable_scan(
         state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
 
     Raises:
-        LoweringGradientError: A gradient is wanted and could be wrong (a ``RuntimeError``).
+        LoweringGradientError: A gradient is required and could be wrong (a ``RuntimeError``).
         LoweringError: This torch has no ``scan`` (a ``ValueError``).
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs)

@@ -45,7 +45,7 @@ class ScanCall:
 
     Attributes:
         core: One time step.
-        layout: The counts, and whether the last states are wanted instead of the state sequences.
+        layout: The counts, and whether the last states are returned instead of the state sequences.
         flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes where
             the core was captured with symbolic shapes.
         output_template_specs: What outputs look like if ``T == 0``.

@@ -36,7 +36,7 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lower one call of an operator; ``name`` is the lowering that was asked for."""
+    """Lower one call of an operator; ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(map(without_padding, call.graphs)))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)

@@ -57,11 +57,11 @@ class ScanLowering(Protocol):
     number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
     have. They may look at the shape and dtype alone of an initial state that ``layout.zero_states``
     says to be zeros: its memory is not written. A ``NotImplementedError`` says that there can be no
-    kernels for this core: the next lowering is asked. If none is left, the scan becomes the loop, with
-    a warning that has the reasons of all, or is refused, if ``"kernel"`` was asked for.
+    kernels for this core: the next lowering is tried. If none is left, the scan becomes the loop, with
+    a warning that has the reasons of all, or is refused, if ``"kernel"`` is requested.
 
-    The two are asked for one by one. So a backward may get checkpoints at the interval that another
-    lowering chose, which was asked first and could not have the core.
+    Inductor lowers the two one by one. So a backward may get checkpoints at the interval that another
+    lowering chose, which was tried first and could not have the core.
     """
 
     @property
@@ -213,7 +213,7 @@ def _is_of_package(lowering: object, package: str) -> bool:
 
 
 def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
-    """The registered lowerings in the order in which they are asked, and why each cannot have a scan.
+    """The registered lowerings in the order in which they are tried, and why each cannot have a scan.
 
     Args:
         *flat_args: What the scan would take: ``[*input_seqs, *init_states, *lifted]``. Without any, the
@@ -270,7 +270,7 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
 
 
 def _in_order() -> list[ScanLowering]:
-    """The registered lowerings, the one to be asked first in front."""
+    """The registered lowerings, in the order in which they are tried."""
     registrations = _registrations()
     order = [entry.lowering for entry in registrations if entry.before is None]
     order.sort(key=lambda lowering: lowering.name != KERNELS)  # stable
@@ -285,7 +285,7 @@ def _in_order() -> list[ScanLowering]:
 
 
 def requested_lowering(argument: str | None) -> str:
-    """The lowering asked for by argument, else by ``FLEXSN_HOP_LOWERING``, else ``"auto"``.
+    """The lowering requested by argument, else by ``FLEXSN_HOP_LOWERING``, else ``"auto"``.
 
     Raises:
         LoweringError: There is no lowering of that name.
@@ -305,7 +305,7 @@ class Candidates:
     """The registered lowerings that can have a scan, the first one first, and why the others cannot.
 
     Attributes:
-        asked: What was asked for: ``"auto"``, ``"kernel"``, ``"loop"`` or a lowering by its name.
+        asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
         lowerings: Those that can; none means the loop.
         refused: Why, by name, for those that cannot.
     """
@@ -316,7 +316,7 @@ class Candidates:
 
     @property
     def may_be_the_loop(self) -> bool:
-        """True if the loop may take the place of what was asked for."""
+        """True if the loop may replace the requested lowering."""
         return self.asked in ("auto", "compiled_loop", "loop")
 
 
@@ -331,7 +331,7 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     """The registered lowerings to use for ``name``.
 
     Raises:
-        LoweringError: One was asked for, and none can have arguments like these.
+        LoweringError: One is requested, and none can have arguments like these.
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(

@@ -104,8 +104,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     def __name__(self) -> str:
         """The operator's name.
 
-        Dynamo finds out how to trace an operator by this name, and that is the one moment at which
-        it can be told, if importing this package is not to import all of Dynamo.
+        Dynamo finds out how to trace an operator by this name. A read of the name is the moment to
+        register the operator with Dynamo: earlier, this package would have to import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)

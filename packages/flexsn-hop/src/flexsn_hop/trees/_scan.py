@@ -44,7 +44,7 @@ def scan(
         xs: The sequences, a tree like that. ``step`` takes their slices along ``dim``. None, or a tree
             without tensors: ``step`` takes it as it is, ``length`` times.
         length: The number of steps T, an int or a symbolic size. Needed where ``xs`` has no tensor; else
-            it must agree. Of one that depends on data, compilers have to be told that it is not 0:
+            it must agree. For one that depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
         reverse: Go from the last slice to the first. What step t returns as y is still at t.
         dim: The dimension of time, in all of ``xs`` and of what is returned as sequences. A negative one

@@ -109,7 +109,7 @@ class SpikeExchange:
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output of a call, whose states the neuron holds then; `None`: it has to run as ever.
 
-        Outside of compilers, and with nothing asked for but an output and states.
+        The call is outside of compilers, and needs nothing but an output and states.
         """
         x = inputs[0]
         own = neuron.__dict__

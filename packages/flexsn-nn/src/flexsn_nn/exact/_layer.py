@@ -192,7 +192,7 @@ class ExactForward(ReplacedForward):
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Parts of the weight and of gradients; `None`: "exact" is asked for, and the weight is on no grid."""
+        """Parts of the weight and of gradients; `None`: "exact" is requested, and the weight is on no grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)

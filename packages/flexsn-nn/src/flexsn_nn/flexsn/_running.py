@@ -278,7 +278,7 @@ class Runs(Chooses):
         if backend == "hop" and at_zero:
             options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
-            options["lowering"] = "kernel"  # kernels were asked for: the operator may not become anything else
+            options["lowering"] = "kernel"  # kernels are requested: the operator may not become anything else
         num_outputs = counts.with_all(transforms).outputs
         found = (sequences if keep else finals)(
             core,

@@ -47,7 +47,7 @@ class Settings(Leaf):
 
     @property
     def backend(self) -> str:
-        """The backend asked for; `explain()` says which one runs."""
+        """The requested backend; `explain()` reports which one runs."""
         return self._backend
 
     @backend.setter
@@ -69,7 +69,7 @@ class Settings(Leaf):
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
-        """The backends that can be asked for in this step mode. (SpikingJelly's `set_backend` looks here.)"""
+        """The backends that can be requested in this step mode. (SpikingJelly's `set_backend` reads them.)"""
         return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
 
     @property

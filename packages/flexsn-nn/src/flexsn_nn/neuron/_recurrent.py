@@ -173,7 +173,7 @@ class Recurrent(Feedback):
         self._tell_step_mode()
 
     def _tell_step_mode(self) -> None:
-        """The neuron looks at its inputs, too; what it runs with is never asked."""
+        """Sets the step mode of the neuron, which checks its inputs by it; its own backend is never used."""
         self.neuron._step_mode = self._step_mode
 
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:

@@ -215,7 +215,7 @@ def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
 
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:
-    """The spike function with `>` or `>=` as asked for."""
+    """The spike function, with the comparison `>` or `>=` that `strict` requires."""
     check_function(name, function)
     if strict is None:
         return function

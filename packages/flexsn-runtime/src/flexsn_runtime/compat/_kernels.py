@@ -80,7 +80,7 @@ def build_training_kernels(
     """Builds the forward scan that keeps checkpoints, and the backward scan.
 
     Args:
-        requires_grad: for each input and state, whether its gradient may be asked for; `None`: of all.
+        requires_grad: for each input and state, whether its gradient may be needed; `None`: of all.
 
     Returns:
         `(forward, backward, info)`, for `flexsn_forward` and `flexsn_backward`.

@@ -156,7 +156,7 @@ def flexsn_inductor_backward(
     wanted: Sequence[bool],
     state_seqs: bool = True,
 ) -> list[Tensor]:
-    """The gradients that are `wanted`, one for each true entry.
+    """The gradients, one for each true entry of `wanted`.
 
     `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`; gradients that
     are `None` are zero. `wanted` has an entry for each of the forward's flat arguments.

@@ -56,7 +56,7 @@ def between_gradient(
     """Gradients of `x`, of `past`, and of the fraction, the last one for each element of a step.
 
     Args:
-        x: `None`: no gradient of the fraction is wanted.
+        x: `None`: no gradient of the fraction is needed.
     """
     grad_x = torch.empty_like(grad)
     grad_past = None if past is None else torch.empty_like(past)
@@ -91,7 +91,7 @@ def filter_gradient(
     """Gradients of `x`, of `past`, and of the delays, the last one for each element of a step.
 
     Args:
-        x: `None`: no gradient of the delays is wanted.
+        x: `None`: no gradient of the delays is needed.
         slopes: `[most + 1, size]`, derivatives of the taps.
     """
     grad_x = torch.empty_like(grad)

@@ -51,7 +51,7 @@ class GraphStep:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
         num_inputs, num_states, num_outputs: how many of each.
         arguments: what one step takes: tensors and, among the lifted ones, sizes.
-        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be asked for.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be needed.
         cotangents: for each of `[*outputs, *new_states]`, whether `vjp` takes its gradient.
         wanted: for each argument, whether `vjp` gives its gradient.
         on_pieces: as for `trace_step`.
@@ -85,7 +85,7 @@ class GraphStep:
     def key(self) -> Hashable:
         """Equal for steps that have the same kernels.
 
-        `None` if that cannot be told: a symbol among the sizes belongs to one compilation, and of a constant tensor
+        `None` if that cannot be decided: a symbol among the sizes belongs to one compilation, and of a constant tensor
         the code has the name alone.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]

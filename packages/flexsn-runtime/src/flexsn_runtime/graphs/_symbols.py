@@ -23,7 +23,7 @@ class Assignment:
     """A number for each symbol in the sizes of some tensors.
 
     Args:
-        sizes: all sizes that will be asked for.
+        sizes: all sizes that it will be called with.
         number: two assignments of different numbers have no value in common.
     """
 

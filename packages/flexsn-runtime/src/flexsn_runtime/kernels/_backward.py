@@ -59,14 +59,14 @@ class BackwardScan:
     Args:
         arguments: as in the forward.
         kept: checkpoints or residuals, as the forward returned them, or copies in another format.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
         residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
         segments: walked side by side, where the step's gradient allows it; `None`: none.
 
     Attributes:
         plan: what a call does, of `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
-            *grad_states]`: a gradient for each tensor of the forward that is asked for, shaped like it; zeros where
+            *grad_states]`: a gradient for each tensor of the forward that needs one, shaped like it; zeros where
             none flows.
         flowing: the same; but where no gradient flows, there is none, as in the loop.
     """

@@ -1,4 +1,4 @@
-"""A plan that no gradient is asked of, executed by Python until the compiled launcher is there."""
+"""A plan without gradients, executed by Python until the compiled launcher is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime._torch_private import untraced
 from flexsn_runtime.calls._plan import Plan
 from flexsn_runtime.native import NativeCall, compiled_launcher, may_launch, told_forward
 
-# Calls between two questions whether it is there: they take longer than what is asked.
+# Calls between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
 
 

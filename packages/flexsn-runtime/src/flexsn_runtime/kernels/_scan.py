@@ -67,10 +67,10 @@ def run_backward(
     Args:
         arguments: as in the forward.
         checkpoints: from the forward.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
 
     Returns:
-        A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
+        A gradient for each that needs one, shaped like the tensor; zeros where no gradient flows.
 
     Raises:
         As `check_readable`.

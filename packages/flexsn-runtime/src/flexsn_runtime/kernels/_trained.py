@@ -50,12 +50,12 @@ class _Known:
     """A backward that was run before.
 
     Attributes:
-        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
         layout: of the tensors.
         has_layout: the same, compared at once; it may say no, wrongly.
         computed: the plan of the kernel and its sums.
         plan: all of it.
-        is_told: the compiled launcher was asked to execute it.
+        is_told: it was offered to the compiled launcher.
     """
 
     needed: tuple[bool, ...]
@@ -132,7 +132,7 @@ class TrainedScan:
 
         Args:
             tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
 
         Raises:
             TransformError: several gradients come at once.

@@ -1,4 +1,4 @@
-"""A launch with what it allocates, told to the compiled launcher."""
+"""A launch with what it allocates, as the compiled launcher takes it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Launch:
     Args:
         sizes: at least the kernel's integer arguments.
         device: of the tensors that it will be called with. Of these, those in the same place have to be aligned
-            to 16 bytes in every call or in none: Triton compiles for it, and is asked once.
+            to 16 bytes in every call or in none: Triton compiles for it, once.
 
     Attributes:
         programs: in how many parts the step is walked.

@@ -128,7 +128,7 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
     Raises:
         LauncherError: see `launcher_choice`.
-        CompilerMissingError, CompilationError, CacheFolderError, ImportError: it was asked for by name, and cannot be
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: it is requested by name, and cannot be
             compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None

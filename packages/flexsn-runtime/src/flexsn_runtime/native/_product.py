@@ -24,7 +24,7 @@ class ProductOwner(Protocol):
 
 
 class NativeProduct:
-    """Calls on tensors of one layout, with the backwards that were told.
+    """Calls on tensors of one layout, with the backwards registered for them.
 
     Args:
         module: the compiled launcher.

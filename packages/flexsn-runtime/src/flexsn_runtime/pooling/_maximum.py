@@ -65,7 +65,7 @@ def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], 
 
 
 class MaxPool(SingleLevelFunction):
-    """Max pooling by kernels. (What is made of spikes is told from the name of its node.)"""
+    """Max pooling by kernels. (flexsn-nn recognises values made of spikes by the name of its node.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:

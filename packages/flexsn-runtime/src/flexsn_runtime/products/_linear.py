@@ -112,7 +112,7 @@ def linked_linear(
 
 
 def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
-    """The number of links for parts of a gradient, if they are wanted."""
+    """The number of links for parts of a gradient; 0: the gradient has none."""
     makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     return parts[1] if makes else 0
 
@@ -413,7 +413,7 @@ def spike_linear_backward_op(
     grad_parts: int,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of `s`, `weight` and `bias` that are `wanted`, one for each true entry."""
+    """The gradients of `s`, `weight` and `bias`, one for each true entry of `wanted`."""
     found = _gradients(grad, s, weight, seen, (weight_parts, grad_parts), wanted)
     return [gradient for gradient in found if gradient is not None]
 

@@ -136,7 +136,7 @@ _SPIKES, _WEIGHTS, _PIECES, _SEEN, _WHOLE = range(1, 6)
 def backward_plan(kind: BackwardKind) -> Plan:
     """A plan over `[s, spikes, weight, pieces, seen, *gradients]`, those of the forward's results.
 
-    Its first results are the gradients of the forward's operands, those that are wanted.
+    Its first results are the requested gradients of the forward's operands.
     """
     *lead, K = kind.shape
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device

@@ -26,9 +26,9 @@ from flexsn_runtime.products._linear import (
 )
 from flexsn_runtime.products._plans import SAVED, Forward, backward_plan
 
-# Calls between two questions whether the compiled launcher is there: they take longer than what is asked.
+# Calls between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
-# Layouts of a layer that take turns.
+# Layouts of a layer that alternate.
 _MOST = 8
 
 
@@ -36,7 +36,7 @@ class _Known(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        asked: parts, whether links are wanted, and the scale.
+        asked: parts, whether links are requested, and the scale.
         sums: there is a link for the sum of gradients.
     """
 

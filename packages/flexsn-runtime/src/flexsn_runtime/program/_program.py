@@ -50,7 +50,7 @@ class ScanProgram:
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
         num_inputs, num_states, num_outputs: how many of each.
-        requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
+        requires_grad: for each input and state, whether its gradient may ever be needed; `None`: of all.
         precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
             after each step, where they are outputs and states.
         fast_math: approximate division and functions, and fused multiply-add (in C++, the last and products with

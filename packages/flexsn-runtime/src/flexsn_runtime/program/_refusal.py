@@ -1,4 +1,4 @@
-"""True if compiled kernels would take a step function, asked where none can run."""
+"""Checks whether compiled kernels would take a step function, on machines where none can run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def why_refused(
         program: the step function.
         inputs: sequences `[T, *step]`.
         states: initial states `[*step]`; `None`: zeros.
-        training: whether gradients will be asked for.
+        training: whether gradients will be needed.
     """
     if transform_at_work() is not None:
         return None  # the tensors are not what they look like

@@ -61,7 +61,7 @@ def backward_plan(
         num_steps: T, at least 1.
         kept: what the forward kept.
         grads: those of the scan's results.
-        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
         state_seqs: whether the scan returned the states of all steps.
     """
     present = tuple([g is not None for g in grads])
@@ -91,7 +91,7 @@ def _segments(
 
     To the last step comes no gradient of a state that is in no loss; nor, where that leads to none, to those before.
     Zeros in their place would be wrong where they meet an infinite derivative; if no step but the last lacks any, and
-    that can be told there by a flag, all steps have the same VJP.
+    a flag can mark the last one, all steps have the same VJP.
 
     Args:
         arrives: for each result of the scan, whether a gradient of it came.

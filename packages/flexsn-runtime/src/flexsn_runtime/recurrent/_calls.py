@@ -159,7 +159,7 @@ class TrainedStaged:
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
 
         Raises:
             TransformError: several gradients come at once.

@@ -210,7 +210,7 @@ class RecurrentSpecialization(CoreSpecialization):
         """Shapes and dtypes of what the forward keeps of each step for the backward: states, operands and products.
 
         Args:
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be needed.
         """
         vjp = self.vjp(self.trace.differentiable, self.carrying(wanted))
         read = {view.source for part in vjp.parts for view in part.reads}

@@ -67,7 +67,7 @@ def forward_staged(
     """The results, and the memory of what is kept.
 
     Args:
-        needed: for each of `[*inputs, *states, *lifted]`, whether the backward that follows is asked for its gradient;
+        needed: for each of `[*inputs, *states, *lifted]`, whether the backward that follows computes its gradient;
             `None`: none follows.
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device

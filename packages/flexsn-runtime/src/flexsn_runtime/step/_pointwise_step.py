@@ -204,7 +204,7 @@ class Specialization(CoreSpecialization):
         """Residuals that the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
 
         Args:
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be needed.
         """
         if wanted not in self._residuals:
             with self._lock:
@@ -220,7 +220,7 @@ class Specialization(CoreSpecialization):
         except Exception:
             if self._policy == "save":
                 raise
-            return None  # a step that has no gradient is refused when one is asked for, if it ever is
+            return None  # a step that has no gradient is refused when one is needed, if it ever is
         chunk = self.plan(math.prod(trace.step_shape)).backward.chunk
         rounded = self.numerics.precision == "eager"
         return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)

@@ -106,7 +106,7 @@ class CoreSpecialization:
         """Raises what the makers of its kernels raise, and compiles nothing.
 
         Args:
-            training: whether gradients will be asked for.
+            training: whether gradients will be needed.
         """
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ Backward: a step's VJP is linear in its cotangents, so a segment is an affine ma
 `maps_source` writes these maps, `carried_source` combines them, `gradient_source` walks all segments with the cotangent
 at the end of each. Forward: `speculation_source` begins each segment with a guess of its state, the state after a
 warm-up, and `repair_source` compares each guess, bit by bit, with the end of the segment before it and computes again
-what differs. Where the states are affine functions of those before and exactness to the last bit is not wanted,
+what differs. Where the states are affine functions of those before and exactness to the last bit is not required,
 `state_maps_source`, `starts_source` and `from_starts_source` combine segments as the backward does.
 """
 
