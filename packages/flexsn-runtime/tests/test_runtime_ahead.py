@@ -36,14 +36,14 @@ def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
-    x = random(3, *STEP, dtype=torch.float64).requires_grad_()
+    x = random(11, *STEP, dtype=torch.float64).requires_grad_()
     output, _ = run(program, x)
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
     assert dtypes == [torch.float64] * 4  # input, checkpoint, the gradients of output and input
     output.sum().backward()
-    run(program, random(5, *STEP, dtype=torch.float64).requires_grad_())
+    run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1
 
 

@@ -166,11 +166,27 @@ def test_freed_memory_is_named() -> None:
 
 
 def test_dtypes_that_kernels_do_not_have_are_named() -> None:
-    narrow = torch.float8_e5m2
+    narrow = torch.float8_e4m3fnuz
     gain = random(5).to(narrow)
-    with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e5m2, which kernels do not have"):
+    with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e4m3fnuz, which kernels do not have"):
         compiled(lambda x, v: (x, v), 1, [random(6, 5)], [random(5).to(narrow)])
-    with pytest.raises(DtypeError, match=r"captured tensor 0 is torch\.float8_e5m2, which kernels do not have"):
+    with pytest.raises(DtypeError, match=r"captured tensor 0 is torch\.float8_e4m3fnuz, which kernels do not have"):
         compiled(lambda x, v: (x * gain.to(x.dtype), v), 1, [random(6, 5)], [random(5)])
-    with pytest.raises(NotImplementedError, match=r"input_0 returns torch\.float8_e5m2, which Triton does not have"):
+    with pytest.raises(
+        NotImplementedError, match=r"input_0 returns torch\.float8_e4m3fnuz, which Triton does not have"
+    ):
         compiled(lambda x, v: (x.to(v.dtype), v), 1, [random(6, 5).to(narrow)], [random(5)])
+
+
+def test_float8_values_are_converted() -> None:
+    """As states that a step hands on, captured tensors and inputs; eager mode computes with none of them."""
+    for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
+        gain = (4 * random(5)).to(narrow)
+
+        def core(x: Tensor, v: Tensor, gain: Tensor = gain) -> tuple[Tensor, Tensor]:
+            return x.to(torch.float32) * gain.to(torch.float32) + v.to(torch.float32), v
+
+        x, v = (8 * random(11, 5)).to(narrow), random(5).to(narrow)
+        for a, b in zip(compiled(core, 1, [x], [v]), loop(core, 1, [x], [v]), strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a.to(torch.float32), b.to(torch.float32))

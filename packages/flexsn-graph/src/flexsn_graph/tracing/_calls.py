@@ -14,6 +14,7 @@ from torch import Tensor
 from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.ir._ops import Op
 from flexsn_graph.reads import is_library
 from flexsn_graph.tracing._capture import CaptureMode, UnexpectedWriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
@@ -116,7 +117,7 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, torch._ops.OpOverload):  # in a captured graph, whose own tensors are no step's, either
+            if isinstance(func, Op):  # in a captured graph, whose own tensors are no step's, either
                 return reductions(*args, **kwargs)
             with self:  # of their calls, those that take no tensor of the step are computed before the loop
                 return reductions(*args, **kwargs)
