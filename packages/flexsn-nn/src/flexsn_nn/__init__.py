@@ -1,4 +1,4 @@
-"""Spiking neurons from step functions: what practitioners use."""
+"""Spiking neurons from step functions: the package for practitioners."""
 
 from __future__ import annotations
 

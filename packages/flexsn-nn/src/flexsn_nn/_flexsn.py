@@ -49,56 +49,56 @@ class SequenceRunner(Protocol):
     """Runner of a neuron's calls between layers with exact products: see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """The output of a call; `None`: it runs as ever."""
+        """The output of a call; `None`: the neuron runs the call as usual."""
 
 
-# `FlexSN._asked` of a call that returns a sequence and leaves the states.
+# `FlexSN._asked` of a call over a sequence that keeps no state sequences and has no transforms.
 _SEQUENCE = ("m", False, ())
 
 
 class FlexSN(Runs):
-    """A spiking neuron, or any recurrence that works element by element, from one time step of it.
+    """A spiking neuron, or any other elementwise recurrence, defined by one time step.
 
-    The state lives on the module from call to call until `reset()`; or, with `step`, in the caller's hands.
+    The module keeps the state from call to call until `reset()`. With `step`, the caller keeps the state.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`: one time step, pointwise over the step's
-            elements, but for products with captured matrices along its last dimension. A function, or an
-            `nn.Module`, whose parameters become this module's. Tensors that it captures get gradients; parameters
-            among them that no module and no optimizer has are warned of at the first call.
-        num_inputs, num_states, num_outputs: how many of each.
-        example_inputs: one step's inputs and states; with them, errors in the core come at construction.
+            elements, except for products with captured matrices along its last dimension. The core is a function, or
+            an `nn.Module` whose parameters become this module's. Tensors that it captures get gradients. The first
+            call warns of captured parameters that no module and no optimizer has.
+        num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
+        example_inputs: one step's inputs and states; with them, errors in the core are raised at construction.
         requires_grad: for each input and (initial) state, whether a gradient may flow to it; `None`: to all.
         step_mode: `"m"`: inputs are sequences `[T, *step]`; `"s"`: one step `[*step]` per call.
         backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels on a GPU; `"cpp"`: compiled
             kernels on the CPU; `"hop"`: the scan as one operator; `"torch"`: a plain loop; `"auto"`: kernels where
             they run; elsewhere the operator inside `torch.compile`, and the loop outside of it.
-        store_state_seqs: whether to keep the states after every step, in `state_seqs`.
-        example_outputs: one step's outputs; gives shapes and dtypes when `T == 0`.
-        precision: `"eager"`: what the core computes on the tensors as they are; `"float32"`: float16 and
-            bfloat16 inputs are widened, the states are float32, and outputs are rounded to the first input's
-            dtype.
-        residuals: what compiled kernels keep for the backward besides the inputs: `"recompute"`: the states now and
-            then, from which the rest is computed again; `"save"`: the fewest bytes from which the gradient can be
-            computed; `"auto"`: whichever moves fewer bytes. Under `torch.compile`, they recompute.
-        watch_firing: whether to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of
-            16 calls is looked at, and none waits for a GPU. `FLEXSN_WATCH_FIRING=0` in the environment turns it off
-            for neurons made afterwards.
+        store_state_seqs: True: keep the states after every step in `state_seqs`.
+        example_outputs: one step's outputs, which give the shapes and dtypes when `T == 0`.
+        precision: `"eager"`: the core receives the tensors unchanged; `"float32"`: float16 and bfloat16 inputs are
+            widened, the states are float32, and outputs are rounded to the first input's dtype.
+        residuals: values that compiled kernels keep for the backward besides the inputs. `"recompute"`: the states at
+            intervals, from which the other values are computed again; `"save"`: the fewest bytes from which the
+            gradient can be computed; `"auto"`: the choice that moves fewer bytes. Under `torch.compile`, kernels
+            recompute.
+        watch_firing: True: warn, once, if the neuron never or always fires in training (`FiringWarning`). One of 16
+            calls is checked, in step mode `"s"` one of 129, and no check waits for a GPU. `FLEXSN_WATCH_FIRING=0` in
+            the environment turns the warning off for neurons made afterwards.
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
         state_seqs: `[T, *step]` each, of the last call, if `store_state_seqs`.
-        count_spikes: whether each call also gives `spike_counts`; `False` at first.
-        spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the (first) output of the last call,
-            summed over all dimensions but the step's second one, or its only one. Compiled kernels sum over time as
-            they go, and the spikes are not read again; single steps, loops and graphs sum the output. Differentiable:
-            what a regulariser of rates adds to the gradient needs no sequence. `None` unless `count_spikes`.
+        count_spikes: True if each call also computes `spike_counts`; `False` at first.
+        spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the first output of the last call,
+            summed over all dimensions but channels. Channels are the step's second dimension, or its only one. Compiled
+            kernels sum over time during the scan and do not read the spikes again; single steps, loops and graphs sum
+            the output. The counts are differentiable, and the gradient of a regulariser of rates needs no sequence.
+            `None` unless `count_spikes`.
 
     Raises:
-        UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that do not go
-            together.
+        UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that exclude each other.
         ResidualsError: unknown residuals.
-        ValueError: numbers that do not fit each other, or, with `example_inputs`, the core.
+        ValueError: numbers that contradict each other or, with `example_inputs`, the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -148,7 +148,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
+        # Cleared when an attribute is assigned: that kernels are known to accept the core, and an earlier call that
+        # later calls may repeat.
         self._ready_made = None
         self._repeats = None
         self.states = []
@@ -156,13 +157,13 @@ class FlexSN(Runs):
         self.count_spikes = False
         self.spike_counts = None
         self._bits = SpikeBits()
-        # Of states that `init_states` made: the step's shape, and theirs.
+        # Shapes of the step, and of the states that `init_states` made for it.
         self._shapes_for = None
         self._looks_for_sharing = True
         self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
-        self._reset_in = recomputation()  # in which reset() was called last
+        self._reset_in = recomputation()  # the one in which reset() was called last
         self._get_program()
         if example_inputs is not None:
             compare_specs(self._output_specs, self._specialize_examples(example_inputs))
@@ -175,36 +176,36 @@ class FlexSN(Runs):
         resets: Tensor | None = None,
         transforms: Sequence[Transform] = (),
     ) -> Tensor | list[Tensor]:
-        """Runs the neuron, from the state that it has.
+        """Runs the neuron from its present state.
 
         Args:
             inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`. Inputs may
                 broadcast against each other after T.
-            affine: what to do with the first input before the step; compiled kernels do it in the step itself, and the
-                sequence is not written.
-            lengths: `[B]`, whole numbers from 0 to T: after its end, a sequence gives zeros and keeps its state
-                (`transforms.Lengths`). B is the first dimension of a step.
-            resets: `[T, B]`, booleans, `[B]` in `"s"`: the states are the initial ones before a marked step
+            affine: an operation on the first input before the step. Compiled kernels include it in the step, and do not
+                write the sequence.
+            lengths: `[B]`, whole numbers from 0 to T. After the end of a sequence, its outputs are zeros and its state
+                stays unchanged (`transforms.Lengths`). B is the first dimension of a step.
+            resets: `[T, B]`, booleans, `[B]` in `"s"`. A marked step begins with the initial states
                 (`transforms.Resets`).
-            transforms: other changes of the step in this call, the first one innermost.
+            transforms: other changes of the step in this call, innermost first.
 
         Returns:
-            The output `[T, *step]` (`[*step]` in `"s"`); a list of them when there are several. Outputs, states and
+            The output `[T, *step]` (`[*step]` in `"s"`), or a list of several outputs. Outputs, states and
             gradients have the inputs' memory format, as after an elementwise operation.
 
         Raises:
-            TypeError, InputCountError: not `num_inputs` tensors.
+            TypeError, InputCountError: the inputs are not `num_inputs` tensors.
             StateError: the state was made for inputs of another shape; or the call is a recomputation
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels are requested and cannot run.
-            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state, and later
-                calls of one program go on where the first one ended; with `strict=True`, they raise. Or inside
-                `torch.jit.trace`.
+            ExportError: inside `torch.jit.trace`, or inside `torch.export` if the neuron has a state. An exported
+                program begins at the initial state. Later calls of the neuron within the program go on where the first
+                one ended; with `strict=True`, they raise.
             ParameterError: `lengths` or `resets` that do not fit the input.
             StepModeError: `lengths` in step mode `"s"`.
-            ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or with some that differ from the core's.
         """
-        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+        if inputs.__class__ is not tuple:  # torch.fx traces the neuron alone
             raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
         firing = None if compiling else self._firing
@@ -271,14 +272,14 @@ class FlexSN(Runs):
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, spikes
         else:
             self._hold_results(states, state_seqs, spikes)
-            # Kernels' own backwards say it by themselves.
+            # Backwards of kernels detect a freed graph by themselves.
             self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
-        """Warns if the neuron's own output of the call before leads to this one's input; looks once.
+        """Warns if the inputs depend on the neuron's own output of the call before. Checks this once.
 
-        Single steps are left alone: there, an output that comes back is a recurrent connection.
+        Single steps are exempt, since an output that returns as an input is a recurrent connection there.
         """
         given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
         if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
@@ -296,17 +297,17 @@ class FlexSN(Runs):
         resets: Tensor | None = None,
         transforms: Sequence[Transform] = (),
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
-        """Runs the neuron from the states given, and returns the new ones: the module keeps nothing.
+        """Runs the neuron from `states`, and returns the new states. The module keeps none.
 
         In step mode `"m"` this runs a whole sequence, in `"s"` one step.
 
         Args:
-            inputs: the inputs of `forward`: a tensor, or `num_inputs` of them.
-            states: `num_states` tensors, `[*step]` each; `None`: the initial ones.
+            inputs: the inputs of `forward`: a tensor, or `num_inputs` tensors.
+            states: `num_states` tensors, `[*step]` each; `None`: the initial states.
             affine, lengths, resets, transforms: as for `forward`.
 
         Returns:
-            What `forward` returns, and the states after it.
+            The result of `forward`, and the states after the call.
 
         Raises:
             The errors of `forward`.
@@ -342,7 +343,7 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Transforms of a call, the innermost first, without those of every call."""
+        """Transforms of one call, innermost first, without the neuron's own, which belong to every call."""
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
@@ -352,20 +353,20 @@ class FlexSN(Runs):
         found = (*self._completing(inputs), *found)
         if resets is not None:
             found = (*found, Resets(resets))
-        if isinstance(front, Delayed):  # its state is the delay's, which resets leave as it is
+        if isinstance(front, Delayed):  # resets leave the state of the delay unchanged
             found = (*found, front)
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Transforms of a call that compute inputs which it leaves out."""
+        """Transforms that compute the inputs which a call leaves out."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes what runs and why, what was refused and why, and what each call moves through memory.
+        """Describes backends and refusals with their reasons, and the bytes that each call moves through memory.
 
         Args:
-            inputs: as for `forward`; with them, also the bytes of a call with these, and the copies that their
-                layout costs.
+            inputs: as for `forward`. With them, the text includes the bytes of a call with these inputs, and the copies
+                that their layout costs.
             affine: as for `forward`.
         """
         kinds = kinds_of(self.modules())
@@ -431,7 +432,7 @@ class FlexSN(Runs):
         return f" These inputs would run by {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """The backend of calls outside of compilers on a type of device, and the reason; `None`: none ran yet."""
+        """The backend of calls outside of compilers on a type of device, and the reason; `None`: no call ran yet."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sequences without padding: jagged nested tensors to padded ones and back."""
+"""Conversion of jagged nested tensors, which are sequences without padding, to padded tensors and back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flexsn_nn.errors import InputLayoutError, InputShapeError
 
 
 class Packed(NamedTuple):
-    """The sequences of a jagged tensor, as places in padded memory.
+    """Places of a jagged tensor's values in a padded tensor.
 
     Attributes:
-        offsets: `[B + 1]`, where each sequence begins among the values, and the end of the last.
+        offsets: `[B + 1]`: the number of the first value of each sequence, and the end of the last sequence.
         lengths: `[B]`.
-        num_steps: of the longest one.
+        num_steps: number of steps of the longest sequence.
         step: for each value, its step.
         row: for each value, its sequence.
     """
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, jagged: Tensor) -> Packed:
-        """The sequences of a tensor `[B, lengths, *step]`. Waits for its device."""
+        """Places of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
         offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
         numbers = torch.arange(len(lengths), device=offsets.device)
@@ -40,14 +40,14 @@ class Packed(NamedTuple):
         return cls(offsets, lengths, int(lengths.max()) if len(lengths) else 0, step, row)
 
     def padded(self, jagged: Tensor) -> Tensor:
-        """`[B, lengths, *step] -> [T, B, *step]`, zeros after the end of a sequence."""
+        """`[B, lengths, *step] -> [T, B, *step]`, with zeros after the end of each sequence."""
         values = jagged.values()
         whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
         padded: Tensor = whole.index_put((self.step, self.row), values)
         return padded
 
     def jagged(self, padded: Any) -> Any:
-        """`[T, B, *step] -> [B, lengths, *step]`; in lists and tuples, too. Others are returned as they are."""
+        """`[T, B, *step] -> [B, lengths, *step]`, also within lists and tuples. Returns other values unchanged."""
         if isinstance(padded, list | tuple):
             return type(padded)([self.jagged(one) for one in padded])
         whole = self.num_steps, len(self.lengths)
@@ -57,11 +57,11 @@ class Packed(NamedTuple):
 
 
 def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
-    """The inputs of a network, padded where they are jagged, and what packs its output; `None`: none is jagged.
+    """Pads the jagged inputs of a network. Returns the inputs, and the places to pack outputs; `None`: none is jagged.
 
     Raises:
         InputLayoutError: a `PackedSequence`, a nested tensor of another layout, or one with holes.
-        InputShapeError: sequences of different lengths in two inputs.
+        InputShapeError: two inputs have sequences of different lengths.
     """
     packed: Packed | None = None
     found = []
@@ -82,7 +82,7 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
 
 
 def packed_sequence(name: str) -> InputLayoutError:
-    """The refusal of a `PackedSequence`, whose sequences end at other places in each step."""
+    """The error for a `PackedSequence`, which has another number of sequences at each step."""
     return InputLayoutError(
         f"{name} is a PackedSequence, which has another number of sequences at each step. Unpack it: x, lengths = "
         "torch.nn.utils.rnn.pad_packed_sequence(x), and functional.run(net, x, lengths=lengths); or give a nested "

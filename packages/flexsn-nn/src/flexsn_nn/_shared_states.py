@@ -1,4 +1,4 @@
-"""One instance at two places of a network: the second place would go on with the state of the first."""
+"""Warnings of an instance at two places of a network, where the second goes on with the state of the first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_hop.callers import warn
 from flexsn_nn._freed_graphs import GraphOfCall
 from flexsn_nn.errors import SharedStateWarning
 
-# Nodes of a graph that are looked at; a step of a loop has a few dozen.
+# Maximum number of nodes that a search in a graph visits; a step of a loop has a few dozen.
 _MOST_NODES = 4096
 
 
@@ -20,9 +20,9 @@ def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: Grap
     """True if the graph of a call's inputs leads to an output of the call before.
 
     Args:
-        inputs: of the call.
-        states: that it begins with; kernels return them and the outputs by one node.
-        graph: of the call before, where a loop ran.
+        inputs: inputs of the call.
+        states: states that the call begins with. Kernels return states and outputs by one node.
+        graph: graph of the call before, if the loop ran it.
     """
     ends = {state.grad_fn for state in states if state.grad_fn is not None}
     waiting = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
@@ -50,9 +50,9 @@ def warn_of_sharing(module: nn.Module) -> None:
 
 
 def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
-    """Warns of modules of some kinds that a network of `nn.Sequential` calls twice in one call.
+    """Warns of modules of some kinds that one call of an `nn.Sequential` calls more than once.
 
-    A module that has two names in other modules may be called by one of them alone.
+    Modules of other types are not checked: they may call a module with two names by one of the names alone.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:
@@ -62,7 +62,7 @@ def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
 
 
 def _calls(part: nn.Module) -> Counter[nn.Module]:
-    """How often a call of `nn.Sequential` calls each module."""
+    """The number of calls of each module in one call of an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
     found: Counter[nn.Module] = Counter()

@@ -16,27 +16,27 @@ from flexsn_nn.errors import StateError
 
 
 class Stateless(nn.Module):
-    """A network that takes its states and returns them, and keeps none: see `functional.stateless`.
+    """A network that receives its states as arguments, returns the new ones and keeps none: `functional.stateless`.
 
     Args:
-        net: a network; its parameters and its step mode are shared, its own states are left alone.
+        net: a network. Its parameters and its step mode are shared; its own states stay unchanged.
 
     Attributes:
         net: as given.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        from flexsn_nn.functional import with_state  # which has a function that makes this
+        from flexsn_nn.functional import with_state  # imported late: `functional` makes this class
 
         super().__init__()
         check_module("net", net)
         self.net = net
         self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
-        # By layer: how many states. A layer that is no neuron shows it with its first input.
+        # Number of states by layer. For a layer that is no neuron, it is unknown before the first input.
         self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
 
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:
-        """The states before the first step, of all layers in the order of `functional.get_states`.
+        """The initial states of all layers, in the order of `functional.get_states`.
 
         Runs the network once, without gradients, and leaves it as it was.
 
@@ -44,7 +44,7 @@ class Stateless(nn.Module):
             inputs: of the network: a tensor, or several.
 
         Raises:
-            StateError: a layer that was not called, or one of your own without `initial_states`.
+            StateError: the network does not call a layer, or a layer of your own has no `initial_states`.
         """
         from flexsn_nn.reports._layers import forget, unchanged
 
@@ -70,10 +70,10 @@ class Stateless(nn.Module):
 
         Args:
             inputs: of the network: a tensor, or several.
-            states: as `initial_states` or an earlier call returned them; `None`: the initial ones.
+            states: from `initial_states` or an earlier call; `None`: the initial states.
 
         Raises:
-            StateError: another number of states.
+            StateError: the network has another number of states.
         """
         given = self.initial_states(inputs) if states is None else list(states)
         counts = self._counts_of(given)

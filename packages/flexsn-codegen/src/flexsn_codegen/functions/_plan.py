@@ -1,7 +1,7 @@
-"""A call as data: new memory, launches, and what becomes of what they write. One builder, one executor.
+"""A call as data: its new memory, its launches, and the sums that follow them. It has one builder and one executor.
 
-A function of whole tensors is one that cuts nothing: its one step walks the shape that its arguments broadcast to, and
-each operand is a whole tensor. A function that cuts has steps of its own shapes, whose operands are parts of tensors.
+A function that cuts nothing works on whole tensors: its one step walks the shape that its arguments broadcast to, and
+each operand is a whole tensor. A function that cuts has steps of several shapes, whose operands are parts of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, StepGraph
 MAX_PLANS = 1024
 
 Source = tuple[bool, int]
-"""Where a result is: `(True, i)`: argument `i`; `(False, i)`: output `i` of the kernel."""
+"""The place of a result: `(True, i)` is argument `i`, `(False, i)` is output `i` of the kernel."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Built:
     kernel: Any = None
 
     def compiled(self) -> Any:
-        """The kernel, as its target launches it."""
+        """The compiled kernel, in the form that its target launches."""
         if self.kernel is None:
             self.kernel = self.source.target.compile(self.source)
         return self.kernel
@@ -50,9 +50,9 @@ class TracedStep:
     """One kernel of a trace.
 
     Attributes:
-        source: its function of one element.
-        slots: for each number that the kernel takes, the expression that computes it.
-        cells: the parts of tensors that it reads and writes; `None`: whole tensors, in order.
+        source: the kernel's function of one element.
+        slots: for each number among the kernel's arguments, the expression that computes it.
+        cells: the parts of tensors that the kernel reads and writes; `None`: its operands are whole tensors, in order.
     """
 
     source: CoreSource
@@ -63,16 +63,16 @@ class TracedStep:
 
 @dataclass(slots=True)
 class Trace:
-    """A function for arguments of one kind. It serves all numbers that meet its conditions.
+    """A function, traced for arguments of one kind. One trace serves all numbers that meet its conditions.
 
     Attributes:
-        name: of its kernels.
-        graph: what it does.
-        steps: what computes it, mostly one.
-        conditions: what was decided by the numbers, with its outcome.
-        written: positions of the tensors that it changes.
-        shapes: of the arguments that it was traced with; `None`: it serves all.
-        sources: of a gradient whose sums belong to it, for each result `(argument or output, its number)`.
+        name: name of its kernels.
+        graph: the traced operations.
+        steps: the kernels that compute the graph, mostly one.
+        conditions: decisions that depended on numbers, each with its outcome.
+        written: positions of the arguments that the function writes to.
+        shapes: shapes of the arguments in the trace; `None`: the trace serves all shapes.
+        sources: for a gradient that also sums its results, the place of each result before its sum.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Trace:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Allocations of the results that are new memory."""
+        """Dtypes of the results that are new memory."""
         return self.graph.dtypes[: len(self.graph.dtypes) - len(self.written)]
 
     @property
@@ -97,11 +97,11 @@ class Trace:
         return [step.step for step in graph.steps] if isinstance(graph, CellGraph) else [graph.step]
 
     def fits(self, numbers: Sequence[Any]) -> bool:
-        """True if a call with these numbers is traced alike."""
+        """True if the trace serves a call with these numbers."""
         return hold(self.conditions, numbers)
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
-        """True if it serves arguments of these shapes."""
+        """True if the trace serves arguments of these shapes."""
         if self.shapes is None:
             return True
         assert isinstance(self.graph, CellGraph)
@@ -113,23 +113,23 @@ class Trace:
         return True
 
     def words(self, numbers: Sequence[Any]) -> list[list[int]]:
-        """The integers that each step's kernel takes for the numbers."""
+        """The numbers of a call as integers, which are arguments of each step's kernel."""
         return [integers(step.source, step.slots, numbers) for step in self.steps]
 
     def plan(
         self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = (), like: Sequence[int] = (), *, plain: bool = False
     ) -> Plan:
-        """All of a call but where its tensors are, and its numbers.
+        """The plan of a call. It depends neither on the addresses of tensors nor on numbers.
 
         Args:
-            tensors: shapes, strides, dtypes and the device are looked at.
-            outs: what the results are written to; none: new memory.
-            like: of a trace with `sources`, for each result the tensor to whose shape it is summed.
-            plain: each kernel has an operand for each argument and result of its step, and walks elements.
+            tensors: arguments, whose shapes, strides, dtypes and device are read.
+            outs: the tensors that receive the results; empty: the results are new memory.
+            like: for a trace with `sources`: for each result, the number of the tensor to whose shape it is summed.
+            plain: True: each kernel walks elements, and has an operand for each argument and result of its step.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return _built(self, tensors, outs, like, plain)  # symbols
+            return _built(self, tensors, outs, like, plain)  # the sizes are a compiler's symbols
         key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in every])
         plan = self.plans.get(key)
         if plan is None:
@@ -141,20 +141,20 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """Memory of a call: a result, or the terms of one that is summed."""
+    """Memory that a call allocates, for a result or for the terms of a sum."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
     def on(self, like: Tensor) -> Tensor:
-        """A new tensor on the device of another one."""
+        """Allocates the memory on the device of `like`."""
         return like.new_empty_strided(self.shape, self.strides, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a launch: its number among those of the call and then the new ones, and the first element read."""
+    """A tensor of a launch: its number in `[*tensors of the call, *new tensors]`, and its first element in use."""
 
     tensor: int
     offset: int = 0
@@ -170,10 +170,10 @@ class PlannedLaunch:
     """One launch of a plan.
 
     Attributes:
-        step: the number of the trace's step.
-        integers: the kernel's, without those of the numbers, which come last.
-        numel: the number of elements, with what rows are padded by.
-        block, warps: of a program on a GPU.
+        step: the number of the step in the trace.
+        integers: the first integers among the kernel's arguments; the integers of the call's numbers follow.
+        numel: the number of elements, including the padding of rows.
+        block, warps: elements and warps of a program on a GPU.
         fixed: True if memory depends on the number of programs.
     """
 
@@ -193,11 +193,11 @@ class PlannedLaunch:
         return [operand.of(every) for operand in self.operands]
 
     def run(self, every: Sequence[Tensor], words: Sequence[int]) -> None:
-        """Launches.
+        """Launches the kernel, unless the launch has no elements.
 
         Args:
-            every: the tensors of the call, and then the new ones.
-            words: the integers of the numbers.
+            every: `[*tensors of the call, *new tensors]`.
+            words: the integers of the call's numbers.
         """
         if self.numel == 0:
             return
@@ -219,13 +219,13 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SummedPart:
-    """A result that is the sum of what a step has written.
+    """Part of a result: the sum of the terms that a step writes.
 
     Attributes:
-        total: from terms to their sum.
-        result: the number of a new tensor.
-        part: where the sum is in the result.
-        shape: of the step, with 1 where it is summed.
+        total: computes the sum from the terms.
+        result: the number of the result among the new tensors.
+        part: the place of the sum in the result.
+        shape: the step's shape, with 1 for each dimension that is summed.
     """
 
     total: Total
@@ -234,20 +234,20 @@ class SummedPart:
     shape: tuple[int, ...]
 
     def run(self, every: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        """Sums."""
+        """Computes the sum, and copies it to its place in the result."""
         self.part.view(new[self.result], self.shape).copy_(self.total.of(every))
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A tensor of a call, summed.
+    """The sum of a tensor over some of its dimensions.
 
     Attributes:
-        tensor: its number among those of the call and then the new ones.
-        axes: that are summed.
-        turned: sizes of what is left, and the order in which their dimensions are the result's; `None`: as they are.
-        shape: of the result.
-        dtype: of the result.
+        tensor: the tensor's number in `[*tensors of the call, *new tensors]`.
+        axes: the dimensions that are summed.
+        turned: sizes of the remaining dimensions, and their permutation for the result; `None`: they are in order.
+        shape: shape of the result.
+        dtype: dtype of the result.
     """
 
     tensor: int
@@ -257,7 +257,7 @@ class Total:
     dtype: torch.dtype
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        """The sum. Without axes, it is the tensor, and not a view of it."""
+        """Computes the sum. A tensor that needs no change is returned itself, not a view of it."""
         found = every[self.tensor]
         if self.axes:
             found = found.sum(self.axes, dtype=found.dtype)
@@ -273,12 +273,12 @@ class Plan:
     """Steps of one call, and its results.
 
     Attributes:
-        new: its new memory; the results are first.
-        dtypes: of the results, to which those that were summed in wider ones are converted.
+        new: memory that the call allocates; the results are first.
+        dtypes: dtypes of the results. Sums in wider dtypes are converted to them.
         launches: in order.
-        sums: what is summed after them.
-        constants: by the number of a result, what all of it is.
-        totals: the results of a gradient whose sums belong to it; `None`: the new memory is the results.
+        sums: parts of results that are summed after the launches.
+        constants: `(number of a result, the number that fills it)`.
+        totals: the results of a gradient that also sums them; `None`: the results are the new memory.
     """
 
     new: tuple[NewMemory, ...]
@@ -290,26 +290,26 @@ class Plan:
 
     @property
     def is_one_launch(self) -> bool:
-        """True if nothing is done beside one launch."""
+        """True if one launch is all of the plan."""
         return len(self.launches) == 1 and not self.sums and not self.constants and self.totals is None
 
     def allocated(self, like: Tensor) -> list[Tensor]:
-        """New memory."""
+        """Allocates the new memory."""
         return [memory.on(like) for memory in self.new]
 
     def results(self, like: Tensor) -> list[Tensor]:
-        """Memory as that of the results."""
+        """Allocates tensors with the layouts and dtypes of the results."""
         pairs = zip(self.new, self.dtypes, strict=False)
         return [replace(memory, dtype=dtype).on(like) for memory, dtype in pairs]
 
     def run(
         self, tensors: Sequence[Tensor], words: Sequence[Sequence[int]], outs: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """The results, computed.
+        """Runs the plan, and returns the results.
 
         Args:
             words: from `Trace.words`.
-            outs: what the results are written to, where it was planned with such.
+            outs: the tensors that receive the results, if the plan was made with them.
         """
         new = list(outs) or self.allocated(tensors[0])
         every = [*tensors, *new]
@@ -327,10 +327,10 @@ class Plan:
 
 
 def computed_once(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
-    """The graph of a gradient without results that are alike, or are given; and where each result is.
+    """The graph of a gradient without repeated results and results that are arguments; the place of each result.
 
     Args:
-        cotangents: the number of the first argument that may be a result.
+        cotangents: the number of the first argument that may itself be a result.
     """
     step = graph.step
     given = {node: i for i, node in enumerate(step.placeholders.values()) if i >= cotangents}
@@ -395,7 +395,7 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # One that a result has whole, and of which another result is the sum, is written whole.
+    # An output is written whole if its results are summed over different dimensions.
     own = [{axes for axes, s in zip(summed, trace.sources, strict=True) if s == (False, i)} for i in range(len(dtypes))]
     walk = _StepWalk(trace, 0, shape, strides, inputs, [axes.pop() if len(axes) == 1 else frozenset() for axes in own])
     memory = [walk.memory(i, dtype) for i, dtype in enumerate(dtypes)]
@@ -411,7 +411,7 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
 
 
 def _broadcast(own: Sequence[int], shape: Sequence[int]) -> frozenset[int]:
-    """The dimensions of a shape that a tensor's own shape is broadcast along."""
+    """The dimensions of `shape` along which a tensor of shape `own` is broadcast."""
     missing = len(shape) - len(own)
     return frozenset(d for d, n in enumerate(shape) if n != 1 and (d < missing or own[d - missing] == 1))
 
@@ -470,14 +470,14 @@ def _part(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _Vie
 
 
 class _StepWalk:
-    """How one step's kernel walks its elements, and where it writes what is summed.
+    """The walk of one step's kernel over its elements, and the memory for its sums.
 
     Args:
-        shape: of the step.
-        order: strides of the shape, in whose order the kernel counts.
-        inputs: of the step, used or not.
+        shape: the step's shape.
+        order: strides of this shape. The kernel counts elements in their order.
+        inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions that it is summed over.
-        whole: for each output of a step that reduces rows, True if it has an element for each of a row.
+        whole: in a step that reduces rows: for each output, True if it has all elements of a row, False if it has one.
         plain: as for `Trace.plan`.
     """
 
@@ -501,7 +501,7 @@ class _StepWalk:
         self._plain = plain
         if core is None:
             return
-        # Outermost first. Dimensions of one element are nowhere, but for rows.
+        # Outermost first. Dimensions of one element are left out, except for the last one of a step with rows.
         rows = bool(core.stages)
         self._walked = [d for d in sorted(range(len(shape) - rows), key=lambda d: -order[d]) if shape[d] != 1]
         leading = frozenset(self._walked)
@@ -533,7 +533,7 @@ class _StepWalk:
         return Summed.NOT if self._division is None else self._division.sums[i]
 
     def memory(self, i: int, dtype: torch.dtype) -> tuple[NewMemory, tuple[int, ...]]:
-        """New memory for an output that is summed, or in the step's shape, and its strides there."""
+        """New memory for an output, and its strides over the step's shape. A summed output needs less memory."""
         kind = self._kind(i)
         if kind is Summed.OVER_ROWS:
             assert self._rows is not None
@@ -550,7 +550,7 @@ class _StepWalk:
         return found, tuple(0 if d in gone else stride for d, stride in enumerate(found.strides))
 
     def total(self, i: int, whole: Total) -> Total:
-        """The sum of what is written for an output; `whole`: that of an output in the step's shape."""
+        """The sum of an output that remains after the kernel. `whole`: the sum if the output has the step's shape."""
         kind = self._kind(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._columns()
@@ -568,10 +568,10 @@ class _StepWalk:
         return self._walked[self._division.split :]
 
     def launch(self, outputs: Sequence[_View], *, may_overlap: bool) -> PlannedLaunch:
-        """The launch.
+        """The launch of the step's kernel.
 
         Args:
-            may_overlap: a tensor that is written may be one that is read.
+            may_overlap: True if the kernel may write to a tensor that it also reads.
         """
         trace, core, division, rows = self._trace, self._core, self._division, self._rows
         assert core is not None
@@ -612,7 +612,7 @@ class _StepWalk:
         )
 
     def _woven(self, outputs: Sequence[_View]) -> int:
-        """The number of outputs that follow each other in memory, element by element; 1: they do not."""
+        """The number of outputs that are interleaved in memory, element by element; 1: they are not interleaved."""
         first = outputs[0]
         count = sum(view.operand.tensor == first.operand.tensor for view in outputs)
         if not 2 <= count <= _MOST_WOVEN or len(outputs) % count or not self._walked:
@@ -631,7 +631,7 @@ class _StepWalk:
         kept = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
         strides = [[v.strides[d] for d in self._walked] for v in kept]
-        # Of a result that is one run of memory, there is nothing to say.
+        # Interleaved results that fill one run of memory get dense strides, which the kernel need not receive.
         whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
@@ -647,7 +647,7 @@ class _StepWalk:
         return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
 
 
-# Each element of woven results is computed once for each of them.
+# Maximum number of interleaved results: the kernel computes each element of the step once for each result.
 _MOST_WOVEN = 4
 
 

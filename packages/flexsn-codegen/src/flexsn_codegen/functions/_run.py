@@ -36,16 +36,16 @@ def run(
     outs: list[Tensor] | None,
     prepared: PreparedCalls | None = None,
 ) -> Any:
-    """Calls a function: by its kernel on whole tensors, or, where there is none, by that which cuts.
+    """Calls a function by a kernel on whole tensors; if that is impossible, by a kernel that cuts tensors.
 
     Args:
-        outs: what the results are written to; `None`: new memory.
-        prepared: gets the call, to make it again.
+        outs: the tensors that receive the results; `None`: the results are new memory.
+        prepared: records the call, to repeat it later.
     """
     tensors, numbers = parts.tensors, parts.numbers
     cut = kernels.known_cut(structure, tensors) if outs is None else None
     if cut is not None:
-        # For other numbers, it may cut nothing.
+        # The function may cut nothing if the numbers differ from those of the earlier call.
         with contextlib.suppress(NothingCutError):
             return _run(kernels, structure, parts, *cut, None, prepared)
     try:

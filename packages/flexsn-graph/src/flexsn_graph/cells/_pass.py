@@ -1,4 +1,4 @@
-"""One try: a graph on tensors, node by node, into one on the elements of a step."""
+"""One attempt to translate a graph on tensors, node by node, into a graph on the elements of a step."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, ROW_MAX, ROW_MI
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
-# Rows of at most this length are written out when they are reduced.
+# A reduction of rows up to this length is written out as operations on cells.
 _SHORT_ROW = 8
 
 _prims = torch.ops.prims
 
 
 class Pass:
-    makes_numbers = False  # a range of numbers becomes cells
+    makes_numbers = False  # True: a range of numbers becomes cells
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
-        self._made_for: list[range] = []  # of each input, the first numbers of its axes' keys
-        # To be looked at when it is known which axes are one.
+        self._made_for: list[range] = []  # for each input, the numbers with which the keys of its axes begin
+        # Checked at the end of the pass, when all equal axes are united.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
 
@@ -76,7 +76,7 @@ class Pass:
         return self._finish(output, arguments)
 
     def translate(self) -> tuple[fx.Node, list[list[Any]]]:
-        """Translates all nodes. Returns the output, and for each argument the dimensions of its cells."""
+        """Translates all nodes. Returns the output node and, for each argument, the dimensions of each of its cells."""
         nodes = list(self._module.graph.nodes)
         arguments: list[list[Any]] = []
         for node in nodes:
@@ -229,14 +229,14 @@ class Pass:
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
     ) -> Value | tuple[Value, ...]:
-        """An op, element by element, on values and numbers; `like`: the fake result, whose dtype counts."""
+        """Applies an op element by element to values and numbers. `like`: the fake result, which gives the dtype."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         dims, aligned = self._aligned(node, list(operands.values()))
         counts = counts_of(dims)
         self._limit(node, counts)
         summed = self._summed(node, target, args, like)
         expanded = [cells.expand(counts).flatten().tolist() for cells in aligned]
-        # Of cells that are alike, one.
+        # Cells with the same operands share one node.
         known: dict[tuple[int, ...], int] = {}
         made: list[fx.Node] = []
         order = []
@@ -270,7 +270,7 @@ class Pass:
         return tuple(parts)
 
     def one(self, node: fx.Node, op: str, *args: Any, dtype: torch.dtype) -> Value:
-        """A prim with one result of `dtype`."""
+        """Applies a prim that has one result, of `dtype`."""
         like = torch.empty((), dtype=dtype, device="meta")
         if op == "convert_element_type":
             args = (*args, dtype)
@@ -279,7 +279,7 @@ class Pass:
         return found
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that the result is summed over; refuses what is not linear in a sum. As in `_positions`."""
+        """The axes that the result is summed over. Refuses an op that is not linear in a sum, as `_positions` does."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
@@ -301,7 +301,7 @@ class Pass:
     # -- dimensions ----------------------------------------------------------------------------------------
 
     def _aligned(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
-        """The dimensions that values broadcast to, and the cells of each, with a 1 where it has none of them."""
+        """The dimensions that values broadcast to, and the cells of each value, with size 1 where it is broadcast."""
         rank = max((len(v.dims) for v in values), default=0)
         padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
         dims = []
@@ -320,7 +320,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """The common factors of two ways to factor a dimension; refines axes, and unites them."""
+        """Common factors of two factorizations of a dimension. Unites equal axes; raises `Refined` to split an axis."""
         left, right, found = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
@@ -345,7 +345,7 @@ class Pass:
         return tuple(found)
 
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
-        """`view`: the factors in order, in other dimensions."""
+        """`view`: groups the factors, in the same order, into other dimensions."""
         if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
             raise self.refusal(node, f"{called_op(node)} picks some of the elements")
         factors = list(value.factors)
@@ -395,7 +395,7 @@ class Pass:
             factor = rest[0]
             if isinstance(factor, OpenAxis):
                 inside = size_of(rest[1:])
-                # Of the axis, what lies inside of one piece.
+                # The size of the axis within one piece.
                 kept = unit // inside if unit % inside == 0 else 1
                 kept = kept if factor.size % kept == 0 else 1
                 raise Refined(node, factor, (False, factor.size // kept), (True, kept))
@@ -413,7 +413,7 @@ class Pass:
         return count, tuple(rest)
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
-        """Splits a dimension into `(rest, step)`: the last `step` elements of each group are cells of their own."""
+        """Splits a dimension into `(rest, step)`: its last factor, of `step` elements, consists of cells."""
         found, rest = 1, list(dim)
         while found < step:
             factor = rest[-1]
@@ -429,12 +429,12 @@ class Pass:
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
-        """The value with one dimension's cells grouped by other factors."""
+        """The value with other factors for one dimension, which group the same cells."""
         dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
         return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
 
     def _cell_axis(self, value: Value, dim: int) -> int:
-        """Where the cells of a dimension begin."""
+        """The first dimension of `value.cells` that belongs to a dimension of the value."""
         return len(counts_of(value.dims[:dim]))
 
     def slice(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
@@ -471,7 +471,7 @@ class Pass:
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
         split = [self._leading(node, v.dims[dim], unit) for v in values]
         alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
-        # All but the cells in front are the same.
+        # Without the cells in front, the dimensions have to be the same.
         without = [replace(v, dims=(*v.dims[:dim], v.dims[dim][1:], *v.dims[dim + 1 :])) for v in alike]
         dims = without[0].dims
         for other in without[1:]:
@@ -493,13 +493,13 @@ class Pass:
         return Value(joined, cells.reshape(counts_of(joined)), tuple(nodes), first.summed, zero)
 
     def _zeros_like(self, value: Value, dim: int, size: int, like: Tensor) -> Value:
-        """Zeros of the same shape, but for one dimension of `size`, which is to be joined."""
+        """Zeros in the shape of `value`, except for `size` elements in the dimension that `cat` joins."""
         dims = (*value.dims[:dim], self._new_dim(size), *value.dims[dim + 1 :])
         counts = counts_of(dims)
         return Value(dims, torch.zeros(counts, dtype=torch.int64), (self._zero(like),), value.summed, zero=True)
 
     def put(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int, size: int) -> Value:
-        """`slice_backward`: the value at some places of a dimension of `size`, zeros at the others."""
+        """`slice_backward`: the value at the places of a slice of a dimension of `size`, and zeros at the others."""
         like = node.meta["val"]
         dim %= len(value.dims)
         start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
@@ -523,7 +523,7 @@ class Pass:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
     def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
-        """Cells are added up here; what is summed over axes is summed after the kernel.
+        """Adds up cells in the graph. Sums over axes follow after the kernel, except for a sum over the row.
 
         Args:
             op: combines two cells.
@@ -557,7 +557,7 @@ class Pass:
         return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
 
     def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
-        """A sum of which the part over a row is taken within the kernel, and the rest after it."""
+        """A sum: the kernel computes its part over the row, and the rest follows after the kernel."""
         if not self._sums_allowed:
             (axis,) = self._reduced_axes(node, value, dims)
         else:
@@ -572,7 +572,10 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True for an axis of the row's size that no value has beside the row, as of a gradient that comes in."""
+        """True if each axis can be the row: it has the row's size, and no value has both axes.
+
+        An example is an axis of a gradient that is an argument.
+        """
         if self._row is None:
             return True
         row = self._root(self._row)
@@ -584,7 +587,10 @@ class Pass:
         return True
 
     def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
-        """The axis of a row, in a list; refuses what else is reduced. A short row becomes cells."""
+        """The axis of the row that is reduced, in a list, which is empty if the row consists of cells.
+
+        Refuses other reductions. A short row becomes cells: this raises `Refined`.
+        """
         rank, reduced = len(value.dims), self._reduced(value, dims)
         if reduced != [rank - 1]:
             which = f"dimension{'s' if len(reduced) > 1 else ''} {', '.join(map(str, reduced))} of {rank}"
@@ -611,7 +617,7 @@ class Pass:
 
     @staticmethod
     def _reduced(value: Value, dims: Sequence[int]) -> list[int]:
-        """The dimensions among `dims`, without those of one element."""
+        """The dimensions `dims` in order, without dimensions of one element."""
         rank = len(value.dims)
         return sorted({d % rank for d in dims if size_of(value.dims[d % rank]) != 1})
 
@@ -675,7 +681,7 @@ class Pass:
         results: dict[int, CellResult],
     ) -> CellModule:
         """The module that computes the results in `group`, which have the same axes."""
-        # In the order of one that is not summed, if there is one.
+        # The axes are in the order of the result with the fewest summed axes, mostly none.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -706,7 +712,7 @@ class Pass:
         return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        """The dimensions of a result; those of a constant are cells of any number."""
+        """Dimensions of a result. Axes that the step lacks, as in a constant, become cells; which one is arbitrary."""
         return tuple(
             tuple(
                 Axis(numbers[self._root(f)])
@@ -724,7 +730,7 @@ class Pass:
             for factor in dim:
                 if isinstance(factor, OpenAxis):
                     number = numbers.get(self._root(factor))
-                    # An axis that no result has: what reads it is not used.
+                    # No result has this axis, so no result uses this part.
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
                     factors.append(Cells(*factor))
@@ -732,7 +738,7 @@ class Pass:
         return tuple(found)
 
     def _whole(self) -> dict[Key, list[tuple[int, int]]]:
-        """By axis, the arguments' dimensions that are it alone."""
+        """By axis, the dimensions of arguments that consist of this axis alone."""
         found: dict[Key, list[tuple[int, int]]] = {}
         for index, value in enumerate(self._inputs):
             for d, dim in enumerate(value.dims):
@@ -741,7 +747,10 @@ class Pass:
         return found
 
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
-        """The dimensions that are whole axes, and no part of a dimension that is cut."""
+        """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.
+
+        The size is free if the dimension is one whole axis, and this axis is no factor of a dimension that is cut.
+        """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
         cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}
         free: list[list[int | None]] = [[None] * len(v.dims) for v in self._inputs]

@@ -1,4 +1,4 @@
-"""Which backend a neuron's call runs on, and why."""
+"""The choice of the backend for a neuron's call, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Calls with what kernels refuse.
+# Beginning of the reason for which a call that kernels refuse runs in the loop.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
@@ -46,7 +46,7 @@ class Chooses(KeepsStates):
     _undelayed: Callable[..., Any] | None = None  # a core whose kernels load no earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The inputs of the core, from those of a call."""
+        """Checks the inputs of a call, and returns the inputs of the core."""
         for i, value in enumerate(inputs):
             check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
@@ -58,7 +58,7 @@ class Chooses(KeepsStates):
             )
         return inputs
 
-    # Dynamo computes the result and takes it for a constant; it guards what the arguments are made of.
+    # Dynamo computes the result during its trace and treats it as a constant. It guards the sources of the arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """Chooses the backend that runs, once for each type of device, inside and outside of compilers."""
@@ -74,23 +74,24 @@ class Chooses(KeepsStates):
         return choice.backend
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True if the loop runs what the kernels of a backend that "auto" has chosen refuse.
+        """True if the loop runs calls that the kernels of the chosen backend refuse, for `backend="auto"`.
 
-        On a GPU, sequences of such a core are refused; for single steps the loop is no worse than itself.
+        On a GPU, a sequence that kernels refuse is an error. Single steps run without kernels everywhere: their caller
+        loops over time in any case.
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
+        """True if kernels can run this call, as far as checks before the run show. Records the reason otherwise."""
         why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
         return why is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
-        """Why the loop runs a call for which kernels are chosen; `None`: they run it."""
+        """The reason for which the loop runs a call although kernels are chosen; `None`: kernels run it."""
         if not PLAIN.issuperset(map(type, (*inputs, *states))):
             other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
             return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
@@ -110,7 +111,7 @@ class Chooses(KeepsStates):
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
-        """As `_why_loop`, of a user's transforms."""
+        """`_why_loop` for a user's transforms: the reason for which kernels refuse the core that they make."""
         why = None
         if any(not is_own(type(transform)) for transform in transforms):
             why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
@@ -126,7 +127,7 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Reports, once, what kernels would refuse of what the loop has just run."""
+        """Reports, once, the reason for which kernels would refuse the call that the loop has just run."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
@@ -141,7 +142,7 @@ class Chooses(KeepsStates):
         training: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> str | None:
-        """Why kernels refuse the core, or what a user's transforms make of it, if they do."""
+        """The reason for which kernels refuse the core, with a user's transforms; `None`: kernels accept it."""
         used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
         used = self._with_examples(used)
         more_inputs: Values = ()
@@ -162,16 +163,16 @@ class Chooses(KeepsStates):
         )
 
     def _is_ready_made(self) -> bool:
-        """True if all of the core is this package's, which kernels take."""
+        """True if the whole core belongs to this package, so that kernels accept it."""
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
-        """True of a sequence without steps, outside of compilers, where the number of steps is a number."""
+        """True for a sequence without steps. Always False inside of compilers, where the number may be a symbol."""
         empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
         return bool(empty)
 
     def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
-        """Shapes and dtypes of one step's outputs, where they are known without the core; `None`: they are not."""
+        """Shapes and dtypes of one step's outputs; `None`: they are unknown until the core runs."""
         if not self.num_outputs:
             return []
         step = step_shape(inputs, self._step_mode)
@@ -181,7 +182,7 @@ class Chooses(KeepsStates):
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Shapes and dtypes of one step's outputs for a sequence without steps.
 
-        Examples of another shape than the step's are compared with a trace of the core, if it can be traced.
+        Examples with another shape than the step's are compared with a trace of the core, if the trace succeeds.
         """
         known = self._specs_beforehand(inputs)
         if known is not None:
@@ -196,7 +197,7 @@ class Chooses(KeepsStates):
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Fails: without an example, the outputs' shapes and dtypes are unknown."""
+        """Raises `ExampleError`: without an example, the outputs' shapes and dtypes are unknown."""
         raise ExampleError(
             "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
@@ -226,7 +227,7 @@ class Chooses(KeepsStates):
         return [(value.shape, value.dtype) for value in outputs]
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """As `_specialize_examples`, of sequences and initial states; their values do not matter."""
+        """Shapes and dtypes of a step's outputs, from sequences and initial states, whose values do not matter."""
         program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
         outputs = program.specialize(given, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
@@ -235,7 +236,7 @@ class Chooses(KeepsStates):
         """Returns the program that kernels are made from, as `Programs.get`.
 
         Args:
-            transforms: all of a call, the neuron's own among them.
+            transforms: all transforms of a call, including the neuron's own.
         """
         core: Callable[..., Any] = self.core
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
@@ -245,7 +246,7 @@ class Chooses(KeepsStates):
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
-        """The call as transforms see it."""
+        """The call, as an argument of transforms."""
         compiling = torch.compiler.is_compiling()
         kernels = backend in COMPILED
         in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)

@@ -1,4 +1,4 @@
-"""How the calls of a neuron run: with which transforms, and by what."""
+"""The run of a neuron's call: its transforms, and the kernels or the loop that compute it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Asked = tuple[str, bool, _Kinds]
 
 
 class _Repeats(NamedTuple):
-    """An earlier call that others may repeat.
+    """An earlier call, which later calls may repeat.
 
     Attributes:
-        program: runs them.
-        asked: the results and side effects of such a call, `Runs._asked`. A call that differs in it takes the long way.
+        program: runs the later calls.
+        asked: results and side effects of the call, from `Runs._asked`. A call with others takes the long way.
     """
 
     program: StepProgram
@@ -53,7 +53,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """As `_run_unexplained`, and an error of the core's operations names the argument that is the cause."""
+        """Runs `_run_unexplained`. Errors of the core's operations name the argument that is the cause."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -61,7 +61,7 @@ class Runs(Chooses):
         except DrawError:
             if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
                 raise
-            self._draws = True  # by a function that the code does not name
+            self._draws = True  # the core draws in a function that its code does not name
             changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
             return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
@@ -70,7 +70,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error`, by checks too slow for a call that succeeds.
+        """Raises a clearer error than `error` if it finds the cause. The checks are too slow for a call that succeeds.
 
         Args:
             inputs, states: of the call that failed.
@@ -86,10 +86,10 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Outputs, final states, and the state sequences if they are to be kept.
+        """Returns outputs, final states, and the state sequences, which are empty unless they are kept.
 
         Args:
-            states: empty for the initial ones.
+            states: of this call; empty: the initial states.
             transforms: of this call.
         """
         inputs = self._checked(inputs)
@@ -131,7 +131,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """As `_run`, by the backend that was chosen."""
+        """Runs a call on the chosen backend. Returns the results of `_run`."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
         asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
@@ -188,11 +188,11 @@ class Runs(Chooses):
         transforms: tuple[Transform, ...],
         kinds: _Kinds | None,
     ) -> Sequence[Tensor]:
-        """`(*outputs, *final_states)`, or with the state sequences instead, by compiled kernels.
+        """Runs compiled kernels. Returns `(*outputs, *final_states)`, or `(*outputs, *state_sequences)`.
 
         Args:
-            inputs, states: those of the transforms among them.
-            kinds: of the transforms of the call, which later calls may repeat; `None`: they may not.
+            inputs, states: including those of the transforms.
+            kinds: types of the call's own transforms; later calls with these may repeat it. `None`: no call may.
         """
         program = self._program(transforms)
         try:
@@ -237,7 +237,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Notes the bits at the end of the results, if there are any; returns the other results."""
+        """Stores the bits, which are the last result if the program writes any, and returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -253,16 +253,16 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Outputs, and the state sequences or the final states, by the core itself.
+        """Runs the core itself. Returns the outputs, and the state sequences or the final states.
 
         Args:
-            inputs, states: those of the transforms among them.
-            at_zero: whether a compiler may take the neuron's states for zeros.
+            inputs, states: including those of the transforms.
+            at_zero: True if a compiler may assume that the neuron's states are zeros.
         """
         single = self._step_mode == "s"
         counts = Counts(self.num_inputs, self.num_states, self.num_outputs)
         core = composed(self.core, counts, transforms, [transform.tensors for transform in transforms])
-        if self.requires_grad is not None:  # kernels do it by themselves
+        if self.requires_grad is not None:  # kernels apply it by themselves
             inputs = (*_masked(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
             states = (*_masked(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])
         if single:
@@ -278,7 +278,7 @@ class Runs(Chooses):
         if backend == "hop" and at_zero:
             options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
-            options["lowering"] = "kernel"  # kernels are requested: the operator may not become anything else
+            options["lowering"] = "kernel"  # kernels are requested, so the operator may become nothing else
         num_outputs = counts.with_all(transforms).outputs
         found = (sequences if keep else finals)(
             core,
@@ -296,7 +296,7 @@ class Runs(Chooses):
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
-        """As `_run`, of `DTensor`: each process runs its part of the step."""
+        """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
         from flexsn_nn._shards import StepShards, check_parts  # takes as long to import as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
@@ -327,19 +327,19 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Results and side effects of a call of `forward`, by the attributes as they are now."""
-        own = self.__dict__  # a module's attributes take five times as long
+        """Results and side effects of a call of `forward` with the present attributes."""
+        own = self.__dict__  # access to a module's attributes takes five times as long
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` like an earlier one, by the same program; the result is `None` if there was none.
+        """Runs a call of `forward` by the program of an earlier call, if it can repeat that call.
 
         Returns:
-            The result, and inputs and transforms for the long way, so that what a norm computes of a batch before its
-            step is computed once.
+            The result, and inputs and transforms. The result is `None` if the call repeats no earlier one. The long way
+            then goes on with these inputs and transforms, so that a norm computes statistics of the batch only once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -348,7 +348,7 @@ class Runs(Chooses):
             return none
         program = repeats.program
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
-            return none  # one that was registered, and not assigned
+            return none  # another core was registered, and not assigned
         single = own["_step_mode"] == "s"
         states, num_states = own["states"], own["num_states"]
         every = (*self._own_transforms, *transforms)
@@ -363,7 +363,7 @@ class Runs(Chooses):
         elif len(states) != num_states and (states or not self._kernels_start_alike(inputs)):
             return none
         if every:
-            call = self._call("cpp", inputs)  # kernels did run
+            call = self._call("cpp", inputs)  # kernels ran the earlier call
             inputs, used = before(call, every)
             constant = self._own_transforms
             none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
@@ -386,7 +386,7 @@ class Runs(Chooses):
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        # nn.Module's __setattr__ is bypassed below: it takes half as long as the launch of a kernel.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])
@@ -395,7 +395,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
 
-# By backend: the scan that keeps the state sequences, and the one that keeps the final states.
+# By backend: the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
@@ -408,11 +408,11 @@ def _start_at_zero(transforms: Sequence[Transform]) -> bool:
 
 
 def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
-    """Inputs or states, detached where `requires_grad` says so."""
+    """Inputs or states, detached where `allowed` is False."""
     return [t if flows else t.detach() for t, flows in zip(tensors, allowed, strict=False)]
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:
-    """True if there is a `DTensor` among the inputs; without importing what they are defined in."""
+    """True if one of the inputs is a `DTensor`. Does not import the module that defines this class."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

@@ -16,22 +16,23 @@ from flexsn_nn.flexsn._options import StepChanges
 
 
 class NormNeuron(Leaf):
-    """`neuron(norm(x))`, where the neuron's step does what the norm does after its statistics.
+    """`neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
 
-    The normalised sequence is never written, nor kept for the backward. What is kept is `x` and what the neuron keeps:
+    The normalised sequence is neither written nor kept for the backward. The backward reads `x` and the values that the
+    neuron keeps. The step computes
 
         h = (x - mean) scale + shift        in the step; scale = weight / sqrt(var + eps), shift = bias
         s, v = neuron(h, v)
 
-    Statistics, running statistics and gradients are the norm's, over all steps and the batch, as of
-    `OverTime(norm)`. With the same statistics, outputs are those of the neuron on `(x - mean) scale + shift` computed
-    beforehand, to the bit in float32; PyTorch's norms differ from that in the last bits, and so between devices. Where
-    no compiled kernels run, the norm itself does, and then the neuron.
+    Statistics, running statistics and gradients are those of `OverTime(norm)`, over all steps and the batch. With the
+    same statistics, outputs in float32 are equal, to the bit, to those of the neuron on `(x - mean) scale + shift`
+    computed beforehand. PyTorch's norms differ from this formula in the last bits, and from device to device.
+    Without compiled kernels, the norm itself runs, and then the neuron.
 
     Args:
-        norm: `nn.BatchNorm1d` to `3d` or `nn.SyncBatchNorm`, or an `OverTime` of one alone, as
-            `ThresholdDependentBatchNorm2d`. In evaluation, running statistics are read, as always.
-        neuron: any `FlexSN`; its first input is what is normalised. Its hooks see `x`.
+        norm: `nn.BatchNorm1d` to `3d` or `nn.SyncBatchNorm`; or an `OverTime` that holds one of these alone, such as
+            `ThresholdDependentBatchNorm2d`. In evaluation mode, it reads its running statistics, as always.
+        neuron: any `FlexSN`. Its first input is normalised in its step, so its hooks receive `x`.
 
     Raises:
         ParameterError: another norm, or a neuron that is no `FlexSN`.
@@ -60,13 +61,13 @@ class NormNeuron(Leaf):
         """`[T, B, C, ...] -> [T, B, C, ...]`, or in step mode `"s"` `[B, C, ...] -> [B, C, ...]`.
 
         Args:
-            x: what is normalised; the convolution's output, say.
+            x: the tensor to normalise, for example the output of a convolution.
             others: further inputs of the neuron.
-            options: `lengths`, `resets`, `transforms`, as of the neuron. The statistics are those of all steps, of
-                padding, too.
+            options: `lengths`, `resets`, `transforms`, as for the neuron. The statistics include all steps, padding,
+                too.
 
         Raises:
-            InputShapeError: a shape that the norm does not take.
+            InputShapeError: the norm does not accept the shape.
             The errors of the neuron.
         """
         output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._normalisation(), **options)
@@ -78,7 +79,7 @@ class NormNeuron(Leaf):
         states: Sequence[Tensor] | None = None,
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
-        """As `FlexSN.step`: the neuron keeps nothing. (The norm keeps its running statistics.)"""
+        """`FlexSN.step` of the neuron, which keeps no states. The norm keeps its running statistics."""
         return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
@@ -93,7 +94,7 @@ class NormNeuron(Leaf):
 
 
 def norm_of(module: nn.Module) -> BatchNorm | None:
-    """The batch norm that a layer is, or is made of alone."""
+    """The batch norm that a layer is, or the one that an `OverTime` holds alone; `None`: neither."""
     if isinstance(module, OverTime) and len(module) == 1:
         module = module[0]
     return module if is_batch_norm(module) else None

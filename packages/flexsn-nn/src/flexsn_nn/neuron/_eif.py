@@ -17,9 +17,9 @@ class EIF(ImmediateReset):
     Args:
         tau: time constant in steps, above 0.
         delta_T: sharpness of the run-up to a spike, above 0.
-        theta_rh: the membrane at which it begins.
+        theta_rh: value of the membrane at which the run-up begins.
         v_threshold: as in `ImmediateReset`.
-        v_rest: the membrane at rest.
+        v_rest: value of the membrane at rest.
         v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     `tau`, `delta_T`, `theta_rh` and `v_rest` are numbers, tensors that broadcast to the step, or

@@ -17,7 +17,7 @@ HINT = "A spike of either sign needs a threshold of its own on each side of 0."
 class TernaryIF(IF):
     """`h = v + x`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
 
-    The soft reset is `v' = h - s v_threshold`; the hard one sets `v'` to `v_reset` after a spike of either sign.
+    The soft reset is `v' = h - s v_threshold`. The hard reset sets `v'` to `v_reset` after a spike of either sign.
 
     Args:
         v_threshold: above 0.
@@ -48,7 +48,7 @@ class TernaryIF(IF):
 class TernaryLIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
 
-    `LIF` with spikes and resets as in `TernaryIF`.
+    This is `LIF` with the spikes and resets of `TernaryIF`.
 
     Args:
         tau, decay_input: as in `LIF`.
@@ -80,7 +80,7 @@ class TernaryLIF(LIF):
 
 
 def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
-    """`(spike, v)` of a charged membrane with a threshold on each side."""
+    """`(spike, v)` from the charged membrane `h`, with a threshold on each side of 0."""
     up, down = neuron.fire(h), neuron.fire(-h)
     spike = up - down
     return spike, neuron.after(h, spike if neuron.v_reset is None else up + down)

@@ -1,4 +1,4 @@
-"""The transforms of calls that draw: the places of the numbers, or means."""
+"""Transforms of calls that draw random numbers: they give a step the places of its numbers, or means."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Gives a step the places of its random numbers. It is the outermost: other transforms may draw, too.
+    """Gives a step the places of its random numbers. This is the outermost transform, as others may draw, too.
 
-    One object serves one call, whose key is drawn once, whichever way the call takes. Kernels compute the words of an
-    element before their loop over time; for loops in Python, they are computed before the call.
+    One object serves one call. The call's key is drawn once, whichever way the call takes. Kernels compute the words of
+    an element before their loop over time. Loops in Python receive words that are computed before the call.
 
     Args:
-        numbers: of the neuron.
-        begins, keep: as of `Numbers.places`.
+        numbers: the neuron's key and steps.
+        begins, keep: as for `Numbers.places`.
     """
 
     num_inputs = 1
@@ -36,11 +36,11 @@ class Draws(Transform):
 
     @property
     def tensors(self) -> Values:
-        """Tensors from which the words of the elements are computed, or these words."""
+        """The tensors from which the words of elements are computed, or the words themselves."""
         return self._tensors
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """With the tensors that the step of this call takes."""
+        """Prepares `tensors` for the step of this call."""
         elements, _ = self._placed(call)
         in_step = call.kernels or torch.compiler.is_compiling()
         self._tensors = tuple(elements) if in_step else words_of_elements(*elements)
@@ -59,13 +59,13 @@ class Draws(Transform):
         return self._places
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Runs the step, in which draws have their places."""
+        """Runs the step with the places of its numbers."""
         words = own.tensors
         if len(words) == len(Elements._fields):
             word = torch.ops.flexsn_graph.element_word
             words = tuple([word(*own.tensors, index=i) for i in range(3)])
         places = Places(*words, *own.inputs)
-        if torch.compiler.is_dynamo_compiling():  # a captured step may not change an object: `number_draws`
+        if torch.compiler.is_dynamo_compiling():  # a captured step may change no object; see `number_draws`
             torch.ops.flexsn_nn.places(*places)
             return Changed(*core(inputs, states))
         return Changed(*drawing(places, lambda: core(inputs, states)))
@@ -75,7 +75,7 @@ class Means(Transform):
     """Gives a step the mean of each number that it draws."""
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """The step, in which draws give means."""
+        """Runs the step with a mean for each number that it draws."""
         if torch.compiler.is_dynamo_compiling():
             torch.ops.flexsn_nn.means()
             return Changed(*core(inputs, states))
@@ -83,7 +83,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """For traces: places of some key, which no generator draws."""
+    """A transform for traces, with an arbitrary key that no generator draws."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

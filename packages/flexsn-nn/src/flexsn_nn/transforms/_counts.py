@@ -1,4 +1,4 @@
-"""Spike counts: added up by the step itself, so that the spikes are not read again."""
+"""Spike counts. The step itself adds them up, so that the spikes are not read again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform,
 
 
 class SpikeCounts(Transform):
-    """One more state: the sum of the first output over time, `[*step]`.
+    """Adds one state: the sum of the first output over time, `[*step]`.
 
-    Compiled kernels keep it in a register, and write it once. Its gradient is one of a final state: added to that of
-    the output at every step, and no sequence.
+    Compiled kernels keep the sum in a register, and write it once. Its gradient is that of a final state, not a
+    sequence. The backward adds it to the output's gradient at every step.
 
     Attributes:
-        total: of the call, `[*step]`; `None`: the call ran without it, and the output is to be summed.
+        total: sum of the call, `[*step]`; `None`: the call ran without this transform, and the neuron sums the output.
     """
 
     num_states = 1
@@ -28,36 +28,36 @@ class SpikeCounts(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Equal for all."""
+        """Equal for all instances."""
         return ()
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """In kernels over sequences alone."""
+        """Keeps the transform if kernels run over a sequence."""
         return call.inputs, self if call.kernels and call.step_mode == "m" else None
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """A count of nothing."""
+        """Zeros, the counts before the first step."""
         x = call.inputs[0]
         return (x.new_zeros((), dtype=count_dtype(x.dtype)).expand(call.step_shape),)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Adds the first output up."""
+        """Adds the first output to the count."""
         (count,) = own.states
         outputs, new_states = core(inputs, states)
         return Changed(outputs, new_states, own_states=(count + outputs[0].to(count.dtype),))
 
     def ended(self, outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-        """Keeps the total."""
+        """Stores the total."""
         (self.total,) = states
 
 
 def count_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which outputs of a dtype are summed: float32, or a wider one."""
+    """The dtype of sums over outputs of a dtype: float32, or a wider one."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def per_channel(values: Tensor, *, lead: int) -> Tensor:
-    """The sum over all but channels, `[C]`: the second dimension of a step, or the only one.
+    """The sum over all dimensions but channels, `[C]`: these are the second dimension of a step, or its only one.
 
     Args:
         values: `[*step]` after `lead` dimensions.

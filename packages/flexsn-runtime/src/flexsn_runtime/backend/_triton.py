@@ -1,4 +1,4 @@
-"""Triton, for GPUs and, slowly, in its interpreter."""
+"""The Triton backend: on GPUs or, slowly, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TritonBackend(Backend):
         return launch_plan(ncl, cost, interpreted=self.interpreted)
 
     def segments(self) -> SegmentRule | None:
-        return None if self.interpreted else ON_GPU  # programs run one after the other there
+        return None if self.interpreted else ON_GPU  # the interpreter runs programs one by one
 
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
@@ -56,20 +56,20 @@ class TritonBackend(Backend):
     ) -> Launch:
         if self.interpreted:
             return self.launch(kernel, sizes, config, device)
-        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
+        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which may be absent
 
         return TritonLaunch(replace(kernel, function=_Recorded(standalone(kernel.function))), sizes, config, device)
 
 
 class _Recorded:
-    """A function of Triton's whose launches a tracer records."""
+    """A Triton function whose launches a tracer records."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
-            # The other options are about exactness, which the source itself takes care of.
+            # The other options concern exactness, which the standalone source ensures by itself.
             wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
 
         return launch

@@ -1,4 +1,4 @@
-"""Runs a specialised step over time, by plans that the step keeps, one for each layout of tensors."""
+"""Runs a specialised step over time. The step stores one plan for each layout of tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward_scan(
     """The forward scan over arguments of this layout.
 
     Args:
-        state_seqs: write the states after every step; otherwise the final ones alone.
+        state_seqs: True: write the states after every step; False: write the final states alone.
         training, residuals, spare_rows, padding: as for `ForwardScan`.
     """
     segments = choose_segments(step, arguments)
@@ -67,13 +67,13 @@ def run_backward(
     Args:
         arguments: as in the forward.
         checkpoints: from the forward.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
     Returns:
-        A gradient for each that needs one, shaped like the tensor; zeros where no gradient flows.
+        For each tensor, its gradient in the tensor's shape, zeros where no gradient flows; `None` if none is needed.
 
     Raises:
-        As `check_readable`.
+        The errors of `check_readable`.
     """
     tensors = (*arguments.all, *checkpoints, *cotangents.all)
     check_readable(step.trace, tensors)
@@ -97,7 +97,7 @@ def backward_of(
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
         wanted: as for `run_backward`.
-        state_seqs: whether the last are the gradients of state sequences, or of final states.
+        state_seqs: True: `grad_states` are the gradients of state sequences; False: those of final states.
         residuals: as for `BackwardScan`.
     """
     step.has_backward = True

@@ -26,13 +26,13 @@ def flexsn_backward_ncl_bucket(ncl: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """How a kernel is generated and launched.
+    """Settings for generating and launching a kernel.
 
     Attributes:
         chunk: time steps whose loads are issued together.
         block: elements per program.
         num_warps: warps per program.
-        stages: chunks in flight, copied ahead of their use to shared memory; 1: none.
+        stages: chunks in flight, copied to shared memory ahead of their use; 1: nothing is copied ahead.
     """
 
     chunk: int
@@ -43,12 +43,12 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The launches of one size class.
+    """Launch settings of one size class.
 
     Attributes:
         inference: the forward when no gradient is needed.
         forward: the forward that writes checkpoints; its chunk is a multiple of the backward's.
-        backward: its chunk is the distance of the checkpoints.
+        backward: the backward; its chunk is the distance between checkpoints.
     """
 
     inference: LaunchConfig
@@ -58,12 +58,12 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs of a step: what a launch choice depends on besides the number of elements.
+    """Costs of a step. With the number of elements, they determine its launch settings.
 
     Attributes:
-        num_ops: of the step's forward graph; LIF has 8.
-        inputs, outputs: bytes per element of each. An input with few numbers for the whole step does not count, as a
-            mask with one for each sequence, nor does an output that has no gradient.
+        num_ops: operations of the step's forward graph; LIF has 8.
+        inputs, outputs: bytes per element of each input and output. Inputs with few numbers for the whole step, such
+            as a mask with one for each sequence, are left out, and so are outputs without a gradient.
     """
 
     num_ops: int
@@ -77,7 +77,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations per backward step: the step is computed again, and its VJP is some three times as long."""
+        """Operations per backward step, which computes the step again and then its VJP, about three times as long."""
         return 4 * self.num_ops
 
     @classmethod
@@ -93,14 +93,15 @@ class StepCost:
         )
 
 
-# An input that has one number for `_FEW` elements or more is read from caches, and moves no bytes.
+# An input with one number for `_FEW` elements or more is read from caches, so it moves no bytes.
 _FEW = 32
 
-# By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF and a step
-# of two inputs, float32 and bfloat16.
-# Small steps leave most of the GPU idle: what counts is the latency of one element's chain of steps, so one element
-# per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers. In between, there
-# are too few programs for all multiprocessors to have equal shares: the smaller the programs, the less it matters.
+# Plans by the largest number of elements that they serve. benchmarks/tune_launch.py measured them on an H200, with LIF
+# and with a step of two inputs, in float32 and bfloat16.
+# Small steps leave most of the GPU idle. Their time is the latency of one element's chain of steps, so their plans have
+# one element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte loads and
+# few registers. Steps in between have too few programs for equal shares of all multiprocessors. Smaller programs make
+# the shares more equal.
 _PLANS = {
     2**15: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
@@ -129,7 +130,7 @@ _PLANS = {
     ),
 }
 
-# For several inputs: the same number of loads in flight needs fewer stages.
+# Plans for several inputs, where the same number of loads in flight needs fewer stages.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(
@@ -142,14 +143,14 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# For inputs of two bytes, if the step is not small: the same number of bytes per load.
+# Plans for inputs of two bytes, unless the step is small. They keep the number of bytes per load.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
     **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
     2**63: LaunchPlan(inference=replace(_WIDE, stages=1), forward=_WIDE, backward=_WIDE),
 }
 
-# Triton's interpreter runs programs one after the other: larger blocks, and chunks that small T still fill.
+# Triton's interpreter runs programs one after the other. Its plan has larger blocks, and chunks that a small T fills.
 _INTERPRETED = LaunchPlan(
     inference=LaunchConfig(chunk=4, block=512, num_warps=1, stages=2),
     forward=LaunchConfig(chunk=8, block=512, num_warps=1, stages=2),
@@ -157,36 +158,36 @@ _INTERPRETED = LaunchPlan(
 )
 
 
-# Unrolled steps cost registers and compile time, the latter more than linearly. In ops of the step's forward
-# graph (LIF: 8).
+# Maximum ops of unrolled steps, in ops of the step's forward graph (LIF: 8). Unrolled steps cost registers, and compile
+# time that grows more than linearly.
 _MAX_UNROLLED = 512
 
-# Steps of the longest chunk of a plan.
+# Number of steps of the longest chunk in a plan.
 _LONGEST = 8
 
-# Sequences of up to `_SHORT` steps are one chunk: half of a chunk otherwise takes as long to compute as a whole one,
-# and loads cannot be issued ahead of the only one.
+# Sequences of up to `_SHORT` steps are a single chunk of their own length. Half of a longer chunk would take as long as
+# the whole chunk, and a single chunk has no loads to issue ahead.
 _SHORT = 8
 
-# Bytes of a thread's elements at the least, for loads that are issued ahead: the GPU copies no fewer at a time. With
-# fewer, each load is waited for.
+# Minimum bytes of a thread's elements for loads that are issued ahead: the GPU copies no fewer at a time. With fewer
+# bytes, the thread waits for each load.
 _MIN_AHEAD = 4
 
-# Bytes that a thread loads for a chunk: half of its registers.
+# Maximum bytes that a thread loads for a chunk: half of its registers.
 _MAX_LOADED = 512
 
-# Bytes of a program's chunks in flight, in shared memory: three programs at a time on an H200, one on GPUs that have
-# 99 KiB for each.
+# Maximum bytes of a program's chunks in flight, in shared memory. A multiprocessor of an H200 then runs three programs
+# at a time; a multiprocessor with 99 KiB runs one.
 _MAX_IN_FLIGHT = 2**16
 
 
 def size_class(ncl: int) -> int:
-    """The largest step that is launched like one of `ncl` elements."""
+    """The number of elements of the largest step with the launch settings of one of `ncl` elements."""
     return next(limit for limit in _PLANS if ncl <= limit)
 
 
 def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
-    """True if kernels can be made of a plan, with the checkpoints where `usual` has them."""
+    """True if kernels can be generated from a plan, and its checkpoints are at the same distance as in `usual`."""
     configs = (plan.inference, plan.forward, plan.backward)
     numbers = [n for c in configs for n in (c.chunk, c.block, c.num_warps, c.stages)]
     return (
@@ -198,10 +199,10 @@ def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
 
 
 def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
-    """The launches for a step of `ncl` elements.
+    """Launch settings for a step of `ncl` elements.
 
-    They do not depend on T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a compiler's
-    symbol: comparing it guards its size class, not its value.
+    The settings are independent of T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a
+    compiler's symbol: comparisons then guard its size class, not its value.
     """
     return _plan(size_class(ncl), cost, interpreted)
 
@@ -224,30 +225,30 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
 
 
 def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
-    """`config` for a short sequence, as a single chunk; `None` if it is not short, or a compiler's symbol."""
+    """`config` with a short sequence as one chunk; `None` if `num_steps` is not short, or is a compiler's symbol."""
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
-    # With fewer steps, twice the usual limit of ops is still better: there is no code for whole chunks in addition to
-    # that for what is left of T. `_SHORT` steps are whole chunks of any length, and nothing is left.
+    # Fewer than `_SHORT` steps may have twice the usual limit of ops: one chunk is still better than code for whole
+    # chunks and more code for the remaining steps. `_SHORT` steps divide into whole chunks, and no steps remain.
     if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)
 
 
 def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: int) -> int:
-    """How many steps lie between two checkpoints, a power of two.
+    """The number of steps between two checkpoints, a power of two.
 
-    A backward of one chunk begins where the forward did: there is no second segment to keep the states of.
+    A backward of one chunk recomputes from the initial states, so no second segment needs checkpoints.
     """
     short = one_chunk(backward, num_steps, ops_per_step)
     return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
 def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
-    """`config` with the elements that registers allow and loads need, and the stages that memory allows.
+    """`config` with a block that registers and loads allow, and with stages that shared memory allows.
 
     Args:
-        read: of each tensor that is read in every step, the bytes of an element.
+        read: bytes per element of each tensor that every step reads.
     """
     threads = 32 * config.num_warps
     least = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
@@ -268,11 +269,11 @@ def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
 
 
 def writable(interval: int, ops_per_step: int) -> int:
-    """The distance of checkpoints of a kernel, whose chunk it is: `interval`, or its largest divisor that is no longer
-    than chunks of plans.
+    """The distance between checkpoints in a kernel, which is its chunk, too.
 
-    A kernel writes all steps of a chunk out. An interval that another lowering chose, or that stands for no checkpoints
-    at all, may be of any size.
+    The distance is `interval`, or its largest divisor up to the longest chunk of a plan if the code would be too long:
+    a kernel contains the code of all steps of a chunk. An interval can have any size if another lowering chose it, or
+    if it stands for no checkpoints at all.
     """
     if interval * ops_per_step <= _MAX_UNROLLED:
         return interval
@@ -280,7 +281,7 @@ def writable(interval: int, ops_per_step: int) -> int:
 
 
 def limited(chunk: int, ops_per_step: int) -> int:
-    """`chunk`, halved until its ops are few enough."""
+    """`chunk`, halved until its ops are at most `_MAX_UNROLLED`, or until it is one step."""
     while chunk > 1 and chunk * ops_per_step > _MAX_UNROLLED:
         chunk //= 2
     return chunk

@@ -1,4 +1,4 @@
-"""True if the backward has what it needs kept by the forward, or computes it again."""
+"""The choice between residuals, which the forward stores for the backward, and recomputation in the backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 def check_policy(policy: str) -> Policy:
-    """`policy`, or an error that names the known ones."""
+    """Returns `policy` if it is known; otherwise, raises an error that names the known policies."""
     for known in POLICIES:
         if policy == known:
             return known
@@ -26,28 +26,28 @@ def choose_residuals(
     """The residuals to keep; `None`: the backward computes the states again, from checkpoints and the inputs.
 
     Args:
-        vjp: the step's, with all cotangents.
+        vjp: the VJP of the step, with all cotangents.
         policy: `"save"` or `"auto"`.
-        rounded: whether values of half types are rounded after each op.
-        chunk: how many steps lie between two checkpoints.
+        rounded: True if values of half types are rounded after each op.
+        chunk: number of steps between two checkpoints.
     """
     residuals = keep_residuals(trace, vjp, rounded=rounded)
     return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
 
 
-# Bytes of a residual that a launch for wider values moves as fast as a single one: see benchmarks/results/residuals.md,
-# where bool residuals take longer than recomputation at every size.
+# A launch for wider values moves a residual of this number of bytes as fast as one of a single byte. In
+# benchmarks/results/residuals.md, bool residuals take longer than recomputation at every size.
 _NARROWEST = 4
 
 
 def _saving(residuals: Residuals) -> float:
-    """Bytes per element and step that residuals cost."""
+    """Bytes per element and step that residuals cost, where a residual of one byte counts as `_NARROWEST`."""
     narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
 def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
-    """Bytes per element and step that recomputation moves: inputs, read again, and checkpoints, written and read."""
+    """Bytes per element and step that recomputation moves: it reads inputs again, and writes and reads checkpoints."""
     used = vjp.used
     from_states = any(port.role is Role.STATE for port in used)
     if from_states:
