@@ -119,3 +119,14 @@ def test_neurons_of_users() -> None:
     assert Wide(backend="torch")(torch.zeros(0, 2)).dtype == torch.float64
     with pytest.raises(ExampleError, match=r"no steps.*Random\.dynamics cannot be traced.*leave out sequences"):
         Random(backend="torch")(torch.zeros(0, 2))
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("precision", ["eager", "float32"])
+def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, precision: str) -> None:
+    dtypes = []
+    for steps in (0, 3):
+        neuron = LIF(backend=backend, precision=precision)
+        neuron(torch.zeros(2, 2, 4))  # leaves a state of float32
+        dtypes.append(neuron(torch.zeros(steps, 2, 4, dtype=torch.bfloat16)).dtype)
+    assert dtypes == [torch.bfloat16 if precision == "float32" else torch.float32] * 2

@@ -171,7 +171,7 @@ class Chooses(KeepsStates):
         empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
         return bool(empty)
 
-    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+    def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
         """Shapes and dtypes of one step's outputs; `None`: they are unknown until the core runs."""
         if not self.num_outputs:
             return []
@@ -184,7 +184,7 @@ class Chooses(KeepsStates):
 
         Examples with another shape than the step's are compared with a trace of the core, if the trace succeeds.
         """
-        known = self._specs_beforehand(inputs)
+        known = self._specs_beforehand(inputs, states)
         if known is not None:
             return known
         if self._output_specs is None:

@@ -273,7 +273,7 @@ class Runs(Chooses):
         if self._is_empty(inputs):
             specs = self._empty_specs(inputs[: self.num_inputs], states[: self.num_states])
         elif specs is None and torch.compiler.is_compiling() and inputs[0].dim() > 0 and inputs[0].shape[0] == 0:
-            specs = self._specs_beforehand(inputs[: self.num_inputs])
+            specs = self._specs_beforehand(inputs[: self.num_inputs], states[: self.num_states])
         options: dict[str, object] = {}
         if backend == "hop" and at_zero:
             options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])

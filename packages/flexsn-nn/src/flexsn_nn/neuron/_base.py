@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -257,9 +258,16 @@ class Neuron(FlexSN):
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
         )
 
-    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
-        """A ready-made neuron's output is shaped like the step, in the dtype of the first input."""
-        return [(step_shape(inputs, self.step_mode), inputs[0].dtype)] if _is_own(self) else None
+    def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
+        """A ready-made neuron's output is shaped like the step, in the dtype of its first input and its states.
+
+        With `precision="float32"`, the output has the dtype of the input.
+        """
+        if not _is_own(self):
+            return None
+        wider = () if self.precision == "float32" else states
+        dtype = functools.reduce(torch.promote_types, (state.dtype for state in wider), inputs[0].dtype)
+        return [(step_shape(inputs, self.step_mode), dtype)]
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Finds the outputs' shapes and dtypes by a trace of the user's `dynamics`."""
