@@ -6,13 +6,11 @@ from collections.abc import Collection
 
 from torch import nn
 
-from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._stateful import is_own_forward
-from flexsn_nn.fusion._dataflow import dataflow
-from flexsn_nn.fusion._pairs import LeftError, neuron_behind, why_not_into
+from flexsn_nn.fusion._pairs import LeftError, followed, neuron_behind, why_not_into
 from flexsn_nn.fusion._report import DelayFusion
 
 
@@ -45,11 +43,7 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         as they were:
           3: its output goes to what the module returns, which is no neuron
     """
-    check_module("net", net)
-    modules = dict(net.named_modules())
-    for name in skip:
-        check_name("layer", name, modules)
-    flows = [dataflow(net, training=training) for training in (True, False)]
+    modules, flows = followed(net, skip)
     fused: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, layer in modules.items():

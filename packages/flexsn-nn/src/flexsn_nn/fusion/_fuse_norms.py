@@ -7,13 +7,13 @@ from collections.abc import Collection
 from torch import nn
 
 from flexsn_nn._batch_affine import is_batch_norm
-from flexsn_nn._checks import check_module, check_name
+from flexsn_nn._checks import check_module
 from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._over_time import OverTime, split_norm
-from flexsn_nn.fusion._dataflow import Dataflow, dataflow
-from flexsn_nn.fusion._pairs import LeftError, neuron_behind, why_not_into
+from flexsn_nn.fusion._dataflow import Dataflow
+from flexsn_nn.fusion._pairs import LeftError, followed, neuron_behind, why_not_into
 from flexsn_nn.fusion._report import FusedNorm, Fusion, LeftNorm
 from flexsn_nn.layer import NormNeuron
 
@@ -46,11 +46,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
         as they were:
           2.0: its output goes to what the module returns, which is no neuron
     """
-    check_module("net", net)
-    modules = dict(net.named_modules())
-    for name in skip:
-        check_name("layer", name, modules)
-    flows = [dataflow(net, training=training) for training in (True, False)]
+    modules, flows = followed(net, skip)
     ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
     taken = {norm for module in modules.values() if isinstance(module, NormNeuron) for norm in module.norm.modules()}
     fused: list[FusedNorm] = []

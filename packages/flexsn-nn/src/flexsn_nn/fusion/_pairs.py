@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn.fusion._dataflow import Dataflow
+from flexsn_nn.fusion._dataflow import Dataflow, dataflow
 from flexsn_nn.neuron import Neuron
 
 
 class LeftError(Exception):
     """The reason why a layer stays as it is."""
+
+
+def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module], list[Dataflow]]:
+    """The modules of a network by name, and its dataflow in training and in evaluation.
+
+    Raises:
+        UnknownNameError: a name in `skip` that `net` does not have.
+    """
+    check_module("net", net)
+    modules = dict(net.named_modules())
+    for name in skip:
+        check_name("layer", name, modules)
+    return modules, [dataflow(net, training=training) for training in (True, False)]
 
 
 def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
