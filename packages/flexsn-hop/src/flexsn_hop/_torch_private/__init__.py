@@ -1,6 +1,6 @@
 """Everything in this package that touches a private API of torch. Each name is probed when this is imported.
 
-What changes between versions is looked up in this folder and nowhere else.
+Names that change between versions are looked up in this folder alone.
 """
 
 from __future__ import annotations

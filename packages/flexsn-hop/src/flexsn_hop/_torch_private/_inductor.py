@@ -56,8 +56,8 @@ class InductorCall:
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
         """Make what ``function(*args)`` does part of Inductor's graph; ``who`` names it in errors.
 
-        Of the arguments at the positions ``unread`` it may use shape and dtype alone: Inductor does not
-        write values without a reader.
+        The function may use only the shape and dtype of the arguments at the positions ``unread``: Inductor does
+        not write values without a reader.
 
         Raises:
             ValueError: It made a constant, which Inductor would look for in the graph that it is lowering.

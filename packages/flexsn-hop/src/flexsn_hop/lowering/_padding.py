@@ -22,7 +22,7 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
     """A step's graph as it was before Inductor padded the matrices of its products, on a GPU, for their alignment.
 
-    Whether it does is decided by timing both, before any lowering is tried; to a lowering that has products of its
+    Inductor times both forms and keeps the faster one, before any lowering is tried. In a lowering with products of its
     own, the padding would be one more operation that mixes elements. The same graph if nothing is padded.
 
     Args:

@@ -188,7 +188,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
         if adds:
             make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
         if seen:
-            # Of what is known most exactly of the gradient.
+            # From the most exact form of the gradient at hand.
             whole_grads = (_WHOLE,) * 3 if whole else three
             known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
             kernel = _kernels.repairing_weights(

@@ -75,7 +75,7 @@ class RepeatedProducts:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
-        # Of ever new layouts, not each is worth it.
+        # Where layouts keep changing, only some are handed over.
         asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
         if asks and may_launch(s.device):
             self._hand_over(given, asked)

@@ -221,7 +221,7 @@ def _turned(operand: _Operand, move: str) -> list[str]:
     return [
         "for (int64_t lane = 0; lane < lanes; ++lane) {",
         f"    const auto {operand.name}_from = {operand.name}_ptr + first + (column + lane) * {operand.strides[1]};",
-        # Of a whole tile, the number of rows is known.
+        # A whole tile has a number of rows that the compiler knows.
         f"    if (rows == {_TILE_ROWS}) {{",
         f"        for (int64_t row = 0; row < {_TILE_ROWS}; ++row) {line}",
         "    } else {",

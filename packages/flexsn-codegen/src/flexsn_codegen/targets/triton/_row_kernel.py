@@ -120,7 +120,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     ]
     for port in core.arguments:
         place, mask = places[port]
-        # What each row reads is loaded once.
+        # Operands that all rows share are loaded once.
         (lines if mask == "inside" else body).append(f"{port.name} = dev.load({place}, {mask})")
     body += _stages(core, places, layout_of, columns)
     if summed:

@@ -42,7 +42,7 @@ def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
     return value_of(x, value.numpy(), kind)
 
 
-# Of which numpy keeps the bits.
+# Dtypes whose bits numpy keeps as integers.
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
