@@ -18,41 +18,6 @@ typedef unsigned long long uint64_t;
 
 namespace dev {
 
-// -- several results of one step -------------------------------------------------------------------------------
-
-template <typename... Types>
-struct tuple;
-
-template <typename First>
-struct tuple<First> {
-    First first;
-};
-
-template <typename First, typename... Rest>
-struct tuple<First, Rest...> {
-    First first;
-    tuple<Rest...> rest;
-};
-
-template <typename First>
-DEV_INLINE tuple<First> make_tuple(First first) {
-    return {first};
-}
-
-template <typename First, typename Second, typename... Rest>
-DEV_INLINE tuple<First, Second, Rest...> make_tuple(First first, Second second, Rest... rest) {
-    return {first, make_tuple(second, rest...)};
-}
-
-template <int index, typename Tuple>
-DEV_INLINE auto get(const Tuple& tuple) {
-    if constexpr (index == 0) {
-        return tuple.first;
-    } else {
-        return get<index - 1>(tuple.rest);
-    }
-}
-
 // -- representation --------------------------------------------------------------------------------------------
 
 template <typename T>
@@ -159,22 +124,6 @@ DEV_INLINE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 DEV_INLINE float pow(float x, float y) { return ::powf(x, y); }
 DEV_INLINE double pow(double x, double y) { return ::pow(x, y); }
 
-// Whole powers, in float64.
-template <int n>
-DEV_INLINE double wide_power(double x) {
-    if constexpr (n == 1) {
-        return x;
-    } else {
-        const double half = wide_power<n / 2>(x);
-        return n % 2 ? half * half * x : half * half;
-    }
-}
-
-template <int n>
-DEV_INLINE float power(float x) { return float(wide_power<n>(double(x))); }
-
-template <int n>
-DEV_INLINE float inverse_power(float x) { return float(1.0 / wide_power<n>(double(x))); }
 DEV_INLINE float atan2(float x, float y) { return ::atan2f(x, y); }
 DEV_INLINE double atan2(double x, double y) { return ::atan2(x, y); }
 DEV_INLINE float hypot(float x, float y) { return ::hypotf(x, y); }

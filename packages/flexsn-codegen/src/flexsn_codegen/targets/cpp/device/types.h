@@ -1,24 +1,19 @@
 // The representation of floating-point numbers, and the half types of memory.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-
-// Forced, because a call that is left in a loop keeps it from becoming vector code.
-#define DEV_MEMBER inline __attribute__((always_inline))
-#define DEV_INLINE static DEV_MEMBER
+#include "inline.h"
+#include "numbers.h"
 
 namespace dev {
 
 template <typename T>
 DEV_INLINE constexpr T nan() {
-    return std::numeric_limits<T>::quiet_NaN();
+    return T(__builtin_nanf(""));
 }
 
 template <typename T>
 DEV_INLINE constexpr T infinity() {
-    return std::numeric_limits<T>::infinity();
+    return T(__builtin_inff());
 }
 
 DEV_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
