@@ -31,19 +31,21 @@ DEV_INLINE T infinity() {
 }
 
 // Two numbers are converted by one short instruction; one number, by the slow unit of other conversions.
-DEV_INLINE uint32_t bfloat16_bits(float x, float above = 0.0f) {
+DEV_INLINE uint32_t bfloat16_bits(float x, float above) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
+DEV_INLINE uint32_t bfloat16_bits(float x) { return bfloat16_bits(x, 0.0f); }
 
 DEV_INLINE float bfloat16_value(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-DEV_INLINE uint32_t float16_bits(float x, float above = 0.0f) {
+DEV_INLINE uint32_t float16_bits(float x, float above) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
+DEV_INLINE uint32_t float16_bits(float x) { return float16_bits(x, 0.0f); }
 
 DEV_INLINE float float16_value(uint32_t bits) {
     float x;
@@ -51,37 +53,11 @@ DEV_INLINE float float16_value(uint32_t bits) {
     return x;
 }
 
-// Half types are types of memory alone; values are computed with as float.
-struct float16 {
-    uint16_t bits;
-
-    float16() = default;
-    DEV_MEMBER explicit float16(float x) : bits(uint16_t(float16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return float16_value(bits); }
-};
-
-struct bfloat16 {
-    uint16_t bits;
-
-    bfloat16() = default;
-    DEV_MEMBER explicit bfloat16(float x) : bits(uint16_t(bfloat16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return bfloat16_value(bits); }
-};
+using float16 = narrow<uint16_t, float16_bits, float16_value>;
+using bfloat16 = narrow<uint16_t, bfloat16_bits, bfloat16_value>;
 
 DEV_INLINE float round_float16(float x) { return float16_value(float16_bits(x)); }
 DEV_INLINE float round_bfloat16(float x) { return __uint_as_float(bfloat16_bits(0.0f, x)); }
-
-template <typename T>
-DEV_INLINE T load(const T& place) {
-    return place;
-}
-DEV_INLINE float load(const float16& place) { return float(place); }
-DEV_INLINE float load(const bfloat16& place) { return float(place); }
-
-template <typename To, typename T>
-DEV_INLINE void store(To& place, T value) {
-    place = To(value);
-}
 
 // -- arithmetic ------------------------------------------------------------------------------------------------
 

@@ -34,17 +34,6 @@ namespace dev {
 template <typename T>
 T value(const T& x);
 
-// A value in memory, as it is computed with. Half values are float there.
-template <typename T>
-static inline T load(const T& place) { return place; }
-static inline float load(const float16& place) { return float(place); }
-static inline float load(const bfloat16& place) { return float(place); }
-static inline float load(const float8_e4m3fn& place) { return float(place); }
-static inline float load(const float8_e5m2& place) { return float(place); }
-
-template <typename T, typename V>
-static inline void store(T& place, V value) { place = T(value); }
-
 // Of half values that are rounded already, without what rounding takes.
 template <typename T, typename V>
 static inline void store_rounded(T& place, V value) { store(place, value); }

@@ -3,7 +3,7 @@
 // Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
 // number by -1 is itself, the remainder 0.
 //
-// Before it: `DEV_INLINE` and integer types.
+// Before it: `DEV_INLINE`, `DEV_MEMBER` and integer types.
 #pragma once
 
 namespace dev {
@@ -70,6 +70,26 @@ DEV_INLINE auto get(const Tuple& tuple) {
         return get<index - 1>(tuple.rest);
     }
 }
+
+// -- memory ----------------------------------------------------------------------------------------------------
+
+// A type of memory alone: values are computed with as float.
+template <typename Bits, uint32_t (*to_bits)(float), float (*to_float)(uint32_t)>
+struct narrow {
+    Bits bits;
+
+    narrow() = default;
+    DEV_MEMBER explicit narrow(float x) : bits(Bits(to_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return to_float(bits); }
+};
+
+template <typename T>
+DEV_INLINE T load(const T& place) { return place; }
+template <typename Bits, uint32_t (*to_bits)(float), float (*to_float)(uint32_t)>
+DEV_INLINE float load(const narrow<Bits, to_bits, to_float>& place) { return float(place); }
+
+template <typename T, typename V>
+DEV_INLINE void store(T& place, V value) { place = T(value); }
 
 // -- signs -----------------------------------------------------------------------------------------------------
 
