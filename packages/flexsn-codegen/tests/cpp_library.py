@@ -38,7 +38,7 @@ class _Loops(Cpp):
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
-        loads = [f"[[maybe_unused]] const auto {argument} = dev::load(in_{i}[i]);" for i, argument in enumerate(arguments)]
+        loads = [f"[[maybe_unused]] const auto {name} = dev::load(in_{i}[i]);" for i, name in enumerate(arguments)]
         lines = [f"const auto {statement.name} = {statement.text};" for statement in statements]
         stores = [f"store_exactly(out_{i}[i], {result});" for i, result in enumerate(results)]
         return "".join(f"        {line}\n" for line in (*loads, *lines, *stores))
