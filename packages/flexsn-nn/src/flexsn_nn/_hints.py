@@ -1,4 +1,4 @@
-"""Names of arguments and attributes in other libraries, and their names here."""
+"""Hints for names of arguments and attributes of other libraries: their names here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ATTRIBUTES = {
 
 
 def of_parameter(name: str, known: Iterable[str]) -> str:
-    """Returns what to write instead of an unknown argument."""
+    """Returns a hint about the argument to write instead of an unknown one."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
@@ -61,7 +61,7 @@ def of_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
-    """Returns what to write instead of an unknown attribute; `None` without a hint for it."""
+    """Returns a hint about the attribute to write instead of an unknown one; `None` if no hint exists."""
     if name in state_names:
         return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
     return _ATTRIBUTES.get(name)

@@ -1,4 +1,4 @@
-"""A neuron on `DTensor` inputs: each process runs its own part of the step, if no part needs another."""
+"""A neuron on `DTensor` inputs: each process runs its own part of the step, if the parts are independent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 @dataclass(frozen=True, slots=True)
 class StepShards:
-    """How the step of a call lies on the processes.
+    """Distribution of a call's step over processes.
 
     Attributes:
-        mesh: the processes.
-        shape: of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each has all.
+        mesh: mesh of the processes.
+        shape: shape of the whole step.
+        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each process has
+            all of the step.
     """
 
     mesh: DeviceMesh
@@ -31,14 +32,14 @@ class StepShards:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
-        """Finds how the step of a call lies on the processes.
+        """Determines the distribution of a call's step from its inputs.
 
         Args:
-            inputs: all `DTensor`.
-            lead: dimensions before the step: 1 for sequences.
+            inputs: `DTensor`s.
+            lead: number of dimensions before the step: 1 for sequences.
 
         Raises:
-            PlacementError: the inputs lie differently, or in a way in which no process can run its part by itself.
+            PlacementError: the inputs differ in their placements, or no process could run its part alone.
         """
         tensors = [x for x in inputs if isinstance(x, DTensor)]
         if len(tensors) != len(inputs):
@@ -71,14 +72,14 @@ class StepShards:
 
     @property
     def is_cut(self) -> bool:
-        """True if a process has a part of the step alone."""
+        """True if each process has only a part of the step."""
         return any(dim is not None for dim in self.dims)
 
     def placements(self, shape: Sequence[int], lead: int = 0) -> tuple[Placement, ...]:
-        """How a tensor that broadcasts to the step has to lie.
+        """Placements that a tensor needs if it broadcasts to the step.
 
         Args:
-            shape: its own, without `lead` dimensions before.
+            shape: shape of the tensor, without its first `lead` dimensions.
         """
         missing = len(self.shape) - len(shape)
         return tuple(
@@ -89,9 +90,9 @@ class StepShards:
         )
 
     def local(self, tensor: Tensor) -> Tensor:
-        """This process's part of a tensor that lies as `placements` says; its gradient is that of the whole step.
+        """Returns this process's part of a tensor with these placements; its gradient covers the whole step.
 
-        Where the tensor is the same for several parts of the step, its gradient is the sum over them.
+        If several parts of the step share the tensor, its gradient is the sum over them.
         """
         assert isinstance(tensor, DTensor)
         gradients = [
@@ -103,17 +104,17 @@ class StepShards:
         return part
 
     def whole(self, part: Tensor, lead: int) -> DTensor:
-        """The `DTensor` `[*lead, *step]` of which `part` is this process's."""
+        """Makes the `DTensor` `[*lead, *step]`; `part` is this process's part of it."""
         shape = torch.Size((*part.shape[:lead], *self.shape))
         strides = _contiguous(shape)
         placements = self.placements(self.shape, lead)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
 
     def state(self, state: Tensor, index: int) -> Tensor:
-        """This process's part of a state `[*step]`.
+        """Returns this process's part of a state `[*step]`.
 
         Raises:
-            PlacementError: it is no `DTensor`.
+            PlacementError: the state is no `DTensor`.
         """
         if not isinstance(state, DTensor):
             raise PlacementError(
@@ -124,13 +125,13 @@ class StepShards:
 
     @contextmanager
     def local_parameters(self, module: nn.Module) -> Iterator[list[Tensor]]:
-        """While it lasts, the parameters and buffers of `module` are what this process needs of them.
+        """Replaces the parameters and buffers of `module` by this process's parts of them, within a `with` block.
 
-        A plain tensor counts as the same on all processes, as it does for `DTensor` itself; its gradient is summed
-        over the processes that have a part of the step.
+        A plain tensor is taken to be equal on all processes, as `DTensor` does, too; its gradient is summed over the
+        processes that have a part of the step.
 
         Yields:
-            The tensors in their places.
+            The parts, in the order of the tensors.
         """
         kept = [
             (tensors, name, tensor)
@@ -161,15 +162,15 @@ class StepShards:
 def check_parts(
     program: ScanProgram, sequences: Sequence[Tensor], states: Sequence[Tensor], local: Sequence[Tensor]
 ) -> None:
-    """Raises unless each element of the step is computed by itself, from what is here.
+    """Raises unless each process can compute its elements of the step from its own tensors.
 
     Args:
         sequences: this process's parts of the inputs, `[T, *step]` each.
-        states: of the initial states, `[*step]` each.
-        local: of the parameters and buffers.
+        states: its parts of the initial states, `[*step]` each.
+        local: its parts of the parameters and buffers.
 
     Raises:
-        PlacementError: it mixes elements, or captures what is no parameter of the module.
+        PlacementError: the step mixes elements, or captures a tensor that is no parameter or buffer of the module.
     """
     try:
         step, _ = program.specialize(sequences, states)
@@ -191,7 +192,7 @@ def check_parts(
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
-    """The dimension of the step that an input is cut along; counted from the step's first."""
+    """Returns the dimension along which an input is cut, counted from the first dimension of the step."""
     if isinstance(placement, Replicate):
         return None
     if type(placement) is not Shard:
@@ -213,5 +214,5 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Returns the strides of a contiguous tensor."""
     return torch.empty(tuple(shape), device="meta").stride()
