@@ -1,4 +1,4 @@
-"""SpikingJelly's neurons, surrogates, containers and layers (`spikingjelly.activation_based`)."""
+"""Conversion of neurons, surrogates, containers and layers of SpikingJelly (`spikingjelly.activation_based`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from flexsn_nn.neuron import (
 )
 
 PACKAGE = "spikingjelly"
-# What all neurons there are derived from.
+# Base classes of SpikingJelly's neurons.
 NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
 FLEXSN = (
@@ -51,7 +51,7 @@ RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_st
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """How to convert a module; `None`: it is not of SpikingJelly, or only holds others."""
+    """Returns the rule for a module; `None` if it is not SpikingJelly's, or only holds other modules."""
     kind = type(module)
     neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
     stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
@@ -81,7 +81,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """SpikingJelly 2 remembers which modules of a network have a reset: it has to look again."""
+    """Clears SpikingJelly 2's record of the modules that have a reset, so that it searches the network again."""
     functional = sys.modules.get("spikingjelly.activation_based.functional")
     invalidate = getattr(functional, "invalidate_reset_cache", None)
     if invalidate is not None:
@@ -113,7 +113,7 @@ def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _with(new: Neuron, old: Any, *learned: str) -> Replacement:
-    """The new neuron with learned parameters of the same names and shapes, the very objects."""
+    """Gives the new neuron the learned parameters of the old one: the same objects, with the same names and shapes."""
     for name in learned:
         new.hold(name, getattr(old, name))
     return Replacement(new, {name: Moved(name) for name in learned})
@@ -262,12 +262,12 @@ def _with_weights(new: Any, old: Any) -> Replacement:
 
 
 class Readout(Leaf):
-    """A leaky integrator that begins again at each call, and a readout of its membrane.
+    """A leaky integrator that starts again in each call, and a readout of its membrane.
 
     Args:
         neuron: the integrator.
-        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"`, `"last_mem"`, as SpikingJelly's `NonSpikingLIFNode`;
-            another: a list of the membranes of all steps.
+        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"` or `"last_mem"`, as in SpikingJelly's `NonSpikingLIFNode`;
+            any other value: return a list of the membranes of all steps.
     """
 
     def __init__(self, neuron: LI, decode: str | None) -> None:
@@ -276,7 +276,7 @@ class Readout(Leaf):
         self.decode = decode
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """`[T, *step] -> [*step]`, or a list of `T` of them."""
+        """`[T, *step] -> [*step]`, or a list of `T` membranes `[*step]`."""
         v, _ = self.neuron.step(x)
         if self.decode == "max-mem":
             return v.max(0).values
@@ -292,7 +292,7 @@ class Readout(Leaf):
 
 
 def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
-    """The surrogate of this library for one of SpikingJelly's; functions of other origin stay as they are."""
+    """Returns this package's surrogate for one of SpikingJelly's; functions of other origin are returned unchanged."""
     kind = type(function)
     if library(kind) != PACKAGE:
         return function  # type: ignore[no-any-return]
@@ -305,7 +305,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
     if kind.__name__ == "SquarewaveFourierSeries":
         if function.n < 2:
             raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
-        # There, n counts the first term that is left out.
+        # In SpikingJelly, n is the index of the first term that is left out.
         return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
     made = getattr(surrogate, kind.__name__, None)
     if made is None:
@@ -318,7 +318,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _torch_class(module: nn.Module) -> type[nn.Module] | None:
-    """PyTorch's layer that a layer of the same name only adds a step mode to."""
+    """Returns PyTorch's layer of the same name, if the module only adds a step mode to it."""
     kind = type(module)
     for base in kind.__mro__:
         if library(base) == "torch" and base.__name__ == kind.__name__:
@@ -338,7 +338,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """A layer of PyTorch with a step mode: PyTorch's own, in an `OverTime` for sequences."""
+    """Converts a layer that only adds a step mode to PyTorch's: PyTorch's own layer, in an `OverTime` for sequences."""
     made = plain(old)
     if old.step_mode == "s" or isinstance(made, nn.Linear):
         return Replacement(made, {key: Moved(key) for key in old.state_dict()})
@@ -366,7 +366,7 @@ def _delay(old: Any, backend: str) -> Replacement:
 
 
 def _container(module: Any) -> Rule:
-    """A container that folds time into the batch is an `OverTime`, one of single steps an `nn.Sequential`."""
+    """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
             return Rule(_stateless, _sequential, container=True)
@@ -376,7 +376,10 @@ def _container(module: Any) -> Rule:
 
 
 def _recurrent_container(module: Any) -> Rule:
-    """One with a neuron at its end, and linear layers before it, is a `Recurrent`. Others loop, as they are."""
+    """Chooses the rule of a recurrent container.
+
+    A neuron behind linear layers becomes a `Recurrent`. Other containers stay, and loop over time.
+    """
     linear = type(module).__name__ == "LinearRecurrentContainer"
     inside = module.sub_module
     parts = list(inside.named_children()) if type(inside) is nn.Sequential else []
