@@ -1,4 +1,4 @@
-"""Draws of a step: one number for each of its elements."""
+"""Draws of a step: one number for each element."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import Fitted, fitted
 
-# Bits of uniform numbers of narrower dtypes: the number that these hold below 1, so that none is rounded to 1.
+# Number of bits of uniform numbers for narrower dtypes, which hold these numbers exactly, so none is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
 def draw_normal(x: Tensor) -> Tensor:
-    """As `random.normal_like`."""
+    """Implements `random.normal_like`."""
     _check(x, "normal_like")
     if torch.compiler.is_dynamo_compiling():
         return torch.ops.flexsn_nn.draw(x.detach(), 0)  # type: ignore[no-any-return]
@@ -27,7 +27,7 @@ def draw_normal(x: Tensor) -> Tensor:
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
-    """As `random.uniform_like`; with `below`, as `random.bernoulli_like` of this probability."""
+    """Implements `random.uniform_like`; with `below`, implements `random.bernoulli_like` of this probability."""
     name = "uniform_like" if below is None else "bernoulli_like"
     _check(x, name)
     bits = 24 if below is not None else _BITS.get(x.dtype, 24)
@@ -65,7 +65,7 @@ def _step_of(name: str) -> Step:
 
 
 def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
-    """Numbers of the shape of `x`. (Where it is the step's, the number of rows is not read.)
+    """Draws numbers in the shape of `x`. (If this is the step's shape, the number of rows is not read.)
 
     Raises:
         DrawError: the step has no numbers for this shape.
