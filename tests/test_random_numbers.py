@@ -422,7 +422,7 @@ def test_a_draw_outside_of_a_step_is_refused() -> None:
 def test_a_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     w = torch.ones(shape)
     for backend in ("torch", "cpp"):
-        with pytest.raises(DrawError, match=r"\[rows, 5\], .*, and got a tensor of shape") as caught:
+        with pytest.raises(DrawError, match=r"\[rows, 5\], .*, but got a tensor of shape") as caught:
             FlexSN(lambda x, v: (x + uniform_like(w).sum(), v), 1, 1, 1, backend=backend)(torch.ones(2, 3, 5))
         assert str(list(shape)) in str(caught.value)
 

@@ -91,7 +91,7 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     if why is not None:
         return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
     if step_mode == "s" and compiling:
-        return _without_kernels("a compiler fuses a single step with what is around it", step_mode, compiling)
+        return _without_kernels("a compiler fuses a single step with the operations around it", step_mode, compiling)
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 
@@ -118,7 +118,7 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    how = "as the operator, of which Inductor makes kernels, or with a warning a loop where they refuse the core"
+    how = "as the operator: Inductor makes kernels of it, or, with a warning, a loop if kernels refuse the core"
     return Choice("hop", f"{reason}; {how}", {})
 
 

@@ -197,7 +197,7 @@ def _format(step: Specialization, inputs: Sequence[Tensor], states: Sequence[Ten
     told = "outputs and states are contiguous" if usual else f"outputs and states have {_names(names, dims)}"
     others = [f"input {i}" for i, x in enumerate(inputs) if not _lies(x, (inputs[0].shape[0], *shape), form.sequence)]
     others += [f"state {i}" for i, v in enumerate(states or ()) if not _lies(v, shape, form.step)]
-    return told + (f"; {', '.join(others)}, which lies otherwise, is read with strides" if others else "")
+    return told + (f"; {', '.join(others)}, in another memory format, read with strides" if others else "")
 
 
 def _names(names: Sequence[str], dims: Sequence[int]) -> str:
@@ -214,7 +214,7 @@ def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
 def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
     negated = [f"input {i}, which is negated lazily ({_human(_bytes(x))})" for i, x in enumerate(inputs) if x.is_neg()]
     strided = [f"captured {list(t.shape)} ({_human(_bytes(t))})" for t in captured if not t.is_contiguous()]
-    return ", ".join([*negated, *strided]) or "none, nor of gradients, in whatever format they come"
+    return ", ".join([*negated, *strided]) or "none, also for gradients in any format"
 
 
 def _size_in_memory(x: Tensor) -> int:

@@ -83,7 +83,7 @@ class Firing:
         what = "never fires" if silent else "fires always"
         warn(
             f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls looked at, one of "
+            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
             f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,

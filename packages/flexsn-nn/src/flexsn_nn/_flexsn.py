@@ -376,7 +376,7 @@ class FlexSN(Runs):
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
         if affine is not None and not self._absorbs(inputs):
-            lines.append("the affine part of the input is computed before the step: init_states looks at the input")
+            lines.append("the affine part of the input is computed before the step: init_states reads the input")
             affine = None
         launched = self._decisions.has_launched(kinds)
         transforms = [*self._own_transforms, *self._completing(inputs)]
@@ -412,7 +412,7 @@ class FlexSN(Runs):
             lines.append(f"spikes are packed after the kernel: {unpacked}")
         names = unregistered(self.core)
         if names:
-            lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
+            lines.append(f"captured parameters that are in no module and no optimizer: {', '.join(names)}")
         return "\n".join(lines)
 
     def _prospect(self, inputs: tuple[Tensor, ...]) -> str:

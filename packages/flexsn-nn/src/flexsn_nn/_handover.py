@@ -38,7 +38,7 @@ class Handover:
         if affine is not None or not inputs or inputs[0] is not given[0]:
             raise HandoverError(
                 "the norm or delay in front of this neuron was fused into it (fuse_norms, fuse_delays), and the neuron "
-                "was called with something else than what that layer returned. Leave this pair out "
+                "was called with an input that is not that layer's output. Leave this pair out "
                 "(fuse_norms(net, skip=...)), or undo it (unfuse_norms(net))."
             )
         return inputs, given[1]

@@ -193,7 +193,7 @@ class _Reader:
             given: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
             layer = nn.Flatten(given.get("start_dim", 0), given.get("end_dim", -1))
             return self._step(node, layer, self._source(first, node), first)
-        raise _refused(node, "does something else with its input")
+        raise _refused(node, "is another operation")
 
     def _step(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
         return self._add(node.name, layer, sources, self._runner.values[value.name][2:], folded=False)

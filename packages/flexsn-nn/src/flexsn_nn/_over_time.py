@@ -47,12 +47,12 @@ class OverTime(nn.Sequential):
             if isinstance(layer, Stateful):
                 raise StepModeError(
                     f"layer {name} keeps a state ({type(layer).__name__}): OverTime makes one batch of all steps, and "
-                    "the layer would take it for time. Put it behind OverTime(...), not inside."
+                    "the layer would take it for time. Put it after OverTime(...), not inside."
                 )
             if isinstance(layer, FlexSN):
                 raise StepModeError(
                     f"layer {name} is a neuron ({type(layer).__name__}): OverTime makes one batch of all steps, and "
-                    "the neuron would take it for time. Put it behind OverTime(...), not inside."
+                    "the neuron would take it for time. Put it after OverTime(...), not inside."
                 )
 
     @property
@@ -89,8 +89,8 @@ class OverTime(nn.Sequential):
             if not isinstance(folded, Tensor | Proxy):
                 raise TypeError(
                     f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
-                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is "
-                    "needed."
+                    "layers that return one tensor [batch, ...]. Put it into a module that returns the tensor that "
+                    "you need."
                 )
         result = folded if single else unfold_time(folded, x)
         if norm is not None and self._handover is not None:
@@ -106,7 +106,7 @@ class OverTime(nn.Sequential):
     def extra_repr(self) -> str:
         notes = [] if self._step_mode == "m" else [f"step_mode={self._step_mode!r}"]
         if self._handover is not None:
-            notes.append("its last norm is computed by the neuron behind")
+            notes.append("the neuron after it computes its last norm")
         return ", ".join(notes)
 
 

@@ -54,7 +54,7 @@ def report(refusal: str) -> None:
     message = (
         "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"
-        "Change the core, or ask for backend='torch', which is the loop on every device."
+        "Change the core, or set backend='torch', which is the loop on every device."
     )
     if _reaction == "error":
         raise PortabilityError(message)

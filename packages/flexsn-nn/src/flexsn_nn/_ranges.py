@@ -12,7 +12,7 @@ from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
-_LED_BACK = "Its gradient is that of this number, and leads it back when the loss asks for that."
+_LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
 # On a GPU, checking a parameter costs a few launches: the check runs once in `_CHANGES` changes.
 _CHANGES = 16

@@ -119,7 +119,7 @@ class StepShards:
         if not isinstance(state, DTensor):
             raise PlacementError(
                 f"state {index} is a plain tensor and the input a DTensor. Call reset() between them, or pass states "
-                "that lie as the input does."
+                "with the placements of the input."
             )
         return self.local(state.redistribute(self.mesh, self.placements(self.shape)))
 
@@ -179,14 +179,14 @@ def check_parts(
     if isinstance(step, RecurrentSpecialization | CutSpecialization):
         raise PlacementError(
             "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-            "a matrix, or combines others. Gather the inputs first."
+            "a matrix, or combines them. Gather the inputs first."
         )
     known = {id(tensor) for tensor in local}
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
     if foreign:
         raise PlacementError(
             f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
-            "parameter or buffer of this module: each process would get the gradient of its part alone. Make the "
+            "parameter or buffer of this module: each process would get only the gradient of its own part. Make the "
             "core an nn.Module that owns it."
         )
 
@@ -204,7 +204,7 @@ def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead
     if dim < lead:
         raise PlacementError(
             f"input {index} is sharded along time, where each step needs the state of the step before. Shard another "
-            "dimension, or hand the state from process to process: flexsn_nn.distributed.TimeShards."
+            "dimension, or pass the state from process to process: flexsn_nn.distributed.TimeShards."
         )
     return dim - lead + step_dims - (x.dim() - lead)
 

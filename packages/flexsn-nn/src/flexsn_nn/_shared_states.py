@@ -43,8 +43,8 @@ def warn_of_sharing(module: nn.Module) -> None:
         return
     module.__dict__["_told_of_sharing"] = True
     warn(
-        f"one {type(module).__name__} stands in two places of a network, and the second place goes on with the state "
-        "that the first one left: give each place an instance of its own, or reset it between them.",
+        f"one {type(module).__name__} is in two places of a network, and the second place continues with the state "
+        "of the first: give each place an instance of its own, or reset it between them.",
         SharedStateWarning,
     )
 

@@ -79,13 +79,13 @@ def check_states(
             if state.shape == torch.Size(shapes[i]) and state.device == device:
                 continue
             remedy = (
-                "Call reset() between batches, or pass states that fit. If one instance stands in two places of a "
+                "Call reset() between batches, or pass states that fit. If one instance is in two places of a "
                 "network, give each place an instance of its own."
             )
             if state.shape == torch.Size(shapes[i]):
                 remedy = "Move the neuron and its state (neuron.to(device)) or the input, or call reset()."
             elif state.dim() != len(shapes[i]):
-                remedy += " States of shapes of their own are those that init_states() returns: override it."
+                remedy += " If the states have other shapes than the step, override init_states() to return them."
             raise StateError(
                 f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
                 f"{list(shapes[i])} on {device}. {remedy}"

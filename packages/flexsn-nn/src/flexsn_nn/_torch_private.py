@@ -11,10 +11,10 @@ import torch
 
 from flexsn_hop.versions import lacking, private
 
-_UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
+_UNSEEN = "neurons cannot distinguish a call from a recomputation, and do not run inside of activation checkpointing"
 
 backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
-_tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
+_tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot detect that `torch.jit.trace` records them")
 _disable_dynamo = private(
     "torch._compile", "_disable_dynamo", "importing neurons takes longer", default=torch.compiler.disable
 )
@@ -46,7 +46,7 @@ _tracing_context = private(
     default=lambda: None,
 )
 _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors one by one", default=_copy_each)
-_KEPT_BACK = "after a capture that failed, the allocator of a GPU keeps memory back"
+_KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
 # In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as true in `torch.compile`, too; it evaluates the flag
@@ -59,7 +59,7 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
 LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
 # Layout of MKL-DNN tensors; reading `Tensor.is_mkldnn` would add a node to Dynamo's graphs.
-MKLDNN: torch.layout | None = private("torch", "_mkldnn", "MKL-DNN tensors are refused in unclear words", default=None)
+MKLDNN: torch.layout | None = private("torch", "_mkldnn", "MKL-DNN tensors get an unclear error", default=None)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

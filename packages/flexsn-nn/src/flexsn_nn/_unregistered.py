@@ -28,8 +28,8 @@ def warn_of_unregistered(core: object) -> None:
     names = unregistered(core)
     if names:
         warn(
-            f"the core captures parameters that no module and no optimizer has: {', '.join(names)}. They get "
-            "gradients, but nobody updates them. Make the core an nn.Module that owns them, register them "
+            f"the core captures parameters that are in no module and no optimizer: {', '.join(names)}. They get "
+            "gradients, but no optimizer updates them. Make the core an nn.Module that owns them, register them "
             "(neuron.register_parameter), or give them to the optimizer."
         )
 

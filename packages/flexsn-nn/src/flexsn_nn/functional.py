@@ -128,7 +128,7 @@ def run(
         for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
-                    f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
+                    f"layer {name or type(module).__name__} ({type(module).__name__}) reads several steps, and "
                     "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
                     "sequences of one length, or leave the layer out."
                 )

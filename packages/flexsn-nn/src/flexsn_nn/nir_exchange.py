@@ -273,7 +273,7 @@ def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, .
     """Makes a graph of the neuron and its weights, as snnTorch does; weights per neuron become a diagonal matrix."""
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
-        raise NirError(f"{name} has delays in what comes back; this export writes those of layer.Delay alone.")
+        raise NirError(f"{name} has delays in its feedback; this export supports only those of layer.Delay.")
     if isinstance(layer.recurrent, nn.Linear):
         weights = _linear_to_node(nir, name, layer.recurrent, shape)
     elif isinstance(layer.recurrent, OneToOne) and len(shape) == 1:
@@ -373,8 +373,8 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
     assert isinstance(neuron, ImmediateReset)
     if (neuron.v_reset is None) != way.soft_reset:
         raise NirError(
-            f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction does not: train with "
-            "v_reset=None, or leave soft_reset=True out."
+            f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction cannot do this: train "
+            "with v_reset=None, or leave soft_reset=True out."
             if way.soft_reset
             else f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0, or, "
             "for a simulator that resets by subtraction, give soft_reset=True."

@@ -43,7 +43,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     changed = visitor.visit("", model)
     report = Conversion(changed.module, visitor.converted, visitor.left, dict(changed.moved), dict(changed.dropped))
     if strict and visitor.left:
-        raise ConversionError(f"not everything can be converted, and nothing was.\n{report}")
+        raise ConversionError(f"some modules cannot be converted, so nothing was changed.\n{report}")
     for number in visitor.numbers:
         give_a_dimension(number)
     for parent, child, module in visitor.places:

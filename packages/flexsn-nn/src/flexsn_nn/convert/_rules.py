@@ -76,6 +76,6 @@ def of_ones_own(module: nn.Module, package: str) -> str:
     """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
-        f"a class of one's own, derived from {base.__name__}: what it overrides is not known. Write its time step as a "
+        f"a class of your own, derived from {base.__name__}: its own methods are unknown. Write its time step as a "
         "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
     )

@@ -89,7 +89,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
     replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
     if getattr(old, "reset_delay", True):
         return replacement
-    why = "snnTorch 1.0 forgets its reset_delay=False, and so does this; flexsn_nn.RSynaptic(reset_delay=False) has it."
+    why = "snnTorch 1.0 ignores its reset_delay=False, as does this; flexsn_nn.RSynaptic(reset_delay=False) does not."
     return replace(replacement, differences=(*replacement.differences, why))
 
 
@@ -167,7 +167,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     if old.init_hidden:
         differences.append(RESET_NET)
     if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
-        differences.append("its spike function is no surrogate of snnTorch, and is traced as it is.")
+        differences.append("its spike function is no surrogate of snnTorch, and is traced unchanged.")
     return Replacement(new, kept, dropped, tuple(differences))
 
 

@@ -45,7 +45,7 @@ NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", 
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
 FLEXSN = (
     "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
-    "that the core captures in the place of static inputs."
+    "that the core captures instead of static inputs."
 )
 RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
 
@@ -60,7 +60,7 @@ def rule_of(module: nn.Module) -> Rule | None:
             return stays(of_ones_own(module, PACKAGE), descend=not neuron)
         return None
     if not kind.__module__.startswith("spikingjelly.activation_based"):
-        return stays("it is of the old clock_driven or event_driven package: build it of activation_based first.")
+        return stays("it is from the old clock_driven or event_driven package: rebuild it with activation_based first.")
     if kind.__name__ in CONTAINERS:
         return _container(module)
     if kind.__name__ in RECURRENT:
@@ -94,7 +94,7 @@ def forget(model: nn.Module) -> None:
 
 def _run(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it has a precision of its own. Make it without, and use precision='float32' here.")
+        raise Unconvertible("it has a precision of its own. Make it without one, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -175,7 +175,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
     differences: tuple[str, ...] = ()
     if old.step_mode == "m" and not old.store_v_seq and hasattr(old, "multi_step_functional_forward"):
         differences = (
-            "its output is act(h), as in step mode 's'; SpikingJelly 2.0 forgets act in sequences, and gives spikes.",
+            "its output is act(h), as in step mode 's'; SpikingJelly 2.0 ignores act in sequences, and returns spikes.",
         )
     return Replacement(new, {key: Moved(key) for key in new.state_dict()}, differences=differences)
 
@@ -183,7 +183,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the most spikes of a step.")
+        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the largest number of spikes.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
@@ -244,7 +244,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
     new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
     new._lambda_ = old._lambda_
     replacement = _with_weights(new, old)
-    made_of = "it is made of k and T."
+    made_of = "it is computed from k and T."
     moved = {**replacement.moved, "_lambda_": Moved("_lambda_")}
     return Replacement(new, moved, {"mask0": made_of, "mask1": made_of})
 
@@ -252,7 +252,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
 def _sliding_psn(old: Any, backend: str) -> Replacement:
     new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
     replacement = _with_weights(new, old)
-    continues = "a sequence goes on from the last call, until reset(); in step mode 'm' SpikingJelly's begins anew."
+    continues = "a sequence continues from the last call, until reset(); in step mode 'm', SpikingJelly's begins again."
     return Replacement(new, replacement.moved, differences=(continues,))
 
 
@@ -297,7 +297,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
     if library(kind) != PACKAGE:
         return function  # type: ignore[no-any-return]
     if not getattr(function, "spiking", True):
-        raise Unconvertible("its surrogate has spiking=False: it is a smooth function, and no spikes come out.")
+        raise Unconvertible("its surrogate has spiking=False: it is a smooth function, and returns no spikes.")
     if kind.__name__ == "DeterministicPass":
         return surrogate.StraightThrough()
     if kind.__name__ == "PoissonPass":
@@ -343,7 +343,7 @@ def _stateless(old: Any, backend: str) -> Replacement:
     if old.step_mode == "s" or isinstance(made, nn.Linear):
         return Replacement(made, {key: Moved(key) for key in old.state_dict()})
     if isinstance(made, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d) or getattr(made, "return_indices", False):
-        raise Unconvertible(f"it takes or gives indices beside the sequence: {RUNS_AS_IT_IS}")
+        raise Unconvertible(f"it takes or returns indices with the sequence: {RUNS_AS_IT_IS}")
     return Replacement(OverTime(made), {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
@@ -392,7 +392,7 @@ def _recurrent_container(module: Any) -> Rule:
     def make(old: Any, backend: str) -> Replacement:
         neuron = RULES[type(last).__name__](last, backend)
         if not isinstance(neuron.module, FlexSN):
-            raise Unconvertible(f"its {type(last).__name__} is none that works step by step here.")
+            raise Unconvertible(f"its {type(last).__name__} has no step-by-step counterpart here.")
         options: Any = {"step_mode": old.step_mode, "backend": backend}
         before = f"sub_module.{parts[-1][0]}." if parts else "sub_module."
         moved = {before + key: replace(place, key=f"neuron.{place.key}") for key, place in neuron.moved.items()}
@@ -425,7 +425,7 @@ def _filled(made: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module
 
 RECURRENT = ("LinearRecurrentContainer", "ElementWiseRecurrentContainer")
 APART = (
-    "the input's part of the product is computed for all steps at once, and what comes back is added to it: sums in "
+    "the input's part of the product is computed for all steps at once, and the feedback is added to it: sums have "
     "another order, so the last bits may differ."
 )
 CONTAINERS = ("SeqToANNContainer", "StepModeContainer")

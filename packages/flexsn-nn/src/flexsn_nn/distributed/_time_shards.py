@@ -232,7 +232,7 @@ def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
     for state in states:
         numbers += [_DTYPES.index(state.dtype), state.dim(), *state.shape]
     if len(numbers) > _DESCRIPTION:
-        raise StateError(f"a layer has {len(states)} states, too many to be handed from process to process.")
+        raise StateError(f"a layer has {len(states)} states, too many to be sent from process to process.")
     return torch.tensor(numbers + [0] * (_DESCRIPTION - len(numbers)), dtype=torch.int64, device=device)
 
 

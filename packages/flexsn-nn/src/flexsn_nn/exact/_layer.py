@@ -188,7 +188,7 @@ class ExactForward(ReplacedForward):
         if found is None:
             return "its input is not known to consist of spikes"
         if max(-found.low, found.high) > _LARGEST:
-            return f"its input has whole numbers from {found.low} to {found.high}, and {_LARGEST} is the most"
+            return f"its input has whole numbers from {found.low} to {found.high}, at most {_LARGEST} is possible"
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:

@@ -94,10 +94,10 @@ class Chooses(KeepsStates):
         """Returns the reason why the loop runs a call although kernels are chosen; `None`: kernels run it."""
         if not PLAIN.issuperset(map(type, (*inputs, *states))):
             other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
-            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+            return f"the loop, in calls with {other}: kernels would bypass the code of this type of tensor"
         transform = transform_at_work()
         if transform is not None:
-            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
+            return f"the loop, in calls inside of {transform}, which supports operations but no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
             return "the loop, in calls without steps (T == 0)"
         ready = self._ready_made
@@ -115,7 +115,7 @@ class Chooses(KeepsStates):
         why = None
         if any(not is_own(type(transform)) for transform in transforms):
             why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
-        return None if why is None else f"{_INSTEAD} what transforms make of the core: {why}"
+        return None if why is None else f"{_INSTEAD} the core with its transforms: {why}"
 
     def _trains(self, given: Sequence[Tensor]) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
@@ -199,7 +199,7 @@ class Chooses(KeepsStates):
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Raises `ExampleError`: without an example, the outputs' shapes and dtypes are unknown."""
         raise ExampleError(
-            "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+            "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
         )
 

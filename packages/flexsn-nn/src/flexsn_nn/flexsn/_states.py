@@ -111,8 +111,8 @@ class KeepsStates(Settings):
             if self._is_exported_again():
                 raise ExportError(
                     "the neuron is called a second time in one program, and torch.export.export(strict=True) cannot "
-                    "hand its state from call to call. Export with strict=False, or a module that calls "
-                    "neuron.step(inputs, states) and hands the states on."
+                    "pass its state from call to call. Export with strict=False, or a module that calls "
+                    "neuron.step(inputs, states) and passes the states on."
                 )
             return []
         held = self._exported

@@ -52,7 +52,7 @@ def why_not_into(neuron: FlexSN) -> str | None:
     if kind.forward not in (FlexSN.forward, Neuron.forward):
         return f"{kind.__name__} has a forward of its own"
     if neuron._starts_by_input():
-        return f"{kind.__name__} has init_states of its own, which may look at its input"
+        return f"{kind.__name__} has init_states of its own, which may read its input"
     if neuron._forward_pre_hooks:
         return "its neuron has a forward pre-hook, which would see the input of the layer before"
     return None

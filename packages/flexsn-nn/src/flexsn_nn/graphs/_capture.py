@@ -145,18 +145,18 @@ class CapturedStep:
             return "no graph: nothing has run yet"
         words = "1 graph" if len(recorded) == 1 else f"{len(recorded)} graphs"
         by_python = any(kind.why is not None for kind in self._kinds)
-        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run by Python' if by_python else ''}"]
+        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run in Python' if by_python else ''}"]
         for kind in self._kinds:
             shapes = ", ".join(str(list(shape)) for shape, *_ in kind.key[1])  # type: ignore[index]
             if kind.graph is not None:
                 state = "a graph"
             elif kind.why is not None:
-                state = f"by Python: {kind.why}"
+                state = f"in Python: {kind.why}"
             else:
-                state = f"by Python before the recording: {kind.runs} runs so far"
+                state = f"in Python before the recording: {kind.runs} runs so far"
             lines.append(f"  {shapes}, {kind.calls} calls: {state}")
         updates = dict.fromkeys(kind.why_update for kind in self._kinds if kind.why_update is not None)
-        lines += [f"  the optimizer's step runs by Python: {why}" for why in updates]
+        lines += [f"  the optimizer's step runs in Python: {why}" for why in updates]
         lines += [f"  recorded again, {count} times, after a change of {name}" for name, count in self._changes.items()]
         return "\n".join(lines)
 
@@ -208,7 +208,7 @@ class CapturedStep:
         elif self.step.optimizer is not None:
             new.why_update = self._why_update or why_update_eager(self.step)
             if new.why_update is not None:
-                self._say(f"the optimizer's step runs by Python: {new.why_update}")
+                self._say(f"the optimizer's step runs in Python: {new.why_update}")
         self._kinds.insert(0, new)
         for dropped in self._kinds[self._max_graphs :]:
             self._dropped_early += dropped.calls < _FEW_CALLS
@@ -357,7 +357,7 @@ class CapturedStep:
         """Warns, once for each reason."""
         if why not in self._warned:
             self._warned.add(why)
-            warn(f"a captured step runs by Python: {why}.", CaptureWarning)
+            warn(f"a captured step runs in Python: {why}.", CaptureWarning)
 
 
 def _look_at_ranges(layers: Sequence[Any]) -> None:

@@ -99,10 +99,7 @@ def why_update_eager(step: TrainingStep) -> str | None:
         if any(isinstance(group["lr"], Tensor) and not group["fused"] for group in optimizer.param_groups):
             return "SGD reads a learning rate that is a tensor in Python: give SGD(..., fused=True)"
     else:
-        return (
-            f"nothing says that {name} can be recorded: give torch.optim.SGD, or an optimizer of torch with "
-            "capturable=True"
-        )
+        return f"{name} may not be recordable: give torch.optim.SGD, or an optimizer of torch with capturable=True"
     scaler = step.scaler
     if scaler is not None and scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
         return f"the gradient scaler waits for the device before {name} steps: give {name}(..., fused=True)"

@@ -150,7 +150,7 @@ def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple
     """Returns a recorder for a network's graphs, or `None` and the reason."""
     devices = dict.fromkeys(tensor.device for tensor in (*net.parameters(), *net.buffers()))
     if not devices:
-        return None, "the network has no parameters, whose device would be the graph's"
+        return None, "the network has no parameters, which would determine the graph's device"
     on_gpu = [device for device in devices if device.type == "cuda"]
     if not on_gpu:
         return None, f"the network is on {next(iter(devices))}, where steps are plain calls"

@@ -116,7 +116,7 @@ def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
     if isinstance(neuron, nn.Module) or not callable(neuron):
         found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
         raise ParameterError(
-            f"neuron is {found}; the block needs several neurons: give what makes one, LIF or lambda: LIF(tau=2.0)."
+            f"neuron is {found}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
         )
     made = [neuron() for _ in range(count)]
     for module in made:

@@ -89,8 +89,8 @@ class PackedSpikes:
         self._neurons = [module for module in net.modules() if getattr(module, "spike_range", None) is not None]
         if not self._neurons:
             raise ParameterError(
-                f"no neuron of {type(net).__name__} is known to give whole numbers: set neuron.spike_range = (0, 1) of "
-                "those that do."
+                f"no neuron of {type(net).__name__} is known to return whole numbers: set neuron.spike_range = (0, 1) "
+                "on neurons that do."
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
@@ -152,7 +152,7 @@ class PackedSpikes:
             self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
             return None
         if not _is_dense(tensor.shape, tensor.stride()):
-            self._keep_whole(tensor, "it has holes in memory, or elements more than once")
+            self._keep_whole(tensor, "it has gaps in memory, or repeated elements")
             return None
         return _Packed(self._bits(tensor, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
 

@@ -232,7 +232,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
             return _marked(marks[output], version) if output in marks else _OTHER
         left[0] -= 1
         if left[0] < 0:
-            return Unknown("so many operations that they were not followed")
+            return Unknown("more operations than are followed")
         if kind not in _FOLLOWED:
             return _of_others(kind, node, left) if kind[:1].isupper() else _OTHER
         sources = node.next_functions

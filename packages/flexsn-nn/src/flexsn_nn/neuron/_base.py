@@ -143,7 +143,7 @@ class Neuron(FlexSN):
         if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
             check_number(name, value, **self._limits[name])
         if name in self.state_names:
-            raise UnknownAttributeError(f"nobody would read {name!r}: {of_attribute(name, self.state_names)}.")
+            raise UnknownAttributeError(f"no step would read {name!r}: {of_attribute(name, self.state_names)}.")
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:

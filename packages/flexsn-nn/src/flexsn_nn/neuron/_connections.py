@@ -124,7 +124,7 @@ def connection(
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(
-                "V is the weight of each neuron to itself, with all_to_all=False. A matrix starts where init puts it: "
+                "V is the weight of each neuron to itself, with all_to_all=False. init sets a matrix at first: "
                 "init=lambda weight: weight.copy_(V)."
             )
         made = AllToAll(features, features, bias)

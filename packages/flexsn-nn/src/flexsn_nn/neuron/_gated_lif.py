@@ -120,5 +120,5 @@ class GatedLIF(Neuron):
 
 def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
     """Makes a tensor whose sigmoid is `start`."""
-    check_number(name, start, above=0, below=1, hint="It is the sigmoid of what is learned.")
+    check_number(name, start, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
     return torch.full(shape, -math.log(1 / start - 1))

@@ -191,7 +191,7 @@ class SlidingPSN(Stateful):
             return new
         (history,) = self.states
         shape = torch.Size((min(len(history), self.k - 1), *new.shape[1:]))
-        check_kept("what the window keeps of earlier inputs", history, shape, new)
+        check_kept("the window of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
     def _matrix(self, steps: int, back: int) -> Tensor:

@@ -128,8 +128,8 @@ class Recurrent(Feedback):
             raise ParameterError(f"neuron is {neuron!r}; {made}.")
         if neuron.num_outputs != 1:
             raise ParameterError(
-                f"the neuron has num_outputs={neuron.num_outputs}; one output comes back: write a step with what comes "
-                "back in it, FlexSN(core, ...)."
+                f"the neuron has num_outputs={neuron.num_outputs}; only one output can be fed back: write a step that "
+                "contains the feedback, FlexSN(core, ...)."
             )
         names = (
             neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
@@ -158,7 +158,7 @@ class Recurrent(Feedback):
         else:
             check_function("recurrent", recurrent)
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
-                raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
+                raise ParameterError("recurrent is a module of your own: leave out the arguments of the matrix.")
             self.recurrent = recurrent
         self._draws = draws(self.core)  # depends on the neuron, which is set now
         self._tell_step_mode()

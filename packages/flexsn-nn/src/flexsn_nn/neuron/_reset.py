@@ -222,6 +222,6 @@ def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> 
     if not isinstance(function, Surrogate):
         raise ParameterError(
             f"strict={strict} sets the comparison of a flexsn_nn.surrogate; {name} is {function!r}, which "
-            "decides by itself: pass strict=None."
+            "compares by itself: pass strict=None."
         )
     return replace(function, strict=strict)

@@ -49,16 +49,16 @@ def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
 
 def _check(x: Tensor, name: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} takes a tensor of the step, and got a {type(x).__name__}.")
+        raise TypeError(f"{name} takes a tensor of the step, but got a {type(x).__name__}.")
     if not x.is_floating_point():
-        raise InputDtypeError(f"{name} draws floating-point numbers, and got a tensor of {x.dtype}: convert it first.")
+        raise InputDtypeError(f"{name} draws floating-point numbers, but got a tensor of {x.dtype}: convert it first.")
 
 
 def _step_of(name: str) -> Step:
     step = current.step
     if step is None:
         raise DrawError(
-            f"{name} is called outside of a step whose numbers are known: it draws inside of a core that "
+            f"{name} is called outside of a step: it draws only inside of a core that "
             "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
         )
     return step
@@ -80,7 +80,7 @@ def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **op
         of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
             f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
-            f"dimension more or less, or for fewer neurons, and got a tensor of shape {list(x.shape)}: expand it to "
+            f"dimension more or less, or for fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to "
             "the step's shape."
         )
     draws = [number(*places, stream=step.draws + i, **options) for i in range(how.num_draws)]

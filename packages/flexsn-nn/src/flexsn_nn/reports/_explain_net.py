@@ -161,7 +161,7 @@ class _Account:
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
     """Runs a few training steps, without an optimizer, and restores the network."""
     if not inputs:
-        raise ParameterError("there is no input: functional.explain(net, x) takes what net(x) takes.")
+        raise ParameterError("there is no input: functional.explain(net, x) takes the inputs of net(x).")
     layers = layers_of(net)
     device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
     if device is None:
@@ -257,5 +257,5 @@ def _ending(account: _Account, name: str) -> Any:
 def _default_loss(output: Any) -> Tensor:
     result = first_tensor(output)
     if result is None or not result.is_floating_point():
-        raise ParameterError("the network returns no floating-point tensor: give loss, a function of what it returns.")
+        raise ParameterError("the network returns no floating-point tensor: give loss, a function of its output.")
     return result.float().square().mean()

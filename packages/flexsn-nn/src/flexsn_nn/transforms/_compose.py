@@ -123,7 +123,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
         num_states = 0 if at_zero else transform.num_states
         if len(own_inputs) != transform.num_inputs or len(own_states) != num_states:
             raise ParameterError(
-                f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
+                f"{type(transform).__name__} returned {len(own_inputs)} inputs and {len(own_states)} states; its "
                 f"num_inputs is {transform.num_inputs} and its num_states {transform.num_states}."
             )
         inputs += own_inputs
