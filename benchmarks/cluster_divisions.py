@@ -1,14 +1,14 @@
-"""Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
+"""Divisions of recurrent loops among thread-block clusters: microseconds a step, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
-launches step by step: the share of other spikes in a forward, and the largest difference in a backward, of the largest
-value. `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among
-programs without clusters instead. Of several processes with the same `--lock`, one measures at a time. It needs a GPU
-with clusters.
+training. All kernels of a loop are compiled first, in parallel processes. `differs` compares a kernel's stored values
+with launches step by step: the share of different spikes in a forward, and the largest difference in a backward,
+relative to the largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles`
+compares divisions among programs without clusters instead. Of several processes with one `--lock`, one measures at a
+time. The script needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch is stopped, with all that launches it in another way.
+    """A loop whose launch is stopped, with the arguments for other ways of launching it.
 
     Attributes:
-        started: what states are before the loop, since launches overwrite it.
+        started: The states before the loop, since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -60,11 +60,11 @@ class Caught:
         self.expected: list[Tensor] = []
 
     def stored(self) -> list[Tensor]:
-        """Values that the loop has written at every step."""
+        """Returns the values that the loop has written at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
-        """Clusters of the named divisions that have room."""
+        """Yields clusters of the named divisions that have room."""
         for one in divisions:
             blocks, splits, row_tiles = map(int, one.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
@@ -72,8 +72,8 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Divisions into clusters: for each number of blocks, those of the fewest turns, with as few rows as they allow
-        or one tile more; a warp has a quarter of its terms in registers at least.
+        """Yields divisions into clusters: for each number of blocks, those with the fewest turns and the fewest rows,
+        or one more row tile; a warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -90,7 +90,7 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Divisions among programs that exchange through global memory, for most of an H100 and its shared memory."""
+        """Yields divisions among programs that exchange through global memory, for most of an H100."""
         loop = self.loop
         of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
@@ -101,7 +101,7 @@ class Caught:
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
-    """The loops of a training step, by direction."""
+    """Returns the loops of a training step, by direction."""
     found: dict[str, Caught] = {}
 
     def stop(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> NoReturn:
@@ -125,7 +125,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 
 def differs(one: Caught) -> str:
-    """How far what is stored is from what launches step by step stored."""
+    """Returns the difference of the stored values from those of launches step by step."""
     if one.over.backwards:
         pairs = zip(one.stored(), one.expected, strict=True)
         return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
@@ -160,7 +160,7 @@ def in_words(division: Cluster | Tiles) -> str:
 
 
 def compiled(text: str, capability: tuple[int, int]) -> None:
-    """Compiles a kernel into the cache on the disk."""
+    """Compiles a kernel into the cache on disk."""
     with contextlib.suppress(CompilationError):
         cubin(text, capability)
 
@@ -211,7 +211,7 @@ def main(
                 continue
             try:
                 rows.append([*labels, in_words(division), *measured(one, launch)])
-            except Exception as error:  # a division that has no room
+            except Exception as error:  # a division without room
                 rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
             print(rows[-1], flush=True)
     columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]
@@ -228,7 +228,7 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels of clusters in processes, those of programs in threads."""
+    """Compiles kernels of clusters in processes, and those of programs in threads."""
     cores = len(os.sched_getaffinity(0))
     texts = [launch.kernel.text(launch.tensors(one.over)) for one, launch in work if isinstance(launch, InClusters)]
     capability = torch.cuda.get_device_capability(DEVICE)
@@ -236,7 +236,7 @@ def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
         list(pool.map(compiled, dict.fromkeys(texts), [capability] * len(texts)))
 
     def compile_one(one: Caught, launch: InPrograms) -> None:
-        with contextlib.suppress(Exception):  # measuring it says what is wrong
+        with contextlib.suppress(Exception):  # the measurement reports the error
             launch.room(one.over)
 
     with ThreadPoolExecutor(cores) as threads:

@@ -1,11 +1,11 @@
-"""Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
+"""Recurrent layers in thread-block clusters, compared with kernels without them and with cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
 of a training step, which is the forward and the backward of a random gradient to the input and the matrices.
-`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time. It needs a
+`--steps` adds launches step by step. Of several processes with one `--lock`, one measures at a time. The script needs a
 GPU with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
@@ -54,11 +54,11 @@ class Made:
         self.training: Run = training(layer, x, torch.randn_like(x))
 
     def times(self, lock: Path | None) -> tuple[str, str]:
-        """Microseconds a step of the forward, ms of a training step."""
+        """Returns microseconds a step of the forward, and ms of a training step."""
         self.forward()  # compiles
         self.training()
         with alone(lock):
-            gc.collect()  # of graphs before, whose nodes of leaves have other streams
+            gc.collect()  # collects earlier graphs, whose nodes of leaves have other streams
             forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
             both = milliseconds(graphed(self.training), DEVICE, warmup=2, rep=15)
         return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
@@ -66,7 +66,7 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """No other process with this lock measures at the same time."""
+    """Holds the lock, so that no other process with this lock measures at the same time."""
     if lock is None:
         yield
         return
@@ -83,7 +83,7 @@ def without(variable: str) -> Iterator[None]:
 
 
 def compared(name: str, shape: str, dtype: torch.dtype, lock: Path | None, *, steps: bool) -> list[list[str]]:
-    """A row for each way."""
+    """Returns a row for each way."""
     hidden = int(shape.split("x")[2])
     rows = []
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A class name has one owner: a search for it finds one idea. Exceptions are listed, each with its reason."""
+"""A class name has one owner, so a search for it finds one idea. Exceptions are listed with their reasons."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """The classes that several places define, by name."""
+    """Returns the classes that are defined in several places, by name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""Calls of recurrent steps whose loop is one launch: recorded at their second time, and repeated as the loop is."""
+"""Calls of recurrent steps whose loop is one launch: recorded in the second call, and repeated as the loop is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Notes what repeats a call, or why nothing does, of each call that was recorded."""
+    """Records for each recorded call its repetition, or the reason for none."""
     found: list[Any] = []
 
     def noted(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
@@ -69,7 +69,7 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Calls with other data, other matrices, other gradients, from a state and from none."""
+    """Tests calls with other data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -94,7 +94,7 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment, autocast, and strides of gradients."""
+    """Changes the environment, autocast, and strides of gradients."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -128,7 +128,7 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 @pytest.mark.usefixtures("interpreted")
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters thousands
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
     def training() -> object:

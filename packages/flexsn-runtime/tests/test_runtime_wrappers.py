@@ -173,7 +173,7 @@ def test_flat_arguments_are_told_by_their_number() -> None:
 def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
-    # As many lifted tensors as states: with states, or none of both.
+    # The step has one captured tensor and one state: calls give the state, or neither of them.
     calls = [(X, V, w), (X, V)] if given else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
