@@ -1,4 +1,4 @@
-"""How `nn.Module` keeps what is registered, where it looks for hooks, and the defaults of what makes tensors."""
+"""Private facts about `nn.Module`: its registries, its hooks, and the defaults that tensor factories read."""
 
 from __future__ import annotations
 
