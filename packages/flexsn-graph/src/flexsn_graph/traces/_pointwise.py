@@ -150,8 +150,8 @@ def gradient_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
-    It computes the results again instead of keeping them. It has a gradient itself. Of an argument without dimensions,
-    it gives the terms of the gradient.
+    It computes the results again instead of saving them, and has a gradient itself. For an argument without dimensions,
+    it returns the terms of the gradient.
     """
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
@@ -159,7 +159,7 @@ def gradient_of(
         shape = cotangents[0].shape
         again = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # Leaves, but for those that a second gradient flows through.
+            # Fresh leaves, except for values that a second gradient flows through.
             leaves = [
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)
@@ -241,7 +241,7 @@ def _trace(
 
 
 class _NoCaptures(Captures):
-    """Refuses what a function captures."""
+    """Refuses captured tensors."""
 
     def __init__(self, name: str, mode: FakeTensorMode) -> None:
         super().__init__(mode)
