@@ -1,4 +1,4 @@
-"""The classes of operators."""
+"""Classes of operators."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Log once what may be intended: ``lowering="loop"`` says that it is."""
+    """Log once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
     _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
 
 
@@ -90,7 +90,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Refuse results that are not like those that the rest of the graph was made for.
+    """Refuse results that differ from those that the rest of the graph was made for.
 
     Raises:
         LoweringError.
@@ -110,7 +110,7 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs besides operators: constant tensors, and graphs."""
+    """Attributes of the graphs other than operators: constant tensors, and graphs."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs
