@@ -1,4 +1,4 @@
-"""The plan of a backward scan: the kernel, the gradients that it writes, sums where tensors broadcast."""
+"""The plan of a backward scan: the kernel, the gradients that it writes, and sums for tensors that broadcast."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Cotangents(NamedTuple):
     """Incoming gradients; `None` is zero.
 
     Attributes:
-        outputs: `[T, *step]` each.
-        states: of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
-        state_seqs: which of the two.
+        outputs: gradients of the outputs, `[T, *step]` each.
+        states: gradients of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
+        state_seqs: True for state sequences.
     """
 
     outputs: tuple[Tensor | None, ...]
@@ -54,21 +54,21 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class BackwardScan:
     """A backward scan, prepared for arguments and cotangents of one layout.
 
-    Each gradient has the format of what it is the gradient of.
+    Each gradient has the format of its argument.
 
     Args:
         arguments: as in the forward.
         kept: checkpoints or residuals, as the forward returned them, or copies in another format.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
-        residuals: what the forward kept; `None`: checkpoints.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: as for `ForwardScan`.
-        segments: walked side by side, where the step's gradient allows it; `None`: none.
+        segments: segments to walk side by side, if the step's gradient allows it; `None` for none.
 
     Attributes:
-        plan: what a call does, of `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
-            *grad_states]`: a gradient for each tensor of the forward that needs one, shaped like it; zeros where
-            none flows.
-        flowing: the same; but where no gradient flows, there is none, as in the loop.
+        plan: the work of a call, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
+            *grad_states]` to a gradient for each tensor of the forward that needs one, with its shape; zeros where
+            no gradient flows.
+        flowing: as `plan`, but with None where no gradient flows, as in the loop.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class BackwardScan:
             vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
             assert source is not None, "it has as many gradients as without flags"
 
-        # To compute the states again, the kernel reads what the forward reads, too.
+        # The kernel computes the states again, so it reads the values that the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
         operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts, step.late)
@@ -124,8 +124,9 @@ class BackwardScan:
         config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
-        # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
-        # alone says so is a view of one; its gradient is as large as the view.)
+        # If an argument is one number for the whole step, the kernel sums its gradient within each program. (An input
+        # may be
+        # a view of one number, but its gradient is as large as the view. Such an input does not count.)
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
