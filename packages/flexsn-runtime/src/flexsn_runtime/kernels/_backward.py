@@ -169,7 +169,7 @@ class BackwardScan:
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
         came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
         gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
-        # The format of a gradient that is copied first: that of what it is the gradient of.
+        # The format of a gradient that is copied first: that of the tensor that it belongs to.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
@@ -237,7 +237,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Of those whose gradients the kernel writes in another shape than theirs.
+        # Gradients that the kernel writes in a shape that differs from their tensors' shapes.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -262,7 +262,7 @@ class BackwardScan:
         """Runs the plan.
 
         Args:
-            checkpoints: or residuals.
+            checkpoints: checkpoints or residuals.
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
@@ -277,9 +277,9 @@ class BackwardScan:
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, whether a gradient flows to it at all.
+        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
 
-        What comes before the scan is not to meet a zero otherwise: its derivative may be infinite.
+        Operations before the scan must not receive a zero instead: their derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -288,14 +288,14 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Without a step, the final states are the initial ones, and so are their gradients."""
+        """Computes gradients without a step: the final states are the initial ones, and so are their gradients."""
         first = len(memory) - len(self._wanted)
         for i, want in enumerate(self._wanted):
             primal = memory[i]
             memory[first + i] = _zeros_like(primal) if want and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
-                final = memory[first + i - self._first_lifted]  # the last ones that are given are the states'
+                final = memory[first + i - self._first_lifted]  # the gradients of states are the last arguments
                 if (zeros := memory[first + i]) is not None and final is not None:
                     memory[first + i] = zeros.copy_(final)
 
@@ -303,9 +303,9 @@ class BackwardScan:
 def _is_copied(gradient: Tensor) -> bool:
     """True if an incoming gradient is copied before a kernel reads it.
 
-    The memory of a lazily negated view is without the sign. An expanded one, as a sum over time has, would get a kernel
-    of its own, whose compilation takes longer than many copies; and the last layer of a network is small. Zeros that
-    autograd made may have no memory.
+    The memory of a lazily negated view lacks the sign. An expanded gradient, such as that of a sum over time, would
+    need its own kernel, whose compilation takes longer than many copies, and the last layer of a network is small.
+    Zeros that autograd made may have no memory.
     """
     if gradient.is_neg() or gradient._is_zerotensor():
         return True

@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers of a program. Channels-last, 8 for each thread, 16 bytes of half precision; otherwise 2, so that threads that
-# are neighbours read neighbours whatever the stride is.
+# Numbers per program. For channels-last, 8 for each thread, which are 16 bytes in half precision; otherwise 2, so that
+# neighbouring threads read neighbouring numbers, whatever the stride is.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}
