@@ -13,7 +13,7 @@ from flexsn_runtime._torch_private import size_hint
 
 
 def in_order(tensor: Tensor | None, order: Sequence[int] | None) -> Tensor | None:
-    """`tensor`, or a copy without holes in memory, with dimensions in this order; `None` for `order` leaves it as it is."""
+    """`tensor`, or a copy in memory without holes, with its dimensions in this order. `None` for no change."""
     if tensor is None or order is None:
         return tensor
     return tensor.permute(tuple(order)).contiguous().permute([order.index(d) for d in range(len(order))])
