@@ -84,7 +84,7 @@ def _launch_node() -> Any:
                 wrapper.define_kernel(kernel.name, kernel.source, gpu=False, cpp_definition=kernel.declaration)
             addresses = [f"reinterpret_cast<int64_t>({x.codegen_reference()}.data_ptr())" for x in self.inputs]
             sizes = [f"static_cast<int64_t>({wrapper.codegen_sizevar(size)})" for size in self.constant_args]
-            arguments = ", ".join([*addresses, *sizes, "0"])  # 0: as many threads as OpenMP provides
+            arguments = ", ".join([*addresses, *sizes, "0"])  # 0: all threads of OpenMP
             wrapper.writeline(f"{{ const int64_t arguments[] = {{{arguments}}}; {kernel.name}(arguments); }}")
 
     return LaunchNode

@@ -15,7 +15,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program with as many threads as its work is worth, up to the number of `torch.set_num_threads`.
+    """Runs a program with the number of threads that its work is worth, at most that of `torch.set_num_threads`.
 
     Args:
         run: from `flexsn_codegen.targets.cpp.program`.

@@ -123,7 +123,7 @@ def repairing_weights(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares a kernel for three parts of a gradient in `dtype`, `s`, a dense result, and `seen` of `count` numbers."""
+    """Prepares a kernel for three parts of a gradient in `dtype`, `s`, a dense result, and `seen` of `count` words."""
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
     constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
