@@ -1,10 +1,10 @@
-"""Python numbers among the arguments of a function: what it computes of them is done on the host, at every call.
+"""Python numbers among the arguments of a function. Computations with them run on the host, at every call.
 
-While the function is traced, each number is a `HostFloat` or a `HostInt`, which notes what Python computes of it as an
-expression; torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. A constant of the graph that is another one then is the value of an expression, or the trace is for these
-numbers alone. So a kernel takes the values of the expressions, which Python computes in float64 as the function does
-itself.
+While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
+computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
+second time. A constant of the graph that differs between the traces is the value of an expression; if it is none, the
+trace is valid for these numbers alone. So a kernel takes the values of the expressions as arguments. Python computes
+them in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "float": float,
     "reciprocal": lambda x: 1.0 / x,
 }
-# What decides a branch: its outcome is a condition on the numbers.
+# Functions that decide a branch. Their outcome is a condition on the numbers.
 _DECIDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     "bool": bool,
@@ -56,7 +56,7 @@ _FUNCTIONS = {**_ARITHMETIC, **_DECIDING, **_MATH_FUNCTIONS}
 
 
 def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
-    """The value of an expression, with these numbers for its arguments."""
+    """The value of an expression, with these numbers as its arguments."""
     kind = expression[0]
     if kind == "argument":
         return numbers[expression[1]]
@@ -69,7 +69,7 @@ def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
 
 
 def same(a: object, b: object) -> bool:
-    """True if two numbers are identical: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
+    """True if two numbers are identical: NaN equals itself, 0.0 differs from -0.0, and 1 differs from 1.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float) and isinstance(b, float):
