@@ -211,8 +211,7 @@ class Pointwise(Generic[P, R]):
         """Runs `into`, and returns a function that repeats the call with fewer checks.
 
         It is for callers that allocate the tensors themselves: the tensors are not checked again, and captured values
-            are not
-        read again.
+        are not read again.
 
         Returns:
             A function `(out, args)` of tensors like these: of these shapes, strides and dtypes and on this device;

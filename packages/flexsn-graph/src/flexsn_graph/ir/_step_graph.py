@@ -18,10 +18,9 @@ GRADIENTS = {Role.INPUT: Role.GRAD_INPUT, Role.STATE: Role.GRAD_STATE, Role.LIFT
 class StepGraph:
     """One step as a normalised graph: the forward, or its vector-Jacobian product (VJP).
 
-    Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` where a VJP needs intermediates.
-        VJP:
-    `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. It has
-    the cotangents that are present, and returns the gradients that are required and not zero for all values. The
+    Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` if a VJP needs intermediates.
+    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. It
+    has the cotangents that are present, and returns the gradients that are required and not zero for all values. The
     gradient of an argument that broadcasts to the step has the step's shape: sum it afterwards.
 
     Attributes:

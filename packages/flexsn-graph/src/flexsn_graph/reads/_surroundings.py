@@ -50,8 +50,7 @@ class Surroundings:
     objects. After the whole trace, all objects are as they were before it.
 
     While other threads run, which may write to these objects, only two kinds of values are restored: traced tensors,
-        and
-    values under names in the core's own code.
+    and values under names in the core's own code.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward

@@ -125,8 +125,7 @@ class BackwardScan:
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
         # If an argument is one number for the whole step, the kernel sums its gradient within each program. (An input
-        # may be
-        # a view of one number, but its gradient is as large as the view. Such an input does not count.)
+        # may be a view of one number, but its gradient is as large as the view. Such an input does not count.)
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)

@@ -9,8 +9,8 @@ import sys
 from torch import Tensor
 
 # Smallest size in bytes of a large result: one huge page. An allocator's cache of smaller results depends on all
-# earlier
-# allocations of the process: it may map new memory for each result, whose page faults take longer than a scan over it.
+# earlier allocations of the process: it may map new memory for each result, whose page faults take longer than a scan
+# over it.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE

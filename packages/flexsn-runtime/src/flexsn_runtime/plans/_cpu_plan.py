@@ -18,8 +18,7 @@ _FEW, _NARROW = 15, 8
 _CARRIED = 2**14
 
 # Minimum number of blocks of a step, one for each of this number of threads. Small steps have fewer blocks of the
-# smallest
-# size.
+# smallest size.
 _BLOCKS = 16
 
 

@@ -152,8 +152,7 @@ class ScanProgram:
         # By shapes and dtypes: the step of the last forward that is to be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
         # By kind of call, prepared runs of such calls, the latest first: see `_repeated.py`. Also, by layout of the
-        # arguments
-        # of `prepare`, the step, and the position of the first lifted tensor.
+        # arguments of `prepare`, the step, and the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
