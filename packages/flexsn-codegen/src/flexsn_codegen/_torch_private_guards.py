@@ -13,7 +13,7 @@ from typing import Any
 from flexsn_graph.reads import Place
 from flexsn_graph.versions import expect, needed
 
-_STALE = "a compiled graph would not see that what a pointwise function reads has changed"
+_STALE = "a compiled graph would miss changes of values that a pointwise function reads"
 expect("torch._guards", ["TracingContext", "TracingContext.get", "Guard"], _STALE)
 expect("torch._dynamo.source", ["GlobalStateSource"], _STALE)
 expect("torch._dynamo.symbolic_convert", ["InstructionTranslator", "InstructionTranslator.current_tx"], _STALE)

@@ -52,7 +52,7 @@ class Numbers(NamedTuple):
     def at(self, call: int) -> Numbers:
         """The numbers of another call, from 0 to 2^31 - 1."""
         if not 0 <= call < _MOST:
-            raise ArgumentError(f"call is {call}, and is to be from 0 to 2**31 - 1.")
+            raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))
 
 
@@ -70,7 +70,7 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
     *leading, columns = (1, *shape)
     rows = torch.Size(leading).numel()
     if max(rows, columns) >= _MOST:
-        raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: fewer than 2**31 are counted.")
+        raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: both numbers must be below 2**31.")
     low, high = (((seed >> shift & 0xFFFFFFFF) ^ 2**31) - 2**31 for shift in (0, 32))
     halves = [torch.tensor(half, dtype=torch.int32, device=device) for half in (low, high)]
     row = torch.arange(rows, dtype=torch.int32, device=device).view(*leading[1:], 1) if len(shape) > 1 else None

@@ -13,7 +13,7 @@ from torch.utils import _device
 
 from flexsn_graph.versions import lacking, private
 
-_WITHOUT = "what step functions read is not followed in full: a change of it may go unseen"
+_WITHOUT = "reads of step functions are not followed in full: a changed value may go unnoticed"
 
 # The dictionaries of a module in which `__getattr__` looks, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -66,8 +66,8 @@ def pointwise_by_values_op(
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
             f"{found.name} returns {dtypes} for {numbers}, and {[out.dtype for out in outs]} for the numbers that the "
-            "graph was compiled for. What decides the dtypes of results has to be a constant of the graph: a bool or a "
-            "text, not a number."
+            "graph was compiled for. A value that decides the dtypes of results has to be a constant of the graph: a "
+            "bool or a text, not a number."
         )
     found.run(tensors, numbers, wanted, outs, scalars or None)
 

@@ -175,7 +175,7 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:
-        raise SignatureError(f"{name}{signature} cannot be called so: {error}.") from None
+        raise SignatureError(f"{name}{signature} cannot be called like this: {error}.") from None
 
 
 def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:

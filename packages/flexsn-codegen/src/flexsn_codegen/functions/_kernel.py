@@ -354,7 +354,8 @@ class Kernel:
             if out.shape != result.shape:
                 raise TraceError(
                     f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
-                    "numbers that the graph was compiled for. What decides shapes has to be a constant of the graph."
+                    "numbers that the graph was compiled for. A value that decides shapes has to be a constant of the "
+                    "graph."
                 )
             out.copy_(result)
         return list(outs) or results, trace

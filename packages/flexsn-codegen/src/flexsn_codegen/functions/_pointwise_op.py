@@ -153,8 +153,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     of_written = in_dims[1] or [None] * len(written)
     if any(dim is None for dim in of_written):
         raise ArgumentError(
-            f"{kernel_of(kernel).name} writes to a tensor that vmap does not go over, once for each element that it "
-            "goes over. Give that tensor a dimension for them."
+            f"{kernel_of(kernel).name} writes to a tensor without a batch dimension, once for each element of "
+            "vmap's batch. Give this tensor a batch dimension."
         )
     first = batch_first([*read, *written], [*of_read, *of_written])
     results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)

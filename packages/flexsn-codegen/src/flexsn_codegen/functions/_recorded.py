@@ -136,7 +136,7 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
             f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
             "outside of the compiled function."
         )
-    recompile_unless(holds, f"what {kernels.name} reads besides its arguments is as when the graph was made")
+    recompile_unless(holds, f"captured values of {kernels.name} are as they were when the graph was made")
     return len(captured.tensors)
 
 

@@ -48,8 +48,8 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
 def shared_memory(name: str, what: str, other: str) -> WriteError:
     """The error for a written tensor that shares memory with another tensor."""
     return WriteError(
-        f"{what} of {name} is written to, and is memory that {other} has, too: what is read of it would depend on the "
-        "order in which elements are computed. Pass a .clone() of one of the two."
+        f"{what} of {name} is written to, and shares memory with {other}: values that are read there would depend on "
+        "the order in which elements are computed. Pass a .clone() of one of the two."
     )
 
 

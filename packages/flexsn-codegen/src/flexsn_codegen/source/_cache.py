@@ -89,7 +89,7 @@ def compile_triton_code_str(
                     raise
                 path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
         if defined is None:
-            raise CacheFolderError(f"{path} was deleted whenever it had been written: something empties {path.parent}.")
+            raise CacheFolderError(f"{path} was deleted after each write: another program empties {path.parent}.")
         if name_space is None:
             _loaded[path] = defined
             while len(_loaded) > _MOST_LOADED:
@@ -213,8 +213,9 @@ def _private_folder(path: Path) -> Path:
         status = parent.stat()
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             raise CacheFolderError(
-                f"{path} is private, but {parent}, which it is in, can be written by others, who could put a folder of "
-                f"theirs in its place. Make that one private (chmod go-w {parent}), or name another one in {_VARIABLE}."
+                f"{path} is private, but others can write to {parent}, which contains it, and could replace it by a "
+                f"folder of their own. Make {parent} private (chmod go-w {parent}), or name another folder in "
+                f"{_VARIABLE}."
             )
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -371,7 +371,7 @@ class Recorder:
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _refused(
                 f"{path} has {count} bytes, and the core reads more than the {MAX_BYTES} that could be compared at "
-                "every call. Make it a tensor, outside of the core, or read what is needed of it there."
+                "every call. Make it a tensor, outside of the core, or read only the necessary part of it there."
             )
         self._place(place)
 
@@ -380,7 +380,8 @@ class Recorder:
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _refused(
                 f"{path} has {count} elements, and the core reads more than the {MAX_ELEMENTS} that could be "
-                "compared at every call. Make it a tensor, outside of the core, or read what is needed of it there."
+                "compared at every call. Make it a tensor, outside of the core, or read only the necessary part of it "
+                "there."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
@@ -402,9 +403,9 @@ class Recorder:
             what = "an object of a C extension"
         if what is not None:
             raise _refused(
-                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): what it gives can change from "
-                "call to call in a way that cannot be seen. Read it outside of the core, and give the core a number "
-                "or a tensor."
+                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
+                "call to call, and no check can see it. Read it outside of the core, and pass a number or a tensor to "
+                "the core."
             )
 
     # -- places ------------------------------------------------------------------------------------------
@@ -558,7 +559,7 @@ class Recorder:
             self._meet(os.environ, "os.environ")
         elif is_random(module):
             raise _refused(
-                f"the core calls {module}.{name}(), of a random generator: what it gives changes from call to call. "
+                f"the core calls {module}.{name}(), of a random generator, whose numbers change from call to call. "
                 "Draw the numbers outside of the core, and pass them as an input.",
                 caller,
             )
@@ -581,7 +582,7 @@ class Recorder:
         caller = self._user_of(frame)
         if caller is not None:
             raise _refused(
-                "the core has another thread or process do something: what that reads cannot be seen. Do it in the "
+                "the core runs something in another thread or process, whose reads cannot be recorded. Do it in the "
                 "core itself, or outside of it.",
                 caller,
             )

@@ -247,9 +247,9 @@ class _Staging:
         last = shape[-1] if shape else 1
         if seen.shape[dim] > 1 and seen.stride(dim) * (seen.shape[dim] - 1) >= last:
             raise NonPointwiseError(
-                f"{called_op(node)} sums over another dimension than the last one of what it is given, "
-                f"{list(shape)}: a product in a step goes along the step's last dimension. Move the dimension that "
-                "is multiplied to the end, outside of the core.",
+                f"{called_op(node)} sums over a dimension of its operand, {list(shape)}, that is not the last one: a "
+                "product in a step sums over the step's last dimension. Move the dimension to the end, outside of the "
+                "core.",
                 called_op(node),
                 location_of(node),
             )

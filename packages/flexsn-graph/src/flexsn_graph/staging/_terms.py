@@ -53,7 +53,7 @@ class SumsOverTime:
                     continue
                 raise UnsupportedCoreError(
                     f"the gradient of a captured tensor does not depend on the step ({called_op(leaf)}): an "
-                    "autograd.Function gives a constant. Multiply it by the gradient that its backward gets.",
+                    "autograd.Function returns a constant. Multiply it by the gradient that its backward receives.",
                     called_op(leaf),
                     location_of(leaf),
                 )

@@ -99,8 +99,8 @@ def trace_pointwise(
             raise _of_traced_shape(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
         raise TraceError(
-            f"{name} computes something else for other sizes of its arguments (it reads a shape). "
-            "Pass what it computes from them as an argument."
+            f"the result of {name} depends on the sizes of its arguments (it reads a shape). "
+            "Pass the values that it computes from sizes as an argument."
         )
     return first
 

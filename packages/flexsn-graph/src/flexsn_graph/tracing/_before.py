@@ -181,8 +181,8 @@ def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
 def _not_linear(node: fx.Node) -> UnsupportedCoreError:
     return UnsupportedCoreError(
         f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
-        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels have their sum. Apply "
-        "the function outside of the core.",
+        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels with the sum of "
+        "all. Apply the function outside of the core.",
         called_op(node),
         location_of(node),
     )

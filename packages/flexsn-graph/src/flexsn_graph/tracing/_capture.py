@@ -170,7 +170,7 @@ class CaptureMode(TorchDispatchMode):
         written = {storage_of(t) for t in writes}
         if not written.isdisjoint(self._tied):
             raise WrittenViewError(
-                "the core changes in place what is a view of something else that it computes of captured tensors alone "
+                "the core changes in place a view of another value that it computes from captured tensors alone "
                 f"({func}). Change a copy.",
                 str(func),
                 location,

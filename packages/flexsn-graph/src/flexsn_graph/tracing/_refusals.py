@@ -54,9 +54,9 @@ HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_ho
 def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
     """The error for a hook on a captured tensor, or on a value computed from captured tensors alone."""
     return UnsupportedCoreError(
-        f"the core calls Tensor.{name} on a captured tensor, or on what it computes from captured tensors alone: "
-        "kernels give such a tensor's gradient as a sum over all steps. Add the hook to the captured tensor, outside "
-        "of the core.",
+        f"the core calls Tensor.{name} on a captured tensor, or on a value computed from captured tensors alone: "
+        "kernels compute this gradient as a sum over all steps. Add the hook to the captured tensor, outside of the "
+        "core.",
         f"Tensor.{name}",
         location,
     )
@@ -65,8 +65,8 @@ def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreErro
 def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
     """The error for `out=` on tensors that require gradients, since autograd records none."""
     return UnsupportedCoreError(
-        f"the core calls {name} with out=, which autograd does not differentiate. Assign what it returns, or write it "
-        "with `.copy_()`.",
+        f"the core calls {name} with out=, which autograd does not differentiate. Assign its result, or write it with "
+        "`.copy_()`.",
         f"{name}(out=...)",
         location,
     )
@@ -122,7 +122,7 @@ def refuse_op(
     for written in written_by(op, args, kwargs):
         if storage_of(written) in frozen:
             raise MutationError(
-                "the core changes an input, a state, a captured tensor, what it computes of captured tensors before "
+                "the core changes an input, a state, a captured tensor, a value computed from captured tensors before "
                 f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
                 "copy: in-place ops on values that the core made in the step are fine.",
                 name,

@@ -300,7 +300,7 @@ class Tracer:
                 raise mode.refusal from None
             if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
                 raise CaptureError(
-                    "the core captures a tensor that was made under torch.inference_mode(), of which autograd keeps "
+                    "the core captures a tensor that was made under torch.inference_mode(), for which autograd records "
                     "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
                     "capture",
                     raised_at(error.__cause__ or error.__context__ or error),
@@ -470,9 +470,9 @@ class Tracer:
                 if other in ends or id(getattr(other, "variable", None)) in leaves:
                     name = "a function" if reached_from is None else reached_from.name()
                     raise CaptureError(
-                        f"the core gives {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, that "
-                        "was computed from another tensor that it captures, too. Compute the one from the other in "
-                        "the core, or give the function a `.clone()` of it.",
+                        f"the core passes to {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, "
+                        "that was computed from another captured tensor. Compute it in the core, or pass a `.clone()` "
+                        "of it to the function.",
                         name,
                         None if reached_from is None else self.captures.location_of(reached_from._sequence_nr()),
                     )

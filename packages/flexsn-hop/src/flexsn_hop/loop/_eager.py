@@ -196,7 +196,7 @@ def check_step(
             raise StateChangedError(
                 f"state {index} was {describe(old)} before step {step} and "
                 f"{describe(new)} after it; a state keeps its shape, dtype and device: "
-                "expand or cast the initial state or what the core returns"
+                "expand or cast the initial state or the core's result"
             )
     return outputs, new_states
 

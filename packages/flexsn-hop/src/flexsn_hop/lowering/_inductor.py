@@ -47,7 +47,7 @@ def lower(
             refused[lowering.name] = str(error)
     if not found.may_be_the_loop:
         raise LoweringError(
-            f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+            f"the lowering {found.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
     if found.lowerings and not _attributes(call):
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
@@ -59,19 +59,19 @@ def lower(
 @functools.cache
 def _log_once(message: str) -> None:
     """Log once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
-    _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
+    _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
 def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
     attributes = _attributes(call)
     if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
-            "the core makes a constant tensor, which only the loop can have: make it outside of the core."
+            "the core makes a constant tensor, which only the loop supports: make it outside of the core."
         )
     if attributes:
         raise NotImplementedError(
             "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
-            "loop can have."
+            "loop supports."
         )
 
     what = "backward" if isinstance(layout, BackwardLayout) else "forward"

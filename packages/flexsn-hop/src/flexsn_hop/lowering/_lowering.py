@@ -188,7 +188,7 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
         raise LoweringError(
             f"{KERNELS!r} is the name of the kernels of that package: give your lowering another name, and register it "
-            f"with before={KERNELS!r} if it is to be asked first"
+            f"with before={KERNELS!r} if it is to be tried first"
         )
     entry = _Registration(lowering, before)
     _registered.append(entry)
@@ -339,7 +339,7 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     if name in ("scan", "while_loop"):
         raise LoweringError(
             f"the lowering {name!r} takes the place of flex_sn_scan when Dynamo captures it; a graph "
-            "that already holds the operator, and `scan`, can have auto, kernel or loop"
+            "that already holds the operator, and `scan`, accept auto, kernel and loop"
         )
     able, refused = [], {}
     for lowering in _in_order():

@@ -115,8 +115,8 @@ def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.
             outputs, _ = take_step(fakes[: len(slices)], fakes[len(slices) :], 0)
         except RuntimeError as error:
             raise EmptyScanError(
-                "the scan is empty (T == 0), and step, which was called on tensors without data to tell what y looks "
-                f"like, failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
+                "the scan is empty (T == 0), so step was called on tensors without data, to find the shapes of y, and "
+                f"failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
 

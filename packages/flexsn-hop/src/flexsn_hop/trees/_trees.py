@@ -380,7 +380,7 @@ class TreeSteps:
                 raise StateChangedError(
                     f"{carry.name('carry', states, index)} was {describe(old)} before step {step} and "
                     f"{describe(new)} after it; a carry keeps its shapes, dtypes and devices: expand or cast the "
-                    "one in init or what step returns"
+                    "one in init or the result of step"
                 )
         if self.y is None:
             leaves, spec = tree_flatten(y)

@@ -48,8 +48,8 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
     if forgotten:
         raise TensorCountError(
-            f"the core captures {forgotten} tensors that require grad, which an operator can only give a "
-            "gradient as arguments: pass the captured tensors after the initial states."
+            f"the core captures {forgotten} tensors that require grad, whose gradients an operator can compute "
+            "only if they are its arguments: pass the captured tensors after the initial states."
         )
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
     kernel.program.will_be_differentiated(step)

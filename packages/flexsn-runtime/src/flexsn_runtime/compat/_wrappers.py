@@ -143,7 +143,7 @@ def _without_saved(
 ) -> tuple[Tensor | None, ...]:
     if any(g is not None and g.numel() for g in grads):
         raise TensorCountError(
-            "gradients came in, but nothing that was saved: pass what flexsn_forward returned after the "
+            "got gradients, but no saved tensors: pass the tensors that flexsn_forward returned after the "
             "state sequences."
         )
     empty = next((g for g in grads if g is not None), None)

@@ -70,7 +70,7 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
     if x.dim() != 4:
         return f"its input has {x.dim()} dimensions"
     if window.positions > _MOST_POSITIONS:
-        return f"its windows have {window.positions} positions, and {_MOST_POSITIONS} is the most"
+        return f"its windows have {window.positions} positions, and at most {_MOST_POSITIONS} are possible"
     fits = all(n >= 1 for pair in (window.size, window.stride, window.dilation) for n in pair) and all(
         0 <= p <= n // 2 for p, n in zip(window.padding, window.size, strict=True)
     )

@@ -56,7 +56,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield held
     elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
         raise NotOneLaunchError(
-            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs do that exchange "
+            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs that exchange "
             "three parts of each number"
         )
     if held is None or not loop.reduced:

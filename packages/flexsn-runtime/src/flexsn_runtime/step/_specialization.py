@@ -211,8 +211,8 @@ class CoreSpecialization:
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
-                "the core computes something else now than in the forward whose gradient is asked for: what "
-                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
+                "the core has changed since the forward whose gradient is computed: captured values were assigned "
+                f"anew ({changed}). Call backward() before that."
             )
         return new
 

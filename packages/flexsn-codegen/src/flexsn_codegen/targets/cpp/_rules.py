@@ -202,7 +202,7 @@ def _convert(call: OpCall) -> str:
 @_rule(_aten.view.dtype)
 def _view_as(call: OpCall) -> str:
     if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
-        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+        raise call.refuse(f"its bits cannot be viewed as {call.result}: a kernel views bits as a dtype of equal width")
     x, half = call.operands[0], {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     if call.result == call.dtype:
         return x

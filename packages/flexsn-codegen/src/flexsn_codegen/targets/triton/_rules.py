@@ -295,7 +295,7 @@ def _convert(call: OpCall) -> str:
 @_rule(torch.ops.aten.view.dtype)
 def _view_as(call: OpCall) -> str:
     if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
-        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+        raise call.refuse(f"its bits cannot be viewed as {call.result}: a kernel views bits as a dtype of equal width")
     x, result = call.operands[0], call.result
     if result == call.dtype:
         return x
