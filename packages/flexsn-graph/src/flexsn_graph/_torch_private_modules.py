@@ -25,7 +25,7 @@ MODULE_CALL: CodeType | None = getattr(
 # The public function takes some microseconds.
 _HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
-# What functions that make tensors read, by name.
+# Settings that tensor factories read, by name.
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": (

@@ -96,7 +96,7 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts: one step for each set of results with the same elements, mostly one step.
+    """A function that cuts: one step for each set of results with the same elements, usually one step.
 
     Attributes:
         steps: the graphs that compute the results.

@@ -681,7 +681,7 @@ class Pass:
         results: dict[int, CellResult],
     ) -> CellModule:
         """The module that computes the results in `group`, which have equal axes."""
-        # The axes have the order of the result with the fewest summed axes, which is mostly none.
+        # The axes have the order of the result with the fewest summed axes, which usually has none.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -712,7 +712,10 @@ class Pass:
         return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        """Dimensions of a result. Axes that the step lacks, as in a constant, become cells, of which any one serves."""
+        """Dimensions of a result.
+
+        Axes that the step lacks, as in a constant, become cells, and any cell may be chosen.
+        """
         return tuple(
             tuple(
                 Axis(numbers[self._root(f)])

@@ -30,7 +30,7 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
 
     Raises:
         TraceError: `fn` returns neither a tensor nor a list or tuple of tensors.
-        UnsupportedCoreError: `fn` does what a kernel cannot honour; names op and line.
+        UnsupportedCoreError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     with undisturbed():
         tracer = Tracer(unwrap_compiled(fn), example_inputs, as_tensors)

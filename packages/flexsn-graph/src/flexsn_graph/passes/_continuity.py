@@ -1,7 +1,7 @@
 """Values of a step that may be rounded a little differently without a jump in a result.
 
 Gradients are compared with eager mode up to rounding. But a value that is compared with a threshold decides about a
-spike, and has to equal that of the forward. So a division may be a fast one only if its result reaches no comparison.
+spike, and has to equal the forward's value. So a division may be a fast one only if its result reaches no comparison.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Presence of gradients at each step, and VJPs in which an absent gradient is not a zero.
 
 A final state that no loss depends on has no gradient, and autograd then does not call the formulas with it. A kernel
-has a zero for it, and zero times an infinite derivative is NaN. So where that can happen, a VJP takes a flag for each
-new state that says if its gradient is present. It replaces values of absent gradients alone by zero.
+has a zero for it, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for each new
+state, which is True if its gradient is present. The VJP replaces values that depend on absent gradients alone by zero.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Flag:
     Attributes:
         given: True if the gradient is present at the last step.
         always: True if it is present at every step before the last one.
-        states: if `always` is False, it is present where that of one of these states is at the following step.
+        states: if `always` is False, the gradient is present at a step if the gradient of one of these states is
+            present at the following step.
     """
 
     state: int
@@ -143,9 +144,9 @@ def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
 class Selection:
     """Places at which a VJP selects by flags.
 
-    A value of absent gradients alone counts as zero where it meets the value of another gradient, and where it is
-    returned. The VJP selects a zero there, unless the value is zero anyway, as are gradients and their products with
-    numbers.
+    A value that depends on absent gradients alone counts as zero where it meets the value of another gradient, and
+    where it is returned. The VJP selects a zero there, unless the value is zero anyway: gradients are, and so are their
+    products with numbers.
 
     Attributes:
         states: states whose flags decide about a selection.

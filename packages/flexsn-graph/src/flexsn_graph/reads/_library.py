@@ -9,7 +9,7 @@ _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
         *("torch", "numpy", "triton"),
-        # Dependences of torch, which call it during a trace.
+        # Dependencies of torch, whose code runs during a trace.
         *("filelock", "fsspec", "functorch", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions"),
         *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
     }

@@ -171,7 +171,8 @@ class ClassKeys(Place):
     """The names that a class defines. A new name may take precedence over one that was read.
 
     Args:
-        relevant: the names that were read of its objects. If it contains `ANY_NAME`, all names were read of the class.
+        relevant: the names that were read from objects of the class. If it contains `ANY_NAME`, all names of the class
+            were read.
     """
 
     __slots__ = ("_cls", "_entries", "_relevant")

@@ -1,7 +1,8 @@
 """VJPs that serve all steps, although gradients of some new states are absent at the first step of the backward.
 
-Without them, this step would have a VJP of its own, and so a kernel and a launch. A VJP with a flag serves all steps,
-as that of a pointwise step does. It replaces values of absent gradients alone by zero where they meet other values.
+Without them, this step would need a VJP of its own, and so a kernel and a launch of its own. A VJP with a flag serves
+all steps, like the VJP of a pointwise step. It replaces values that depend on absent gradients alone by zero where they
+meet other values.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# A sum over time alone may make a stage of the loop read this number of states.
+# The largest number of states that a stage of the loop may read only for a sum over time.
 _MANY = 8
 
 

@@ -69,7 +69,7 @@ class CellGraph:
     """A function that cuts dimensions.
 
     Attributes:
-        steps: the kernels, mostly one.
+        steps: the kernels, usually one.
         results: how their outputs form the results.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
@@ -109,7 +109,7 @@ def trace_cells(
     Raises:
         NothingCutError: see `must_cut`.
         TraceError: `fn` does not return tensors, or captures a tensor.
-        UnsupportedOpError: `fn` does something that a kernel cannot do; names the op and the line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
@@ -151,7 +151,7 @@ def cells_effects(
         captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run it.
+        TorchError: torch refuses to run the function.
     """
     with explained():
         return effects_of(unwrap_compiled(fn), arguments, None, reads, captured)

@@ -89,7 +89,7 @@ def trace_pointwise(
     Raises:
         TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
             computes with sizes.
-        UnsupportedOpError: `fn` does something that a kernel cannot do; names the op and the line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     fn = unwrap_compiled(fn)
     with undisturbed():
@@ -121,8 +121,8 @@ def pointwise_effects(
         captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run it.
-        UnsupportedOpError: it needs the values of tensors.
+        TorchError: torch refuses to run the function.
+        UnsupportedOpError: the function needs the values of tensors.
     """
     sizes = _SIZES[0][:dimensions]
     examples = _examples(arguments, sizes, device)

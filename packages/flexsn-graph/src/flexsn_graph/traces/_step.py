@@ -434,7 +434,8 @@ def trace_step(
         ExampleError: an example is not a dense tensor.
         CoreArityError, CoreReturnError: the numbers of arguments or results differ from the announced ones.
         StateMismatchError: a state changes shape or dtype.
-        UnsupportedCoreError: the core does something that a scan kernel cannot do; names the op and the line.
+        UnsupportedCoreError: the core does something that a scan kernel cannot do; the message names the op and the
+            line.
 
     Example:
         >>> import torch

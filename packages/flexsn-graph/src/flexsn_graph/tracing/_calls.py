@@ -271,7 +271,7 @@ class CoreCalls(TorchFunctionMode):
             self._know(written_number, known.tensor, replaced=not decided[after].stays)
         return result
 
-    # -- what is known -----------------------------------------------------------------------------------
+    # -- known values ------------------------------------------------------------------------------------
 
     def _know(self, number: int, tensor: Tensor, *, replaced: bool) -> None:
         with self._mode.on_trial():
@@ -376,7 +376,7 @@ class CoreCalls(TorchFunctionMode):
             return tensor
         return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
 
-    # -- what stands for values that are computed before the loop ----------------------------------------
+    # -- stand-ins for values that are computed before the loop ------------------------------------------
 
     def _standing(self, tensor: Tensor) -> Tensor:
         known = self._known.get(id(tensor))
