@@ -54,10 +54,10 @@ class OfflineJob:
     Attributes:
         kernel: from `forward_source`, `backward_source` or `Pointwise.source`.
         target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
-            dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`; one dtype stands for all.
+        dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`; one dtype stands for all.
         block: elements per program.
         num_warps: warps per program.
-            fast_math: compiles with the options of a core with fast math, see `compile_options`.
+        fast_math: compiles with the options of a core with fast math, see `compile_options`.
     """
 
     kernel: KernelSource
