@@ -194,5 +194,5 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
         results = torch.compile(partial(flex_sn_scan, core, 1, 1, 1), fullgraph=True)(x, v)
     torch.testing.assert_close(results, eager_scan(core, 1, 1, 1, x, v))
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="the lowering 'kernel' cannot have this core"):
+    with pytest.raises(Exception, match="the lowering 'kernel' cannot compile this core"):
         torch.compile(partial(flex_sn_scan, core, 1, 1, 1, lowering="kernel"), fullgraph=True)(x, v)

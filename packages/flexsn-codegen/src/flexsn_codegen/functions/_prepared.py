@@ -1,8 +1,8 @@
-"""Calls like an earlier one, on the fastest path: without gradients, and without another analysis.
+"""Repeated calls, on the fastest path: without gradients, and without another analysis.
 
-What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
-shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of memory that is
-written, also which other tensors share it.
+A prepared call is compared with the next call: the structure and the constants in it; each tensor's dtype, shape,
+strides and device; the captured values; and the decisions by the numbers. If memory is written, the tensors that share
+it are compared, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import interpreted
 from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 
-# Called with results and arguments.
+# A function of results and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 # Returned instead of a result.
@@ -30,13 +30,13 @@ NOT_PREPARED = object()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that can be made again.
+    """A call that can be repeated.
 
     Attributes:
         captured: the kinds of the captured tensors.
-        sharing: which of the tensors share memory, if there is some that is written.
-        single: as of the kernel, at this call.
-        interpreted: whether it was prepared for Triton's interpreter.
+        sharing: the tensors that share memory, if any memory is written.
+        single: the kernel's `single` at this call.
+        interpreted: whether the call was prepared for Triton's interpreter.
     """
 
     kernel: Kernel
@@ -49,16 +49,16 @@ class _Call:
 
 
 class PreparedCalls:
-    """The calls of one function that are known."""
+    """The prepared calls of one function."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-        """Launches a prepared call and returns the function's result; `NOT_PREPARED`: nothing was launched.
+        """Launches a prepared call and returns the function's result; `NOT_PREPARED` if nothing was launched.
 
         Args:
-            outs: what the results are written to; `None`: new memory.
+            outs: the tensors that receive the results; `None`: the results are new memory.
         """
         tensors = parts.tensors
         found = self._known.get(_key(structure, tensors, outs)) if self._known else None
@@ -87,7 +87,7 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats an earlier call; `None`: it is not known, or depends on more than its tensors."""
+        """A function that repeats an earlier call; `None` if it is unknown, or depends on more than tensors."""
         found = self._known.get(_key(structure, tensors, outs))
         if found is None or found.captured or any(found.trace.words([])):
             return None
@@ -129,13 +129,13 @@ def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | N
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first one that lies in the same memory, and how far from its beginning it does."""
+    """For each tensor, the first tensor in the same memory, and its own offset from the beginning of this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All of the tensors that a launch is made for, but addresses."""
+    """All properties of the tensors that a launch depends on, except addresses."""
     # A sparse tensor has no strides.
     return [
         (t.dtype, t.shape, t.stride(), t.device, t.is_neg()) if t.layout is torch.strided else t.layout for t in tensors

@@ -1,6 +1,6 @@
-"""Compiles in another thread what will be launched later.
+"""Compiles kernels in another thread before they are launched.
 
-Compilers take seconds, most of them outside of Python: in another thread, they take no time.
+Compilers take seconds, most of them outside of Python, so in another thread they delay nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def compiling(prepare: Callable[[], Callable[[], object]]) -> Iterator[None]:
-    """While the body runs, compiles; the thread ends with it.
+    """Context that compiles in another thread while the body runs. The thread ends with the body.
 
-    What is refused or fails is tried again, and raised, where it is launched, if it ever is.
+    Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
-        prepare: is called at once, and returns what is called in the other thread.
+        prepare: called immediately. Returns the function that the other thread calls.
     """
     with ThreadPoolExecutor(1) as beside:
         with suppress(Exception):
