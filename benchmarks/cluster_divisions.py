@@ -1,14 +1,14 @@
 """Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
-        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE]
+        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
 training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
-launches step by step: the share of other spikes in a forward, and the largest difference in a backward, of the largest
-value. `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among
-programs without clusters instead. Of several processes with the same `--lock`, one measures at a time. It needs a GPU
-with clusters.
+launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
+`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
+without clusters instead. Of several processes with the same `--lock`, one measures at a time, when as many as
+`--together` says have compiled. It needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 def differs(one: Caught) -> str:
     """How far what is stored is from what launches step by step stored."""
-    if one.over.backwards:
-        pairs = zip(one.stored(), one.expected, strict=True)
-        return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
-    spikes = [(a, b) for a, b in zip(one.stored(), one.expected, strict=True) if bool(((b == 0) | (b == 1)).all())]
-    return f"{max((float((a != b).float().mean()) for a, b in spikes), default=float('nan')):.1e}"
+    pairs = list(zip(one.stored(), one.expected, strict=True))
+    spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
+    if spikes:
+        return f"{max(float((a != b).float().mean()) for a, b in spikes):.1e}"
+    return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
 
 
 def measured(one: Caught, launch: InClusters | InPrograms) -> list[str]:
@@ -156,6 +156,8 @@ def in_words(division: Cluster | Tiles) -> str:
     if isinstance(division, Tiles):
         return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
     held = "" if division.held is None else f", {division.held} held"
+    held += "" if division.stored is None else f", {division.stored} stored"
+    held += ", one slot" if division.slots == 1 else ""
     return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
 
 
@@ -173,6 +175,7 @@ def main(
     path: Path,
     lock: Path | None,
     divisions: list[str],
+    together: int,
     *,
     tiles: bool,
 ) -> None:
@@ -204,7 +207,7 @@ def main(
     print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all([(one, launch) for _, one, _, launch in work])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
-    with alone(lock):
+    with alone(lock, together):
         for labels, one, division, launch in work:
             if time.perf_counter() - begun > seconds:
                 missing.append(f"{', '.join(labels)}, {in_words(division)}: no time was left")
@@ -255,6 +258,7 @@ if __name__ == "__main__":
     parser.add_argument("--divisions", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     main(
         options.only,
@@ -264,5 +268,6 @@ if __name__ == "__main__":
         options.output,
         options.lock,
         options.divisions,
+        options.together,
         tiles=options.tiles,
     )

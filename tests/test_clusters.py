@@ -40,17 +40,19 @@ from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1))
 
-# Of one or several warps for a sum, with matrices in registers, in shared memory and in both.
+# Of one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of them; with
+# one slot for what is sent and with two.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
     Cluster(8, 4, 1),
     Cluster(16, 1, 4),
-    Cluster(8, 2, 3, held=1),
+    Cluster(8, 2, 3, held=1, stored=1, slots=1),
     Cluster(2, 4, 3, held=0),
-    Cluster(4, 1, 2, held=5),
+    Cluster(4, 1, 2, held=5, slots=1),
+    Cluster(4, 2, 1, held=2, stored=0),
 )
 
 
@@ -84,6 +86,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ) -> Any:
         cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
         for cluster in CLUSTERS:
+            if cluster.stored is not None and len(loop.exchanges) == 1:
+                cluster = dataclasses.replace(cluster, slots=1)
             try:
                 written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
@@ -185,13 +189,18 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 
 
 @gpu
-@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0)], ids=repr)
+@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1)], ids=repr)
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several matrices, of which a part is in shared memory."""
-    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
+    """Several matrices, of which a part is in shared memory or in none; with one slot, where one value is sent."""
+
+    def division(loop: Loop, *_: Any, **__: Any) -> Any:
+        one = cluster.stored is not None and len(loop.exchanges) == 1
+        return iter([dataclasses.replace(cluster, slots=1 if one else 2)])
+
+    monkeypatch.setattr(_one_launch, "clusters_for", division)
     check_dense(cell, 120)
     assert "forward" in told
 

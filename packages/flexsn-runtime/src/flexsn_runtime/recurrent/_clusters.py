@@ -27,8 +27,10 @@ _SPARE = {4: 8, 8: 18, 16: 18}
 # Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
 # spilled is read in every step.
 _MOST_OF_MATRICES = 192
-# On an H100, wider steps are faster in programs that exchange through global memory or launched step by step, and those
-# in half precision, too (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
+# Of matrices that a block reads again in every step: more take longer than launches step by step.
+_MOST_AWAY = 256 << 10
+# On an H100, wider steps are faster than others only where all rows run at a time, and those in half precision are
+# slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
 
 
@@ -49,7 +51,8 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cluster]:
-    """The divisions of a loop, the best one first: all rows at a time where they fit, few rows, few blocks.
+    """The divisions of a loop, the best one first: all rows at a time where they fit, all of the matrices in a block,
+    few rows, few blocks.
 
     Args:
         processors: of the GPU.
@@ -57,7 +60,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    if dtypes != {torch.float32} or loop.width > (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
+    if dtypes != {torch.float32}:
         return
     fitting = [
         cluster
@@ -68,17 +71,29 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
     ]
 
     def preferred(cluster: Cluster) -> tuple[int, ...]:
-        few = turns(loop, cluster, processors, from_zero=from_zero), cluster.row_tiles
+        needs = cluster_needs(loop, cluster, from_zero=from_zero)
+        in_turn = turns(loop, cluster, processors, from_zero=from_zero)
+        few = in_turn, needs.away, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
             return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
         # More blocks hold more of the matrices, and each of them receives whole operands.
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
-    yield from sorted(fitting, key=preferred)
+    most = most_turns(loop, from_zero=from_zero)
+    found = sorted((preferred(cluster), i) for i, cluster in enumerate(fitting))
+    yield from (fitting[i] for (in_turn, *_), i in found if most is None or in_turn <= most)
+
+
+def most_turns(loop: Loop, *, from_zero: bool) -> int | None:
+    """How many times in turn clusters may run to be faster than other ways; `None`: as often as it takes."""
+    of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
+    return None if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS) else 1
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
-    """A division with as much of the matrices in registers as has room there; `None`: it does not fit."""
+    """A division with as much of the matrices in registers as has room there, then in shared memory, which has one slot
+    for what is sent where two leave too little; `None`: it does not fit.
+    """
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:
         return None
@@ -89,9 +104,16 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
             held = max(0, room // needs.of_a_term)
             cluster = replace(cluster, held=held)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
+        if needs.shared > _SHARED_BYTES and len(loop.exchanges) == 1:
+            cluster = replace(cluster, slots=1)
+            needs = cluster_needs(loop, cluster, from_zero=from_zero)
+        if needs.shared > _SHARED_BYTES and cluster.held is not None:
+            missing = -(-(needs.shared - _SHARED_BYTES) // needs.shared_of_a_term)
+            cluster = replace(cluster, stored=max(0, needs.terms - cluster.held - missing))
+            needs = cluster_needs(loop, cluster, from_zero=from_zero)
     except NotOneLaunchError:
         return None
-    return cluster if needs.shared <= _SHARED_BYTES else None
+    return cluster if needs.shared <= _SHARED_BYTES and needs.away <= _MOST_AWAY else None
 
 
 def _of_a_thread(threads: int) -> int:

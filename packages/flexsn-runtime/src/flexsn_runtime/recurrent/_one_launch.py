@@ -33,7 +33,7 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.calls._recorded import noted
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, most_turns, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -359,6 +359,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
+    most = most_turns(loop, from_zero=over.from_zero)
     best: tuple[int, InClusters] | None = None
     for cluster in islice(clusters_for(loop, processors, from_zero=over.from_zero), _MOST_COMPILED):
         try:
@@ -370,7 +371,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
         except CompilationError:
             continue
         needed = -(-prepared.groups // at_once) if at_once else prepared.groups
-        if best is None or needed < best[0]:
+        if (most is None or needed <= most) and (best is None or needed < best[0]):
             best = needed, prepared
         if needed <= turns(loop, cluster, processors, from_zero=over.from_zero):
             break
