@@ -4,7 +4,7 @@
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
+training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
 launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
 `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
 without clusters instead. Of several processes with the same `--lock`, one measures at a time, when as many as
@@ -16,11 +16,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +32,6 @@ from torch import Tensor
 from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, cluster_needs
-from flexsn_codegen.targets.cuda._nvrtc import cubin
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Role
 from flexsn_runtime import RecurrentSpecialization
@@ -161,12 +159,6 @@ def in_words(division: Cluster | Tiles) -> str:
     return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
 
 
-def compiled(text: str, capability: tuple[int, int]) -> None:
-    """Compiles a kernel into the cache on the disk."""
-    with contextlib.suppress(CompilationError):
-        cubin(text, capability)
-
-
 def main(
     only: list[str],
     shapes: list[str],
@@ -231,21 +223,18 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels of clusters in processes, those of programs in threads."""
-    cores = len(os.sched_getaffinity(0))
-    texts = [launch.kernel.text(launch.tensors(one.over)) for one, launch in work if isinstance(launch, InClusters)]
-    capability = torch.cuda.get_device_capability(DEVICE)
-    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compiled, dict.fromkeys(texts), [capability] * len(texts)))
+    """Compiles kernels in threads: compilers of both kinds work outside of Python."""
 
-    def compile_one(one: Caught, launch: InPrograms) -> None:
+    def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
         with contextlib.suppress(Exception):  # measuring it says what is wrong
-            launch.room(one.over)
+            if isinstance(launch, InClusters):
+                launch.compile(one.over)
+            else:
+                launch.room(one.over)
 
-    with ThreadPoolExecutor(cores) as threads:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         for one, launch in work:
-            if isinstance(launch, InPrograms):
-                threads.submit(compile_one, one, launch)
+            threads.submit(compile_one, one, launch)
 
 
 if __name__ == "__main__":
