@@ -868,12 +868,12 @@ class _ClusterWriter:
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
             if sent.parts == 1:
-                bytes_of_a_thread, words = 8, "low, high"
+                bytes_of_a_thread, both = 8, "low, high"
                 for name, j in (("low", 0), ("high", 2)):
                     bits = f"{sent.format}::bits(x_{j}, x_{j + 1})"
                     self._line(f"const uint32_t {name} = dev::transposed({bits});")
             else:
-                bytes_of_a_thread, words = 16, "low.x, high.x, low.y, high.y"
+                bytes_of_a_thread, both = 16, "low.x, high.x, low.y, high.y"
                 for name, j in (("low", 0), ("high", 2)):
                     self._line(f"const uint2 {name} = dev::transposed(x_{j}, x_{j + 1});")
             index = f"((({slot}) * {count} + {tile}) * row_tiles + splits * n + split)"
@@ -882,7 +882,7 @@ class _ClusterWriter:
             self._line("#pragma unroll")
             self._line(
                 "for (int block = 0; block < blocks; block++) "
-                f"dev::send(dev::remote(place, block), dev::remote(barrier, block), {words});"
+                f"dev::send(dev::remote(place, block), dev::remote(barrier, block), {both});"
             )
 
     # -- memory ------------------------------------------------------------------------------------------------------
