@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
-from flexsn_codegen.targets.cuda import Cluster, cluster_needs, why_no_nvrtc
+from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
@@ -27,8 +27,8 @@ _SPARE = {4: 8, 8: 18, 16: 18}
 # Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
 # spilled is read in every step.
 _MOST_OF_MATRICES = 192
-# Of matrices that a block reads again in every step: more take longer than launches step by step.
-_MOST_AWAY = 256 << 10
+# Of matrices that a block reads again in every step: more take longer than launches step by step, few come in time.
+_MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # On an H100, wider steps are faster than others only where all rows run at a time, and those in half precision are
 # slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
@@ -73,7 +73,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
     def preferred(cluster: Cluster) -> tuple[int, ...]:
         needs = cluster_needs(loop, cluster, from_zero=from_zero)
         in_turn = turns(loop, cluster, processors, from_zero=from_zero)
-        few = in_turn, needs.away, -cluster.slots, cluster.row_tiles
+        few = in_turn, needs.away // _LITTLE, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
             return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
         # More blocks hold more of the matrices, and each of them receives whole operands.
@@ -98,22 +98,28 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
     if threads > _MOST_THREADS or tiles % cluster.splits:
         return None
     try:
-        needs = cluster_needs(loop, cluster, from_zero=from_zero)
-        room = min(_of_a_thread(threads) - needs.others, _MOST_OF_MATRICES)
-        if needs.matrices > room:
-            held = max(0, room // needs.of_a_term)
-            cluster = replace(cluster, held=held)
-            needs = cluster_needs(loop, cluster, from_zero=from_zero)
+        cluster, needs = _held(loop, cluster, from_zero=from_zero)
         if needs.shared > _SHARED_BYTES and len(loop.exchanges) == 1:
             cluster = replace(cluster, slots=1)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
-        if needs.shared > _SHARED_BYTES and cluster.held is not None:
-            missing = -(-(needs.shared - _SHARED_BYTES) // needs.shared_of_a_term)
-            cluster = replace(cluster, stored=max(0, needs.terms - cluster.held - missing))
+        if needs.shared > _SHARED_BYTES:
+            cluster, needs = _held(loop, replace(cluster, held=None, stored=0), from_zero=from_zero)
+            stored = max(0, _SHARED_BYTES - needs.shared) // needs.shared_of_a_term
+            cluster = replace(cluster, stored=stored)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
     except NotOneLaunchError:
         return None
     return cluster if needs.shared <= _SHARED_BYTES and needs.away <= _MOST_AWAY else None
+
+
+def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
+    """The division with as much of the matrices in registers as has room there, and its needs."""
+    needs = cluster_needs(loop, cluster, from_zero=from_zero)
+    room = min(_of_a_thread(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
+    if needs.matrices > room:
+        cluster = replace(cluster, held=max(0, room // needs.of_a_term))
+        needs = cluster_needs(loop, cluster, from_zero=from_zero)
+    return cluster, needs
 
 
 def _of_a_thread(threads: int) -> int:

@@ -14,7 +14,7 @@ had read it. Where there is room for one slot only, all blocks tell each other i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,8 +30,8 @@ from flexsn_graph import Port, Role, View, not_zero_one
 
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
 _FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
-# Fragments of a matrix in shared memory, and of one that is in none, that are read together.
-_STORED_AT_A_TIME, _READ_AT_A_TIME = 2, 4
+_STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
+_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that are under way
 # Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
@@ -285,7 +285,7 @@ class _ClusterWriter:
         own = -(-cluster.row_tiles // cluster.splits)
         loads, _ = memory_of(loop)
         values = len(loads) + len(loop.carried) + _RESULTS
-        sums = matrices = of_a_term = longest = shared_of_a_term = away = 0
+        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
         for _, part in self._multiplies():
             chains = self._large_chains(part) + self._small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
@@ -296,8 +296,10 @@ class _ClusterWriter:
             of_one = cluster.threads(self._width) * fragments * _FRAGMENT_BYTES
             shared_of_a_term += of_one
             away += (terms - cluster.held_of(terms) - cluster.stored_of(terms)) * of_one
+            if cluster.stored is not None:
+                under_way = max(under_way, 4 * fragments * self._ahead(part))
             longest = max(longest, terms)
-        others = _USUAL_REGISTERS + 4 * own * values + sums
+        others = _USUAL_REGISTERS + 4 * own * values + sums + under_way
         return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
@@ -478,18 +480,31 @@ class _ClusterWriter:
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
 
-    def _taken(self, part: Multiply, number: int) -> None:
-        """Loads words of the fragment of `term`, as `taken_NUMBER`."""
+    def _ahead(self, part: Multiply) -> int:
+        """Terms whose fragments are under way while others are multiplied."""
+        return max(1, _AHEAD // len(part.pieces))
+
+    def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
+        """Loads words of the fragment of a term."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
-        start = f"{pointer} + (term / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
-        words = self._words(sent)
-        self._line(f"uint32_t taken_{number}[{words}][4];")
+        start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
         self._line(
-            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {words}>(taken_{number}, {start}, "
-            f"{down}, {across}, 16 * (term % all_tiles), {of_piece}, 16 * tile, {count});"
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._words(sent)}>({into}, {start}, "
+            f"{down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
         )
+
+    def _read_ahead(self, i: int, part: Multiply) -> None:
+        """Begins to read what a block has in no memory of its own: the first terms of it."""
+        terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
+        for where, begin, end in self._ranges(terms):
+            if where == "away":
+                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._words(sent)}][4];")
+                self._line("#pragma unroll")
+                with self._block(f"for (int j = 0; j < {min(ahead, end - begin)}; j++)"):
+                    for number in range(len(part.pieces)):
+                        self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
         """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
@@ -510,7 +525,8 @@ class _ClusterWriter:
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k;")
                     for number in range(len(part.pieces)):
-                        self._taken(part, number)
+                        self._line(f"uint32_t taken_{number}[{self._words(sent)}][4];")
+                        self._take(part, number, "term", f"taken_{number}")
                         if where == "held":
                             self._line(f"dev::take_apart(matrix_{i}[{number}][k], taken_{number});")
                             continue
@@ -679,6 +695,7 @@ class _ClusterWriter:
         sent = self._sent[part.operand.port]
         first_piece, _ = self._operand_pieces(part)
         terms, pieces = self._terms(part), len(part.pieces)
+        self._read_ahead(i, part)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
@@ -689,11 +706,10 @@ class _ClusterWriter:
             self._line(f"float product_{i}_{number}[own_tiles][4];")
         with self._block(""):
             self._totals(i, part, sent, first_piece, terms)
-            if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
-                self._line("dev::cluster_arrive();")
-                self._unread = True
             if self._cluster.splits > 1:
                 self._share(i, pieces)
+            elif self._is_last(i):
+                self._line("dev::cluster_arrive();")
             with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
@@ -708,6 +724,11 @@ class _ClusterWriter:
         if part.stored is not None:
             self._next_store += 1
 
+    def _is_last(self, i: int) -> bool:
+        """True for the product behind which all of a block's warps have read its only slot."""
+        self._unread = self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies())
+        return self._unread
+
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
@@ -718,49 +739,78 @@ class _ClusterWriter:
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
         pairs.sort(key=lambda pair: -sum(pair))
-        num_small = sum(a + b > 0 for a, b in pairs) if small else 0
         for where, begin, end in self._ranges(terms):
             # Loads of all fragments at a time would take the registers of those that stay.
             few = where == "stored" and max(chains.values()) == 1
-            of_matrix = f" {max(1, _READ_AT_A_TIME // pieces)}"
-            at_a_time = {"held": "", "stored": f" {_STORED_AT_A_TIME}" if few else "", "away": of_matrix}
-            self._line(f"#pragma unroll{at_a_time[where]}")
-            with self._block(f"for (int k = {begin}; k < {end}; k++)"):
-                self._line(f"const int term = split * {terms} + k;")
-                if where != "held":
-                    self._fragments(i, part, where)
+            at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
+            if where != "away":
+                self._line(f"#pragma unroll{at_a_time}")
+                with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                    self._term(i, part, where, first_piece, chains, pairs)
+                continue
+            ahead = self._ahead(part)
+            self._line("#pragma unroll 1")
+            with self._block(f"for (int first = {begin}; first < {end}; first += {ahead})"):
                 self._line("#pragma unroll")
-                with self._block("for (int n = 0; n < row_tiles; n++)"):
-                    self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-                    for number in range(pieces):
-                        for place, (a, b) in enumerate(pairs):
-                            is_small = small and a + b > 0
-                            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {large}"
-                            matrix = f"matrix_{i}[{number}][k][{b}]" if where == "held" else f"fragment_{number}[{b}]"
-                            self._line(
-                                f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
-                                f"{matrix}, operand_{a}.x, operand_{a}.y);"
-                            )
+                with self._block(f"for (int j = 0; j < {ahead}; j++)"):
+                    self._line("const int k = first + j;")
+                    with self._block(f"if (k < {end})"):
+                        self._term(i, part, where, first_piece, chains, pairs)
+                        with self._block(f"if (k + {ahead} < {end})"):
+                            for number in range(pieces):
+                                self._take(part, number, f"term + {ahead}", f"read_{i}[j][{number}]")
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
             sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
             self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
 
+    def _term(
+        self,
+        i: int,
+        part: Multiply,
+        where: str,
+        first_piece: int,
+        chains: Mapping[str, int],
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Products of the terms of tile `k`.
+
+        Args:
+            where: the matrix is.
+            chains: sums that do not wait for each other, of small products and of large ones.
+            pairs: parts of the operand and of the matrix that are multiplied.
+        """
+        sent, terms = self._sent[part.operand.port], self._terms(part)
+        num_small = sum(a + b > 0 for a, b in pairs)
+        self._line(f"const int term = split * {terms} + k;")
+        if where != "held":
+            self._fragments(i, part, where)
+        self._line("#pragma unroll")
+        with self._block("for (int n = 0; n < row_tiles; n++)"):
+            self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
+            for number in range(len(part.pieces)):
+                for place, (a, b) in enumerate(pairs):
+                    is_small = "small" in chains and a + b > 0
+                    sums = f"{'small' if is_small else 'large'}[{number}][n]"
+                    chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
+                    matrix = f"matrix_{i}[{number}][k][{b}]" if where == "held" else f"fragment_{number}[{b}]"
+                    self._line(f"{sent.format}::multiply({sums}[{chain}], {matrix}, operand_{a}.x, operand_{a}.y);")
+
     def _fragments(self, i: int, part: Multiply, where: str) -> None:
         """Parts of the fragments of a term that are not in registers, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
-            if where == "away":
-                self._taken(part, number)
-            else:
+            taken = f"read_{i}[j][{number}]"
+            if where == "stored":
                 words = range(self._words(sent))
                 for word in words:
                     self._line(f"const uint4 word_{number}_{word} = {self._stored_place(i, part, number, word)};")
-                taken = ", ".join(f"{{{', '.join(f'word_{number}_{word}.{x}' for x in 'xyzw')}}}" for word in words)
-                self._line(f"const uint32_t taken_{number}[{len(words)}][4] = {{{taken}}};")
+                values = ", ".join(f"{{{', '.join(f'word_{number}_{word}.{x}' for x in 'xyzw')}}}" for word in words)
+                taken = f"taken_{number}"
+                self._line(f"const uint32_t {taken}[{len(words)}][4] = {{{values}}};")
             self._line(f"uint32_t fragment_{number}[{self._matrix_parts(sent)}][4];")
-            self._line(f"dev::take_apart(fragment_{number}, taken_{number});")
+            self._line(f"dev::take_apart(fragment_{number}, {taken});")
 
     def _operand(self, sent: _Sent, term: str) -> None:
         """Parts of an operand, as `operand_PART`."""
@@ -810,6 +860,8 @@ class _ClusterWriter:
             self._line(f"    {theirs} = total[p][n][j];")
             self._line("}")
         self._line("__syncthreads();")
+        if self._is_last(i):
+            self._line("dev::cluster_arrive();")
         self._line("#pragma unroll")
         with (
             self._block(f"for (int p = 0; p < {pieces}; p++)"),

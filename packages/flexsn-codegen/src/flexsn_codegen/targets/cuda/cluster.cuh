@@ -24,12 +24,13 @@ DEV_INLINE uint32_t cluster_rank() {
     return rank;
 }
 
-DEV_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// What a thread has read before is read: it orders no stores, for which all of them would have to be done.
+DEV_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 DEV_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 DEV_INLINE void cluster_synchronize() {
-    cluster_arrive();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     cluster_wait();
 }
 
