@@ -25,7 +25,7 @@ from recurrent_cores import (
     Powers,
 )
 from recurrent_processes import differences, in_step
-from test_one_launch import check, check_on_two_streams
+from test_one_launch import check, check_bits, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
@@ -216,6 +216,13 @@ def test_cells(cell: type[Cell], told: list[str]) -> None:
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
 def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
     check_dense(cell, 144)
+
+
+@gpu
+@pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
+def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: list[str]) -> None:
+    check_bits(144, precision, bits)
+    assert told == ["forward"]
 
 
 def check_dense(cell: type[Cell], size: int) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MOST_ARRIVALS = 1 << 29
 # Divisions among clusters that are compiled until one needs as few turns as was estimated.
 _MOST_COMPILED = 3
+_PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]
 
 
@@ -139,7 +140,7 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
     """Key of a kernel beside its division."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
-    return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
+    return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
 
 
 def _spec(
@@ -153,7 +154,8 @@ def _spec(
     if any(core.numbers for core in cores if core is not None):
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero, ends)
+    loads, stores, parts = memory.loads, memory.stores, parts_of_float32()
+    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, ends, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,11 @@ def one_launch_wanted() -> bool:
     return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
 
 
+def parts_of_float32() -> int:
+    """As how many numbers of 16 bits float32 is multiplied, which PyTorch's setting of precision says."""
+    return _PARTS[torch.get_float32_matmul_precision()]
+
+
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """Prepares what `run_in_one_launch` launches, compiled. It raises what that raises."""
     if not one_launch_wanted():
@@ -303,7 +310,8 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     matrices = [matrix.stride() for matrix in over.matrices]
     counts = _counts(step, over)
     counted = None if counts is None else (counts, over.reads[counts].first)
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), counted, *layouts, *matrices)
+    settings = clusters_wanted(), parts_of_float32()
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:

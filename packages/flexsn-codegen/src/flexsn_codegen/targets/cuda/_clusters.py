@@ -149,7 +149,7 @@ class _Sent:
     Attributes:
         number: of the exchange.
         pieces: of the value, in the order of its columns, each as wide as the loop.
-        parts: numbers of 16 bits of one value. Three are sent as the float32 that is their sum.
+        parts: numbers of 16 bits of one value. Several are sent as the float32 that is their sum.
         bits: zeros and ones are sent, a bit each.
         format: of the numbers, in the source.
     """
@@ -215,7 +215,7 @@ class _ClusterWriter:
             raise NotOneLaunchError(f"{exchange.port.name} has columns that no stage writes")
         half = exchange.dtype in HALF_DTYPES
         bits = self._is_bits(exchange)
-        parts = 1 if half or bits else exchange.parts(from_zero=self._spec.from_zero)
+        parts = 1 if half or bits else min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
         return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
 
@@ -438,11 +438,11 @@ class _ClusterWriter:
     # -- before the steps --------------------------------------------------------------------------------------------
 
     def _matrix_parts(self, sent: _Sent) -> int:
-        return 3 if sent.exchange.dtype == torch.float32 else 1
+        return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
     def _words(self, sent: _Sent) -> int:
         """32-bit words of two numbers of a matrix."""
-        return 2 if sent.exchange.dtype == torch.float32 else 1
+        return 1 if self._matrix_parts(sent) == 1 else 2
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
         """The pieces of its operand, by the first one and their number."""
@@ -737,7 +737,7 @@ class _ClusterWriter:
         chains = {"small": self._small_chains(part), "large": large} if small else {"large": large}
         for name, count in chains.items():
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
-        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
+        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._ranges(terms):
             # Loads of all fragments at a time would take the registers of those that stay.
@@ -826,8 +826,8 @@ class _ClusterWriter:
             self._line(f"const uint4 both = *{number};")
             self._line("const uint2 operand_0 = {both.x, both.y};")
             self._line("uint2 operand_1, operand_2;")
-            self._line("dev::other_parts(both.x, both.z, operand_1.x, operand_2.x);")
-            self._line("dev::other_parts(both.y, both.w, operand_1.y, operand_2.y);")
+            self._line(f"dev::other_parts<{sent.parts}>(both.x, both.z, operand_1.x, operand_2.x);")
+            self._line(f"dev::other_parts<{sent.parts}>(both.y, both.w, operand_1.y, operand_2.y);")
 
     def _small_chains(self, part: Multiply) -> int:
         """Sums of small products that do not wait for each other: one product takes some 30 cycles."""

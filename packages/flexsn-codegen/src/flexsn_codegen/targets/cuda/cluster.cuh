@@ -102,7 +102,9 @@ struct of_float16 {
 // Numbers of float32 are the sums of three parts of 16 bits: eight bits of the number each. Two neighbours are in two
 // words: `first`, their first parts, and `rest`, the other halves of their bits.
 //
-// Of infinity and of what is no number, the first part is all: another one is a number that it swallows.
+// Of infinity and of what is no number, the first part is all: another one is a number that it swallows. Of two parts,
+// the second one is rounded.
+template <int parts>
 DEV_INLINE void other_parts(uint32_t first, uint32_t rest, uint32_t& second, uint32_t& third) {
     const uint32_t bits[2] = {first << 16, first & 0xFFFF0000u};
     float left[2];
@@ -110,6 +112,10 @@ DEV_INLINE void other_parts(uint32_t first, uint32_t rest, uint32_t& second, uin
     for (int h = 0; h < 2; h++) {
         const float x = __uint_as_float(__byte_perm(rest, first, h ? 0x7632 : 0x5410));
         left[h] = fminf(x - __uint_as_float(bits[h]), 0x1p120f);
+    }
+    if (parts == 2) {
+        second = bfloat16_bits(left[0], left[1]);
+        return;
     }
     const uint32_t low = __float_as_uint(left[0]), high = __float_as_uint(left[1]);
     second = __byte_perm(low, high, 0x7632);
@@ -169,7 +175,9 @@ DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&take
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         fragment[0][r] = taken[0][r];
-        if (words > 1) other_parts(taken[0][r], taken[words - 1][r], fragment[parts / 2][r], fragment[parts - 1][r]);
+        if (words > 1) {
+            other_parts<parts>(taken[0][r], taken[words - 1][r], fragment[parts / 2][r], fragment[parts - 1][r]);
+        }
     }
 }
 
