@@ -4,7 +4,8 @@
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
-of a training step, which is the forward and the backward of a random gradient to the input and the matrices.
+of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
+parts" is the float32 that `torch.set_float32_matmul_precision("high")` allows, 16 bits; TF32 has 11.
 `--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, when as many
 as `--together` says have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
 with clusters. `cluster_divisions.py` compares divisions of a step.
@@ -91,6 +92,15 @@ def tf32(allowed: bool) -> AbstractContextManager[object]:
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed)
 
 
+@contextmanager
+def two_parts() -> Iterator[None]:
+    """Float32 is multiplied in two parts, or in TF32, as PyTorch's setting allows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
     """Name of each way, whether it is ours, and what it runs in."""
     yield "ours", True, contextlib.nullcontext()
@@ -98,6 +108,7 @@ def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, b
     if steps:
         yield "ours, step by step", True, without("FLEXSN_ONE_LAUNCH")
     if dtype == torch.float32:
+        yield "ours, two parts", True, two_parts()
         yield "cuDNN, TF32", False, tf32(True)
     yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, tf32(False)
 
