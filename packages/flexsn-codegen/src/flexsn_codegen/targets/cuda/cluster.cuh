@@ -51,6 +51,7 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
 
 // The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+#pragma unroll 1
     for (int i = 0; i < (1 << 24); i++) {
         uint32_t done;
         asm volatile(
