@@ -122,6 +122,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
     return found
 
 
+@torch.no_grad()
 def differs(one: Caught) -> str:
     """How far what is stored is from what launches step by step stored."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
@@ -155,7 +156,7 @@ def in_words(division: Cluster | Tiles) -> str:
         return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
     held = "" if division.held is None else f", {division.held} held"
     held += "" if division.stored is None else f", {division.stored} stored"
-    held += ", one slot" if division.slots == 1 else ""
+    held += (", one slot" if division.slots == 1 else "") + (", compact" if division.compact else "")
     return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
 
 

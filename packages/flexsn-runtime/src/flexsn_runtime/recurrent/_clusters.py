@@ -29,8 +29,8 @@ _SPARE = {4: 8, 8: 18, 16: 18}
 _MOST_OF_MATRICES = 192
 # Of matrices that a block reads again in every step: more take longer than launches step by step, few come in time.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# On an H100, wider steps are faster than others only where all rows run at a time, and those in half precision are
-# slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
+# On an H100, of wider steps forwards of gates are faster than others, where all rows run at a time; those in half
+# precision are slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
 
 
@@ -50,13 +50,14 @@ def why_no_clusters(device: torch.device) -> str | None:
     return why_no_nvrtc()
 
 
-def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cluster]:
+def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
     """The divisions of a loop, the best one first: all rows at a time where they fit, all of the matrices in a block,
     few rows, few blocks.
 
     Args:
         processors: of the GPU.
         from_zero: whether what is carried is zero before the first step.
+        backwards: whether the loop goes from the last step to the first.
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
@@ -73,21 +74,23 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool) -> Iterator[Cl
     def preferred(cluster: Cluster) -> tuple[int, ...]:
         needs = cluster_needs(loop, cluster, from_zero=from_zero)
         in_turn = turns(loop, cluster, processors, from_zero=from_zero)
-        few = in_turn, needs.away // _LITTLE, -cluster.slots, cluster.row_tiles
+        few = in_turn, needs.away // _LITTLE, cluster.compact, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
             return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
         # More blocks hold more of the matrices, and each of them receives whole operands.
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
-    most = most_turns(loop, from_zero=from_zero)
+    most = most_turns(loop, from_zero=from_zero, backwards=backwards)
     found = sorted((preferred(cluster), i) for i, cluster in enumerate(fitting))
     yield from (fitting[i] for (in_turn, *_), i in found if most is None or in_turn <= most)
 
 
-def most_turns(loop: Loop, *, from_zero: bool) -> int | None:
+def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
     """How many times in turn clusters may run to be faster than other ways; `None`: as often as it takes."""
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    return None if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS) else 1
+    if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
+        return None
+    return 0 if of_bits or backwards else 1
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
@@ -99,6 +102,9 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
         return None
     try:
         cluster, needs = _held(loop, cluster, from_zero=from_zero)
+        if needs.shared > _SHARED_BYTES:
+            cluster = replace(cluster, compact=True)
+            needs = cluster_needs(loop, cluster, from_zero=from_zero)
         if needs.shared > _SHARED_BYTES and len(loop.exchanges) == 1:
             cluster = replace(cluster, slots=1)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)

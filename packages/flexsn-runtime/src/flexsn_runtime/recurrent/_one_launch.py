@@ -367,9 +367,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
-    most = most_turns(loop, from_zero=over.from_zero)
+    kind = {"from_zero": over.from_zero, "backwards": over.backwards}
+    most = most_turns(loop, **kind)
     best: tuple[int, InClusters] | None = None
-    for cluster in islice(clusters_for(loop, processors, from_zero=over.from_zero), _MOST_COMPILED):
+    for cluster in islice(clusters_for(loop, processors, **kind), _MOST_COMPILED):
         try:
             prepared = in_cluster(step, over, loop, memory, cluster)
         except NotOneLaunchError:

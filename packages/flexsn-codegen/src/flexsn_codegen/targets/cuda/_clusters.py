@@ -4,9 +4,10 @@ A cluster owns some rows for all steps; a block of it, some columns of every val
 keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
 shared memory; what has no room there either is read from the matrix in every step. What a product reads is sent to the
 shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
-values as numbers of 16 bits or of float32, which are taken apart where they are multiplied, as matrices in shared
-memory are. There are two slots, and a barrier for each: a warp that writes a slot again has what others sent after they
-had read it. Where there is room for one slot only, all blocks tell each other in every step that they have read it.
+values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
+taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
+a slot again has what others sent after they had read it. Where there is room for one slot only, all blocks tell each
+other in every step that they have read it.
 
 `splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
 `splits`-th tile of 8 rows.
@@ -35,7 +36,7 @@ _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that ar
 # Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_SUM_BUFFERS = 1
+_UNORDERED = False
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
@@ -52,6 +53,7 @@ class Cluster:
         held: tiles of 16 terms of a product that a warp has in registers. `None`: all.
         stored: of the others, those that it has in shared memory. `None`: all.
         slots: for what blocks send each other, two or one.
+        compact: float32 that is sent or in shared memory is taken apart where it is multiplied.
     """
 
     blocks: int
@@ -60,6 +62,7 @@ class Cluster:
     held: int | None = None
     stored: int | None = None
     slots: int = 2
+    compact: bool = False
 
     @property
     def rows(self) -> int:
@@ -149,7 +152,8 @@ class _Sent:
     Attributes:
         number: of the exchange.
         pieces: of the value, in the order of its columns, each as wide as the loop.
-        parts: numbers of 16 bits of one value. Several are sent as the float32 that is their sum.
+        parts: numbers of 16 bits of one value.
+        whole: they are sent as the float32 that is their sum.
         bits: zeros and ones are sent, a bit each.
         format: of the numbers, in the source.
     """
@@ -158,6 +162,7 @@ class _Sent:
     exchange: Exchange
     pieces: tuple[Columns, ...]
     parts: int
+    whole: bool
     bits: bool
     format: str
 
@@ -217,7 +222,8 @@ class _ClusterWriter:
         bits = self._is_bits(exchange)
         parts = 1 if half or bits else min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
-        return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
+        whole = self._cluster.compact and parts > 1
+        return _Sent(number, exchange, pieces, parts, whole, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
         """True if every value that is sent is 0 or 1."""
@@ -360,15 +366,20 @@ class _ClusterWriter:
     def _slot_bytes(self, sent: _Sent) -> int:
         """Bytes of one slot of an exchange, for which its barrier waits."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
-        return tiles * (16 if sent.bits else 256 if sent.parts == 1 else 512)
+        return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
     def _multiplies(self) -> list[tuple[int, Multiply]]:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
+    @property
+    def _sum_buffers(self) -> int:
+        """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
+        return 1 if _UNORDERED else self._cluster.slots
+
     def _sum_floats(self, part: Multiply) -> int:
         """Numbers of the sums that a block's warps give each other."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
-        return _SUM_BUFFERS * (self._cluster.splits - 1) * len(part.pieces) * of_one
+        return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
         """Fragments of a matrix that a warp has in shared memory."""
@@ -441,8 +452,8 @@ class _ClusterWriter:
         return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
     def _words(self, sent: _Sent) -> int:
-        """32-bit words of two numbers of a matrix."""
-        return 1 if self._matrix_parts(sent) == 1 else 2
+        """32-bit words of two numbers of a matrix in shared memory."""
+        return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
         """The pieces of its operand, by the first one and their number."""
@@ -468,6 +479,10 @@ class _ClusterWriter:
         count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
         return -(-count // self._cluster.splits)
 
+    def _taken(self, sent: _Sent) -> int:
+        """32-bit words of two numbers of a matrix as they are read."""
+        return min(2, self._matrix_parts(sent))
+
     def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
         """Terms in registers, those in shared memory, and those in neither."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
@@ -491,7 +506,7 @@ class _ClusterWriter:
         of_piece = part.operand.width // self._operand_pieces(part)[1]
         start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
         self._line(
-            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._words(sent)}>({into}, {start}, "
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._taken(sent)}>({into}, {start}, "
             f"{down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
         )
 
@@ -500,7 +515,7 @@ class _ClusterWriter:
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":
-                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._words(sent)}][4];")
+                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._taken(sent)}][4];")
                 self._line("#pragma unroll")
                 with self._block(f"for (int j = 0; j < {min(ahead, end - begin)}; j++)"):
                     for number in range(len(part.pieces)):
@@ -525,13 +540,18 @@ class _ClusterWriter:
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
                     self._line(f"const int term = split * {terms} + k;")
                     for number in range(len(part.pieces)):
-                        self._line(f"uint32_t taken_{number}[{self._words(sent)}][4];")
-                        self._take(part, number, "term", f"taken_{number}")
+                        taken = f"taken_{number}"
+                        self._line(f"uint32_t {taken}[{self._taken(sent)}][4];")
+                        self._take(part, number, "term", taken)
                         if where == "held":
-                            self._line(f"dev::take_apart(matrix_{i}[{number}][k], taken_{number});")
+                            self._line(f"dev::take_apart(matrix_{i}[{number}][k], {taken});")
                             continue
+                        if not self._cluster.compact:
+                            self._line(f"uint32_t parts_{number}[{parts}][4];")
+                            self._line(f"dev::take_apart(parts_{number}, {taken});")
+                            taken = f"parts_{number}"
                         for word in range(self._words(sent)):
-                            words = ", ".join(f"taken_{number}[{word}][{r}]" for r in range(4))
+                            words = ", ".join(f"{taken}[{word}][{r}]" for r in range(4))
                             self._line(f"{self._stored_place(i, part, number, word)} = {{{words}}};")
             if part.added is not None:
                 row = self._param(Role.MATRIX, part.added)
@@ -699,7 +719,7 @@ class _ClusterWriter:
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
-            if _SUM_BUFFERS == 1 and self._cluster.splits > 1 and len(self._waited) == 1:
+            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1 and not _UNORDERED:
                 self._line("__syncthreads();  // all warps have read the sums of the step before")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
@@ -786,16 +806,20 @@ class _ClusterWriter:
         self._line(f"const int term = split * {terms} + k;")
         if where != "held":
             self._fragments(i, part, where)
+        self._line(f"uint2 operand[row_tiles][{sent.parts}];")
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
             self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-            for number in range(len(part.pieces)):
-                for place, (a, b) in enumerate(pairs):
-                    is_small = "small" in chains and a + b > 0
-                    sums = f"{'small' if is_small else 'large'}[{number}][n]"
-                    chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
+        # Products with one sum wait for each other: those with others are between them.
+        for place, (a, b) in enumerate(pairs):
+            is_small = "small" in chains and a + b > 0
+            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
+            self._line("#pragma unroll")
+            with self._block("for (int n = 0; n < row_tiles; n++)"):
+                for number in range(len(part.pieces)):
+                    sums = f"{'small' if is_small else 'large'}[{number}][n][{chain}]"
                     matrix = f"matrix_{i}[{number}][k][{b}]" if where == "held" else f"fragment_{number}[{b}]"
-                    self._line(f"{sent.format}::multiply({sums}[{chain}], {matrix}, operand_{a}.x, operand_{a}.y);")
+                    self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
     def _fragments(self, i: int, part: Multiply, where: str) -> None:
         """Parts of the fragments of a term that are not in registers, as `fragment_NUMBER`."""
@@ -803,31 +827,37 @@ class _ClusterWriter:
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
             if where == "stored":
+                name = f"{'taken' if self._cluster.compact else 'fragment'}_{number}"
                 words = range(self._words(sent))
                 for word in words:
                     self._line(f"const uint4 word_{number}_{word} = {self._stored_place(i, part, number, word)};")
                 values = ", ".join(f"{{{', '.join(f'word_{number}_{word}.{x}' for x in 'xyzw')}}}" for word in words)
-                taken = f"taken_{number}"
-                self._line(f"const uint32_t {taken}[{len(words)}][4] = {{{values}}};")
+                self._line(f"const uint32_t {name}[{len(words)}][4] = {{{values}}};")
+                if not self._cluster.compact:
+                    continue
+                taken = name
             self._line(f"uint32_t fragment_{number}[{self._matrix_parts(sent)}][4];")
             self._line(f"dev::take_apart(fragment_{number}, {taken});")
 
     def _operand(self, sent: _Sent, term: str) -> None:
-        """Parts of an operand, as `operand_PART`."""
+        """Parts of an operand, as `operand[n]`."""
         place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
             words = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 16)"
-            self._line(f"const uint2 operand_0 = dev::spread<{sent.format}>({words});")
-        elif sent.parts == 1:
-            number = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 256 + lane * 8)"
-            self._line(f"const uint2 operand_0 = *{number};")
+            self._line(f"operand[n][0] = dev::spread<{sent.format}>({words});")
+        elif not sent.whole:
+            for a in range(sent.parts):
+                of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + {term}"
+                number = f"reinterpret_cast<const uint2*>({sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8)"
+                self._line(f"operand[n][{a}] = *{number};")
         else:
             number = f"reinterpret_cast<const uint4*>({sent.name} + {place} * 512 + lane * 16)"
             self._line(f"const uint4 both = *{number};")
-            self._line("const uint2 operand_0 = {both.x, both.y};")
-            self._line("uint2 operand_1, operand_2;")
-            self._line(f"dev::other_parts<{sent.parts}>(both.x, both.z, operand_1.x, operand_2.x);")
-            self._line(f"dev::other_parts<{sent.parts}>(both.y, both.w, operand_1.y, operand_2.y);")
+            self._line("operand[n][0] = {both.x, both.y};")
+            second, third = "operand[n][1]", f"operand[n][{sent.parts - 1}]"
+            for axis, rest in (("x", "z"), ("y", "w")):
+                numbers = f"both.{axis}, both.{rest}, {second}.{axis}, {third}.{axis}"
+                self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
         """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
@@ -847,7 +877,7 @@ class _ClusterWriter:
         """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
-        if _SUM_BUFFERS == 2:
+        if self._sum_buffers == 2:
             row = f"((int(t & 1) * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
         place = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
         self._line(f"float own[{pieces}][own_tiles][4];")
@@ -919,22 +949,35 @@ class _ClusterWriter:
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            if sent.parts == 1:
-                bytes_of_a_thread, both = 8, "low, high"
-                for name, j in (("low", 0), ("high", 2)):
-                    bits = f"{sent.format}::bits(x_{j}, x_{j + 1})"
-                    self._line(f"const uint32_t {name} = dev::transposed({bits});")
-            else:
-                bytes_of_a_thread, both = 16, "low.x, high.x, low.y, high.y"
-                for name, j in (("low", 0), ("high", 2)):
-                    self._line(f"const uint2 {name} = dev::transposed(x_{j}, x_{j + 1});")
-            index = f"((({slot}) * {count} + {tile}) * row_tiles + splits * n + split)"
-            place = f"{sent.name} + ({index} * 32 + lane) * {bytes_of_a_thread}"
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # of a slot or a part of it
+            for name, j in (("low", 0), ("high", 2)):
+                if sent.parts == 1:
+                    self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
+                    continue
+                self._line(f"const uint2 {name} = dev::halves(x_{j}, x_{j + 1});")
+                if not sent.whole:
+                    self._line(f"const uint32_t {name}_0 = {name}.x;")
+                    self._line(f"uint32_t {name}_1, {name}_2;")
+                    self._line(f"dev::other_parts<{sent.parts}>({name}.x, {name}.y, {name}_1, {name}_2);")
+            if sent.whole:
+                place = f"{sent.name} + ({index.format(slot)}) * 512 + lane * 16"
+                self._send_each(place, barrier, ("low.x", "high.x", "low.y", "high.y"))
+                return
+            for a in range(sent.parts):
+                place = f"{sent.name} + ({index.format(f'({slot}) * {sent.parts} + {a}')}) * 256 + lane * 8"
+                self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
+
+    def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
+        """Sends words of each thread, transposed, to each block."""
+        with self._block(""):
+            names = [f"word_{k}" for k in range(len(words))]
+            for name, word in zip(names, words, strict=True):
+                self._line(f"const uint32_t {name} = dev::transposed({word});")
             self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
             self._line("#pragma unroll")
             self._line(
                 "for (int block = 0; block < blocks; block++) "
-                f"dev::send(dev::remote(place, block), dev::remote(barrier, block), {both});"
+                f"dev::send(dev::remote(place, block), dev::remote(barrier, block), {', '.join(names)});"
             )
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -136,11 +136,6 @@ DEV_INLINE uint32_t transposed(uint32_t x) {
     return y;
 }
 
-DEV_INLINE uint2 transposed(float a, float b) {
-    const uint2 both = halves(a, b);
-    return {transposed(both.x), transposed(both.y)};
-}
-
 // -- fragments -------------------------------------------------------------------------------------------------
 
 // 16 columns of a product by 16 terms of its sums, as `A`: one word of two numbers of 16 bits, or both words of two
