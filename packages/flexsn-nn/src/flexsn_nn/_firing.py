@@ -66,7 +66,7 @@ class Firing:
             self._pending = None
             self._found(neuron, int(count), shape)
         with torch.cuda.device(output.device):
-            count = torch.empty((), dtype=torch.int64, pin_memory=True)
+            count = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
             count.copy_(torch.count_nonzero(output), non_blocking=True)
             event = torch.cuda.Event()
             event.record()

@@ -69,7 +69,7 @@ class Ranges:
         if torch.cuda.is_current_stream_capturing():
             return
         with torch.no_grad(), torch.cuda.device(value.device):
-            found = torch.empty((), dtype=torch.bool, pin_memory=True)
+            found = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
             found.copy_(_is_outside(value, allowed), non_blocking=True)
             event = torch.cuda.Event()
             event.record()

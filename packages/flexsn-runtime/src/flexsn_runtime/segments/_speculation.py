@@ -90,7 +90,7 @@ class Speculation:
         if repairs.device.type != "cuda":
             self._learn(told._replace(elements=int(repairs.sum())), _most_repaired(repairs, ncl, block))
         elif self._pending is None and not torch.cuda.is_current_stream_capturing():
-            copy = torch.empty(repairs.shape, dtype=repairs.dtype, pin_memory=True)
+            copy = torch.empty(repairs.shape, dtype=repairs.dtype, device="cpu", pin_memory=True)
             copy.copy_(repairs, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
