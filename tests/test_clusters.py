@@ -40,7 +40,7 @@ from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1))
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
 # Of one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of them; with
 # one slot for what is sent and with two.
@@ -49,9 +49,11 @@ DIVISIONS = (
     Cluster(4, 2, 2),
     Cluster(8, 4, 1),
     Cluster(16, 1, 4),
-    Cluster(8, 2, 3, held=1, stored=1, slots=1),
+    Cluster(8, 2, 3, held=1, stored=1, slots=1, compact=True),
+    Cluster(8, 2, 3, held=1),
     Cluster(2, 4, 3, held=0),
     Cluster(4, 1, 2, held=5, slots=1),
+    Cluster(4, 4, 1, held=0, compact=True),
     Cluster(4, 2, 1, held=2, stored=0),
 )
 
@@ -189,7 +191,9 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 
 
 @gpu
-@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1)], ids=repr)
+@pytest.mark.parametrize(
+    "cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1, compact=True)], ids=repr
+)
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
