@@ -438,6 +438,8 @@ class _ClusterWriter:
                 for slot in range(self._cluster.slots):
                     self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]));")
             self._line("dev::barrier_fence();")
+        self._line("__syncthreads();")
+        with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(self._cluster.slots):
                     self._line(self._expect(sent, str(slot)))
