@@ -177,6 +177,8 @@ def convolution_into(
 ) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
     """A function `(value, out)` that makes cuDNN write a convolution to `out`, with the algorithm that PyTorch selects.
 
+    A transposed one of stride 1 is a convolution by the mirrored weight, which cuDNN writes to memory, too.
+
     Args:
         out, value: tensors like those of all calls.
         numbers: stride, padding, dilation, transposed, output_padding and groups.
@@ -185,11 +187,20 @@ def convolution_into(
         The function; `None` if PyTorch computes the convolution in another way and allocates the result.
     """
     stride, padding, dilation, transposed, output_padding, groups = numbers
-    if _select_conv_backend is None or transposed or bias is not None or not value.is_cuda or 0 in value.shape:
+    if _select_conv_backend is None or bias is not None or not value.is_cuda or 0 in value.shape:
         return None
     last = _FORMATS.get(value.dim())
     if last is None:
         return None
+    if transposed:
+        if groups != 1 or any(s != 1 for s in stride) or any(output_padding):
+            return None
+        padding = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=False)]
+        if len(padding) != weight.dim() - 2 or min(padding) < 0:
+            return None
+        kind = torch.contiguous_format if weight.is_contiguous() else last
+        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=kind)
+        transposed = False
     of_value, of_weight, of_out = (
         (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 from flexsn_graph import Residuals
 from flexsn_runtime.kernels._backward import BackwardScan, Cotangents
@@ -42,7 +41,7 @@ def compiling_backward(
     if scan.plan.is_compiled or step.has_backward:
         return _NOTHING
 
-    def prepare() -> Callable[[], None]:
+    def prepare() -> list[Callable[[], object]]:
         trace = step.trace
         like = arguments.inputs[0]
         results = scan.results()
@@ -52,6 +51,6 @@ def compiling_backward(
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
         backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
-        return partial(backward.plan.compile, (*arguments.all, *to_come, *cotangents.states))
+        return backward.plan.compilations((*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

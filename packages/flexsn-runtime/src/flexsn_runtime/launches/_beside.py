@@ -1,25 +1,28 @@
-"""Compiles kernels in another thread before they are launched.
+"""Compiles in other threads what will be launched later.
 
-Compilers take seconds, most of them outside of Python, so in another thread they delay nothing.
+Compilers take seconds, most of them outside of Python: in other threads, they take no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+_MOST_THREADS = 8
+
 
 @contextmanager
-def compiling(prepare: Callable[[], Callable[[], object]]) -> Iterator[None]:
-    """Context that compiles in another thread while the body runs. The thread ends with the body.
+def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
+    """While the body runs, compiles; the threads end with it.
 
     Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
-        prepare: called immediately. Returns the function that the other thread calls.
+        prepare: is called at once, and returns what is called in other threads.
     """
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(_MOST_THREADS) as beside:
         with suppress(Exception):
-            beside.submit(prepare())
+            for one in prepare():
+                beside.submit(one)
         yield

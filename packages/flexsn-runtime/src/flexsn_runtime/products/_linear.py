@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.calls._plan import Plan
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._kernels import is_aligned, takes_as_written
 from flexsn_runtime.products._plans import OPERANDS, BackwardKind, Forward, ForwardKind, backward_plan, forward_plan
@@ -268,15 +269,26 @@ def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
         s: numbers that bfloat16 can represent. With any other number, all is computed again in float32, which takes
             long.
     """
+    plan, given = _over_rows(grads, s)
+    total = plan.run(given)[2]
+    assert total is not None
+    return total
+
+
+def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], object]]:
+    """Functions that compile `product_with_spikes` for tensors like these."""
+    plan, given = _over_rows(grads, s)
+    return plan.compilations(given)
+
+
+def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
     s, grads = _dense(s), _dense_and_aligned(grads)
     outputs, aligned = grads.shape[1], (is_aligned(s), True)
     parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
         tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
     )
-    total = backward_plan(kind).run((s, None, None, None, None, grads))[2]
-    assert total is not None
-    return total
+    return backward_plan(kind), (s, None, None, None, None, grads)
 
 
 def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
