@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from flexsn_codegen.recurrent._early import split_early
 from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
@@ -58,6 +59,8 @@ class StageCall:
         reads: for each input, columns that the program has, or a view of a value in memory.
         writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
         stored: where each output goes in memory, at every step.
+        early: it reads values of earlier steps alone, and is computed while a product is waited for: `0` for this
+            step, `1` for the next one. `None`: in its place.
     """
 
     stage: Stage
@@ -65,6 +68,7 @@ class StageCall:
     reads: tuple[Columns | View, ...]
     writes: tuple[Columns | None, ...]
     stored: tuple[View | None, ...]
+    early: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,8 @@ class Loop:
         reduced: operands of reductions, their width and dtype.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
-        shifted: states that are in the memory of another one; a step loads them when it reads them.
+        shifted: states that are in the memory of another one, and products of later steps; a step loads them when it
+            reads them.
     """
 
     width: int
@@ -236,11 +241,11 @@ class _Analysis:
         reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
-        shifted = frozenset(self._staged.shifts)
+        shifted = frozenset((*self._staged.shifts, *self._staged.later))
         return Loop(
             width,
             self._rows,
-            tuple(_side_by_side(parts, frozenset(carried))),
+            tuple(_side_by_side(self._with_early(parts, exchanges, shifted), frozenset(carried))),
             carried,
             exchanges,
             self._lasting,
@@ -249,6 +254,39 @@ class _Analysis:
             ring,
             reduced,
         )
+
+    def _with_early(
+        self,
+        parts: Sequence[StageCall | Multiply | Reduce],
+        exchanges: Sequence[Exchange],
+        shifted: frozenset[Port],
+    ) -> list[StageCall | Multiply | Reduce]:
+        """The parts, where stages that read many values of earlier steps leave a part of their work to a wait.
+
+        What comes before the first product is computed a step earlier, when memory has all but the newest value.
+        """
+        first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
+        if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
+            return [*parts]
+        found: list[StageCall | Multiply | Reduce] = []
+        early: list[StageCall | Multiply | Reduce] = []
+        count = 0
+        for i, part in enumerate(parts):
+            pieces = split_early(part.stage, shifted, count) if isinstance(part, StageCall) else None
+            if pieces is None or not isinstance(part, StageCall):
+                found.append(part)
+                continue
+            before, behind = pieces
+            columns = {view.source: Columns(view.source, 0, part.width) for view in before.writes}
+            count += len(columns)
+            seen_as = {id(view): read for view, read in zip(part.stage.reads, part.reads, strict=True)}
+            reads = tuple(columns[v.source] if v.source in columns else seen_as[id(v)] for v in behind.reads)
+            when = 1 if i < first else 0
+            no = (None,) * len(columns)
+            early.append(StageCall(before, part.width, before.reads, tuple(columns.values()), no, when))
+            found.append(replace(part, stage=behind, reads=reads))
+        place = next(i for i, part in enumerate(found) if isinstance(part, Multiply))
+        return [*found[:place], *early, *found[place:]]
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
         """Values that pass from step to step in memory: those that only stages read, except the first few."""

@@ -60,7 +60,7 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     stores: list[View] = []
     for part in loop.parts:
         if isinstance(part, StageCall):
-            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
+            used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
             views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
             found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in found if load not in loads]

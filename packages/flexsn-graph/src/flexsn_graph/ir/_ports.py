@@ -34,6 +34,8 @@ class Role(StrEnum):
     # Of a step with products (`StagedStep`), values of one step, of any shape:
     OPERAND = "operand"  # a pointwise function of the step's values, written for a product to read
     PRODUCT = "product"  # a product with a matrix
+    LATER = "later"  # of a VJP: a product of a later step
+    AHEAD = "ahead"  # a part of a stage that is computed while a product is waited for
     MATRIX = "matrix"  # made of captured tensors alone, before the loop
     RING = "ring"  # [2, *step], what goes from one step to the next, as the even and the odd steps find it
     COUNTER = "counter"  # how many programs that wait for each other have arrived; whether any gave up

@@ -146,6 +146,7 @@ class StagedStep:
         saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
         terms: of a VJP.
         shifts: states that are another one some steps later: that one, which a part writes, and the number of steps.
+        later: of a VJP: products of later steps that stages read: that product, and the number of steps.
         absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
             `absent_at_first`.
     """
@@ -161,6 +162,7 @@ class StagedStep:
     terms: tuple[Term, ...] = ()
     absent: frozenset[Port] = frozenset()
     shifts: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
+    later: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -179,6 +181,7 @@ class StagedStep:
     def sequences(self) -> frozenset[Port]:
         """The values of which each step needs memory of its own, because they are read when the loop is over."""
         found = {view.source for term in self.terms for view in term.values}
+        found |= {source for source, _ in self.later.values()}
         for part in self.parts:
             if part.phase is not Phase.LOOP:
                 writes = part.writes if isinstance(part, Stage) else (part.result,)
