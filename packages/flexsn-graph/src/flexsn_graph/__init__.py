@@ -152,6 +152,7 @@ __all__ = [
     "trace_core",
     "trace_pointwise",
     "trace_step",
+    "without_carried_filters",
     "without_cotangents",
     "words_of_elements",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -51,7 +52,7 @@ def split_early(stage: Stage, shifted: Collection[Port], first: int) -> tuple[St
 def _part(
     stage: Stage,
     reads: dict[fx.Node, View],
-    results: Sequence[object],
+    results: Sequence[Any],
     known: dict[fx.Node, View],
     writes: Sequence[View],
 ) -> Stage:

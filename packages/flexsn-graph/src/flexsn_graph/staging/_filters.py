@@ -89,7 +89,11 @@ def _unrolled(
         return None
     (source,) = sources
     product = reads[source].source
-    if reads[source].calls or product not in products or not _is_linear(stage, chain, {source, *set().union(*behind.values())}):
+    if (
+        reads[source].calls
+        or product not in products
+        or not _is_linear(stage, chain, {source, *set().union(*behind.values())})
+    ):
         return None
     later = [Port(Role.LATER, first + i) for i in range(len(chain) - 1)]
     return _rewritten(stage, chain, entries, others, reads, behind, source, later), product, later
@@ -115,7 +119,7 @@ def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node
     graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in kept]
     needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()
-    arguments = []
+    arguments: list[Port] = []
     for port, node in stage.graph.placeholders.items():
         new[node] = graph.node_copy(node)
         arguments.append(Port(Role.GRAD_OUTPUT, len(arguments)) if node in moving else port)
@@ -174,7 +178,11 @@ def _rewritten(
         total = known[entries[chain[step]]]
     copy(_ancestors(others), new)
     kept = [view for view in stage.writes if view.source not in chain[1:]]
-    outputs = [total if v.source == chain[0] else new[e] for v, e in zip(stage.writes, stage.graph.entries, strict=True) if v in kept]
+    outputs = [
+        total if v.source == chain[0] else new[e]
+        for v, e in zip(stage.writes, stage.graph.entries, strict=True)
+        if v in kept
+    ]
     graph.output(tuple(outputs))
     results = tuple(Port(Role.OUTPUT, i) for i in range(len(kept)))
     used = {port.index for port in arguments if port.role is Role.LIFTED}
