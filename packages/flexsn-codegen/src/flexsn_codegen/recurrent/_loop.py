@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from flexsn_codegen.recurrent._early import split_early
+from flexsn_codegen.recurrent._gather import Gather, gathered
 from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
@@ -56,16 +57,16 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, or a view of a value in memory.
+        reads: for each input, columns that the program has, or a view of a value in memory, or one of several.
         writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
         stored: where each output goes in memory, at every step.
         early: it reads values of earlier steps alone, and is computed while a product is waited for: `0` for this
-            step, `1` for the next one. `None`: in its place.
+            step, `1` for the next one. `-1`: it reads none, and is computed before all steps. `None`: in its place.
     """
 
     stage: Stage
     width: int
-    reads: tuple[Columns | View, ...]
+    reads: tuple[Columns | View | Gather, ...]
     writes: tuple[Columns | None, ...]
     stored: tuple[View | None, ...]
     early: int | None = None
@@ -270,6 +271,7 @@ class _Analysis:
             return [*parts]
         found: list[StageCall | Multiply | Reduce] = []
         early: list[StageCall | Multiply | Reduce] = []
+        steps = {**self._staged.shifts, **self._staged.later}
         count = 0
         for i, part in enumerate(parts):
             pieces = split_early(part.stage, shifted, count) if isinstance(part, StageCall) else None
@@ -277,14 +279,22 @@ class _Analysis:
                 found.append(part)
                 continue
             before, behind = pieces
-            columns = {view.source: Columns(view.source, 0, part.width) for view in before.writes}
+            columns = _columns_of(before, part.width)
             count += len(columns)
             seen_as = {id(view): read for view, read in zip(part.stage.reads, part.reads, strict=True)}
             reads = tuple(columns[v.source] if v.source in columns else seen_as[id(v)] for v in behind.reads)
-            when = 1 if i < first else 0
-            no = (None,) * len(columns)
-            early.append(StageCall(before, part.width, before.reads, tuple(columns.values()), no, when))
             found.append(replace(part, stage=behind, reads=reads))
+            of_past: list[Columns | View | Gather] = [*before.reads]
+            picked = gathered(before, steps, back=lambda port: port.role is Role.STATE, first=count)
+            if picked is not None:
+                numbers, before, gathers = picked
+                of_numbers = _columns_of(numbers, part.width)
+                count += len(of_numbers)
+                of_past = [*of_numbers.values(), *gathers]
+                no = (None,) * len(of_numbers)
+                early.append(StageCall(numbers, part.width, (), tuple(of_numbers.values()), no, -1))
+            when, no = 1 if i < first else 0, (None,) * len(columns)
+            early.append(StageCall(before, part.width, tuple(of_past), tuple(columns.values()), no, when))
         place = next(i for i, part in enumerate(found) if isinstance(part, Multiply))
         return [*found[:place], *early, *found[place:]]
 
@@ -471,6 +481,11 @@ class _Analysis:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
                 found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
+
+
+def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
+    """Values that a stage gives others of its program."""
+    return {view.source: Columns(view.source, 0, width) for view in stage.writes}
 
 
 def _side_by_side(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, memory_of, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
@@ -299,7 +300,7 @@ class _ClusterWriter:
         with self._block("if (split < row_tiles)"):
             self._loads(first, self._loaded_ahead())
             for part in self._early():
-                if part.early:
+                if part.early != 0:
                     self._compute_early(part, first)
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
@@ -513,11 +514,11 @@ class _ClusterWriter:
                     down, across = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
                     name, kind = f"lifted_{i}_{port.index}", f"decltype(dev::load({pointer}[0]))"
                     if down == 0:
-                        self._line(f"{kind} {name}[4];")
+                        self._line(f"{kind} {name}[2];")
                         self._line("#pragma unroll")
-                        place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
-                        value = f"{self._column_exists(part.width)}[j] ? dev::load({place}) : {kind}(0)"
-                        self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
+                        place = f"{pointer}[(first_column + 8 * j) * int64_t({across})]"
+                        value = f"{self._column_exists(part.width)}[2 * j] ? dev::load({place}) : {kind}(0)"
+                        self._line(f"for (int j = 0; j < 2; j++) {name}[j] = {value};")
                     else:
                         self._line(f"{kind} {name}[own_tiles][4];")
                         place = (
@@ -570,6 +571,8 @@ class _ClusterWriter:
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
                     continue  # others wait for what a stage makes of the product
+            elif part.early == -1:
+                continue
             elif part.early is not None:
                 with self._block(f"if (split < row_tiles && {'t + 1 < T' if part.early else 'true'})"):
                     self._compute_early(part, f"step + {following}" if part.early else "step")
@@ -648,8 +651,15 @@ class _ClusterWriter:
     def _argument(self, i: int, part: StageCall, port: Port, step: str = "step") -> str:
         if port.role is Role.LIFTED:
             down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
-            return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
+            return f"lifted_{i}_{port.index}" + ("[j >> 1]" if down == 0 else "[n][j]")
         read = part.reads[port.index]
+        if isinstance(read, Gather):
+            load = [load for load, _ in self._spec.loads].index(Load(read.view, part.stage.shape))
+            value = f"{read.number.name}[n][j]"
+            there = f"{value} >= {read.first} && {value} < {read.first + read.count}"
+            place = f"{step} {'-' if read.back else '+'} (int64_t({value}) - {read.first})"
+            address, kind = self._address(Role.INPUT, load, place), f"{Port(Role.INPUT, load).name}_t"
+            return f"dev::load({self._exists(part.width)}[n][j] && {there} ? {address} : {kind}{{}})"
         if isinstance(read, View):
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
@@ -303,7 +304,7 @@ class _LoopWriter:
         for i in self._loaded_ahead():
             self._load(f"load_{i}", i, "step", exists)
         for i, part in enumerate(self._loop.parts):
-            if isinstance(part, StageCall) and part.early == 1:
+            if isinstance(part, StageCall) and part.early in (-1, 1):
                 self._call(i, part, "step", exists)
         self._line(f"for t in range({steps}):")
         self._depth += 1
@@ -408,9 +409,9 @@ class _LoopWriter:
                     self._multiply(products)
             elif isinstance(part, Reduce):
                 self._reduce(i, part)
-            elif part.early:
+            elif part.early == 1:
                 self._call(i, part, *following)
-            else:
+            elif part.early != -1:
                 self._call(i, part)
             if i in arrives:
                 self._line("dev.arrive(counter)")
@@ -464,6 +465,10 @@ class _LoopWriter:
                 arguments.append(f"lifted_{i}_{port.index}")
                 continue
             read = part.reads[port.index]
+            if isinstance(read, Gather):
+                number = loads.index(Load(read.view, part.stage.shape))
+                arguments.append(self._gather(f"picked_{i}_{port.index}", number, read, step, exists))
+                continue
             if isinstance(read, View) and read.source in self._loop.shifted:
                 number = loads.index(Load(read, part.stage.shape))
                 self._load(f"load_{number}", number, step, exists)
@@ -492,6 +497,15 @@ class _LoopWriter:
             if view is not None:
                 self._store(result, part.width, 0)
                 self._next_store += 1
+
+    def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
+        """Loads the value of the step that a number gives; returns its name."""
+        number = gather.number.name
+        self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
+        distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
+        place = f"({step} {'-' if gather.back else '+'} {distance})"
+        self._load(name, load, place, f"{name}_there & {exists}" if exists else f"{name}_there")
+        return name
 
     def _reduce(self, i: int, part: Reduce) -> None:
         """A reduction of rows, which the program has whole, or else fetches."""
