@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,28 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("interpreted")
+def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
+    """An autograd graph of an earlier call has nodes of its stream, and a CUDA graph of another stream waits for it."""
+    layer = Recurrent(LIF(), SIZE, backend="triton")
+    x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
+    gc.collect()
+    gc.disable()
+    try:
+        alive = []
+        for _ in range(3):  # traced, recorded, repeated
+            layer.reset()
+            y: Tensor = layer(x)
+            torch.autograd.grad(y, [x, *layer.parameters()], weight)
+            alive.append(weakref.ref(y.grad_fn))  # type: ignore[type-var]
+            del y
+        layer.reset()
+        assert [one() for one in alive] == [None] * 3
+    finally:
+        gc.enable()
+    assert all(map(callable, repeats))
+
+
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)

@@ -107,6 +107,8 @@ class _Normalizer:
         kwargs = fx.node.map_arg(node.kwargs, self._argument)
         if target is _prims.where.default and isinstance(args[0], bool):
             return args[1] if args[0] else args[2]
+        if target is _prims.bitwise_or.default and _is_certain(args):
+            return True
         folded = _fold(node, args, kwargs)
         if folded is not None:
             return folded
@@ -142,6 +144,13 @@ class _Normalizer:
         literal = self._graph.call_function(_prims.scalar_tensor.default, (new,), {"dtype": value.dtype})
         literal.meta["val"] = value
         return literal
+
+
+def _is_certain(sides: Sequence[Any]) -> bool:
+    """True if a number is equal to itself, or it is not."""
+    of_each = {one.target: one.args for one in sides if isinstance(one, fx.Node)}
+    equal, unequal = of_each.get(_prims.eq.default), of_each.get(_prims.ne.default)
+    return equal is not None and equal == unequal and equal[0] is equal[1]
 
 
 def _unconverted(node: Any) -> Any:

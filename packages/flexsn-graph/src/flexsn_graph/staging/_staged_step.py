@@ -141,12 +141,13 @@ class StagedStep:
         arguments, results: as for `StepGraph`. Results of role `GRAD_LIFTED` are in `terms` alone.
         parts: stages and products, in order; each phase is contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.
-        assembled: values of which parts write pieces. Everything else in them is zero.
-        matrices: `[*lifted] -> [*matrices]`, computed before the loop.
-        saved: for a VJP, the operands and products of the forward that it reads, as `SAVED`.
-        terms: for a VJP, the parts of gradients of lifted tensors.
-        shifts: states that are delayed copies: by state, the value that a part writes, and the delay in steps.
-        absent: for a VJP, the gradients of new states that are absent at the first step of the backward; see
+        assembled: values that parts write a piece of; what no part writes of them is zero.
+        matrices: `[*lifted] -> [*matrices]`, before the loop.
+        saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
+        terms: of a VJP.
+        shifts: states that are another one some steps later: that one, which a part writes, and the number of steps.
+        later: of a VJP: products of later steps that stages read: that product, and the number of steps.
+        absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
             `absent_at_first`.
     """
 
@@ -161,6 +162,7 @@ class StagedStep:
     terms: tuple[Term, ...] = ()
     absent: frozenset[Port] = frozenset()
     shifts: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
+    later: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -179,6 +181,7 @@ class StagedStep:
     def sequences(self) -> frozenset[Port]:
         """The values that need memory for each step, because they are read outside of the loop."""
         found = {view.source for term in self.terms for view in term.values}
+        found |= {source for source, _ in self.later.values()}
         for part in self.parts:
             if part.phase is not Phase.LOOP:
                 writes = part.writes if isinstance(part, Stage) else (part.result,)

@@ -145,25 +145,28 @@ def trace_core(
         return trace_step(core, *counts, example_inputs, follow=follow)
     except (NonPointwiseError, CoreReturnError) as error:
         refusal: Exception = error
-    core = unwrap_compiled(core)
-    hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
-    make = partial(RecurrentTrace, core, *counts, example_inputs, follow, hoists)
-    with undisturbed():
-        try:
-            try:
-                return make()
-            except WrittenViewError:
-                return make(keep_views=True)
-        except NoProductsError:
-            pass
-        except (NonPointwiseError, CoreReturnError) as error:
-            refusal = error
     try:
-        return cut_step(core, *counts, example_inputs, follow=follow)
-    except NonPointwiseError as error:
-        if isinstance(refusal, CoreReturnError):
-            raise
-        del error
-    except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
-        pass
-    raise refusal
+        core = unwrap_compiled(core)
+        hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+        make = partial(RecurrentTrace, core, *counts, example_inputs, follow, hoists)
+        with undisturbed():
+            try:
+                try:
+                    return make()
+                except WrittenViewError:
+                    return make(keep_views=True)
+            except NoProductsError:
+                pass
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+        try:
+            return cut_step(core, *counts, example_inputs, follow=follow)
+        except NonPointwiseError as error:
+            if isinstance(refusal, CoreReturnError):
+                raise
+            del error
+        except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
+            pass
+        raise refusal
+    finally:  # its traceback has this frame, and so what all callers have: memory that waits for the garbage collector
+        del refusal

@@ -268,19 +268,20 @@ class CallRecorder(TorchDispatchMode):
 
     def _call(self, function: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[str, frozenset[str]]:
         used: set[str] = set()
-
-        def text(value: Any) -> str:
-            if isinstance(value, Tensor):
-                name = self._known(value)
-                used.add(name)
-                return name
-            if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
-                inner = "".join(f"{text(one)}, " for one in value)
-                return f"[{inner}]" if type(value) is list else f"({inner})"
-            return self._constant(value)
-
-        given = [*map(text, arguments), *(f"{key}={text(value)}" for key, value in options.items())]
+        given = [self._text(one, used) for one in arguments]
+        given += [f"{key}={self._text(value, used)}" for key, value in options.items()]
         return f"{function}({', '.join(given)})", frozenset(used)
+
+    def _text(self, value: Any, used: set[str]) -> str:
+        """An argument in the source; the names of its tensors come to those that are used."""
+        if isinstance(value, Tensor):
+            name = self._known(value)
+            used.add(name)
+            return name
+        if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
+            inner = "".join(f"{self._text(one, used)}, " for one in value)
+            return f"[{inner}]" if type(value) is list else f"({inner})"
+        return self._constant(value)
 
 
 def _address(tensor: Tensor) -> int:
