@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx
 
 from flexsn_graph._torch_private import (
@@ -12,7 +15,10 @@ from flexsn_graph._torch_private import (
     trace_again,
 )
 from flexsn_graph.ir._ops import kept_ops
+from flexsn_graph.ir._products import REDUCTIONS
 from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS, prims_of_inductor
+
+_prims = torch.ops.prims
 
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
@@ -20,7 +26,25 @@ def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS)
     applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them
     for op in kept_ops():
         applied.pop(op, None)
-    return trace_again(module, mode, applied)
+    lowered = trace_again(module, mode, applied)
+    for node in lowered.graph.nodes:
+        if node.target in REDUCTIONS and node.all_input_nodes[0].meta["val"].dim() == 0:
+            _reduce_one_element(node)
+    return lowered
+
+
+def _reduce_one_element(node: fx.Node) -> None:
+    """Replaces a reduction of a tensor without dimensions, which PyTorch reduces along a "dimension 0" all the same."""
+    graph, (value,) = node.graph, node.all_input_nodes
+    if node.target is _prims.var.default:
+        correction: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
+        with graph.inserting_before(node):
+            zero = graph.call_function(_prims.sub.default, (value, value))
+            zero.meta, zero.stack_trace = {**node.meta}, node.stack_trace
+        node.target, node.args, node.kwargs = _prims.div.default, (zero, max(0.0, 1.0 - correction)), {}
+    else:
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
 
 
 def split_joint(
