@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_runtime.calls._recorded import not_repeated, noted, recorded
+from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recorded
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
@@ -47,8 +47,9 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 @torch.no_grad()
 def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
     first = given(0)
-    results, repeat = recorded(lambda: computed(first), first)
-    assert callable(repeat)
+    results, recording = recorded(lambda: computed(first), first)
+    assert isinstance(recording, Recording)
+    repeat = recording.repeat
     assert equal(results, computed(first))
     for seed in (1, 2):
         tensors = given(seed)
@@ -103,4 +104,4 @@ def test_an_error_of_the_call_ends_the_recording() -> None:
     with pytest.raises(RuntimeError, match="shape"):
         recorded(lambda: [x.view(2)], [x])
     assert noted(torch.add, x, 1).tolist() == [2.0] * 3
-    assert callable(recorded(lambda: [x + 1], [x])[1])
+    assert isinstance(recorded(lambda: [x + 1], [x])[1], Recording)

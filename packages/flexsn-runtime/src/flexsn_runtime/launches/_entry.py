@@ -18,6 +18,7 @@ class Entry:
         kept: what has to be there as long as the address is called.
         watched: true if something watches launches that a launch by address would pass by.
         beside: number of rows of `programs` in a launch on a GPU.
+        together: programs wait for each other.
     """
 
     address: int
@@ -28,6 +29,7 @@ class Entry:
     kept: object
     watched: Callable[[], bool]
     beside: int = 1
+    together: bool = False
 
 
 def unwatched() -> bool:

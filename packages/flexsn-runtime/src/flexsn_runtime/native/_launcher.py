@@ -81,7 +81,9 @@ class _Launcher:
         assert self._extension is not None
         module = self._extension.load(path)
         if torch.cuda.is_available() and torch.version.hip is None:
-            module.on_gpu(_address("libcuda.so.1", "cuLaunchKernel"), _address(*_CURRENT_STREAM))
+            driver = "libcuda.so.1"
+            launches = _address(driver, "cuLaunchKernel"), _address(driver, "cuLaunchCooperativeKernel")
+            module.on_gpu(*launches, _address(*_CURRENT_STREAM))
         self.module = module
 
 

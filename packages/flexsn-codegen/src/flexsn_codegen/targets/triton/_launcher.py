@@ -23,6 +23,7 @@ class CompiledEntry:
         shared: bytes of shared memory of a program, in addition to what the kernel declares.
         numbers: the arguments after the tensors, each of at most 8 bytes.
         hooks: returns True if a profiler has hooks on launches now, which a direct launch bypasses.
+        together: programs wait for each other: `cuLaunchCooperativeKernel`.
     """
 
     function: int
@@ -30,6 +31,7 @@ class CompiledEntry:
     shared: int
     numbers: tuple[int, ...]
     hooks: Callable[[], bool]
+    together: bool
 
 
 def launcher(

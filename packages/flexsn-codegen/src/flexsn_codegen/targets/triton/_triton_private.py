@@ -48,7 +48,7 @@ expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
 # Launch attributes besides a grid, threads and shared memory, and their defaults.
-_USUAL = {"launch_cooperative_grid": False, "launch_pdl": False, "num_ctas": 1}
+_USUAL = {"launch_pdl": False, "num_ctas": 1}
 # After its own arguments, each kernel takes pointers to memory that Triton allocates: ours need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
@@ -113,7 +113,8 @@ def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
     run, metadata = compiled.run, compiled.metadata
     if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
         return None
-    if getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
+    together = getattr(run, "launch_cooperative_grid", None)
+    if together is None or getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
         return None
     kinds = list(compiled.src.signature.values())
     passed = []
@@ -131,4 +132,5 @@ def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
         metadata.shared,
         (*passed, *(0,) * len(_SCRATCH)),
         lambda: bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls),
+        bool(together),
     )
