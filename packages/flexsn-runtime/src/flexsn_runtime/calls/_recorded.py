@@ -347,7 +347,7 @@ class CallRecorder(TorchDispatchMode):
             shape, strides = tuple(result.shape), result.stride()
             line = Allocated(self._made(result, empty=True), shape, strides, result.dtype, result.device)
             self._lines.append((line, frozenset(), False))
-        elif not (found := _each(result)) or not all([self._seen_from_its_base(one) for one in found]):
+        elif not (found := _each(result)) or not all(self._seen_from_its_base(one) for one in found):
             self._called(result, func, args, options, None, writes=bool(written))
 
     def _seen_from_its_base(self, result: Tensor) -> bool:

@@ -234,7 +234,7 @@ class TrainedScan(Trained):
                 written, self._recording = recorded(lambda: self._forward.run(tensors), tensors)
             else:
                 written = self._forward.run(tensors)
-        self.run = self._forward.plan.run  # type: ignore[method-assign]  # nothing is left to compile
+        self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
         return written
 
     def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -53,8 +53,8 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links has
-            `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
+        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
+            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
         forward: of a call that can be told. It writes `first_kept` results, the last ones from `first_bits` on bits,
             and then what is for the backward.
         fixed: the results that no gradient flows through.
@@ -108,7 +108,7 @@ class NativeScan:
         return results
 
     def follow(
-        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str, *, asks: bool
+        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, asks: bool
     ) -> bool:
         """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
 
@@ -120,7 +120,7 @@ class NativeScan:
         Returns:
             False: it does what only Python does.
         """
-        if isinstance(recording, str) or not can_be_told(recording):
+        if not isinstance(recording, Recording) or not can_be_told(recording):
             return False
         absent = {i for i, one in enumerate(self._there) if not one}
         slots = [i for i in range(len(given)) if self._saves or i not in absent]

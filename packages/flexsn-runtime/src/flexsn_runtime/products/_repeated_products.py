@@ -145,7 +145,7 @@ class _Owner:
     def reads_hold(self) -> bool:
         return True
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         saved, grads = tensors[:SAVED], tensors[SAVED:]
         wanted = needed[0], needed[2], needed[3]
         found = flowing(saved, grads, self._parts, self._scale, wanted)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,18 +120,16 @@ class TrainedStaged(Trained):
         memory = {port: tensor for port, tensor in kept if tensor is not None}
         arguments, grads = _arguments(self.step, tensors[:count]), tensors[behind:]
         with without_autocast(self._device):
-            return backward_staged(
-                self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs
-            )
+            return backward_staged(self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs)
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
         found = repeated(known.call, tensors, known.recordings, self._device, once=self._is_empty)
         now = self._environment()
-        if known.recordings.get(now) is not None and now not in known.told:
-            if now in self._natives or self._count % _ASKED_EVERY == _RECORDED:
-                module = compiled_launcher(self._device, self._count)
-                if module is not None:
-                    self._hand_over(module, self._recordings.get(now), known, tensors)
+        is_due = known.recordings.get(now) is not None and now not in known.told
+        if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
+            module = compiled_launcher(self._device, self._count)
+            if module is not None:
+                self._hand_over(module, self._recordings.get(now), known, tensors)
         return found
 
     def _environment(self) -> Hashable:
@@ -138,13 +137,13 @@ class TrainedStaged(Trained):
 
 
 def repeated(
-    call: Callable[[Given], Sequence[Tensor | None]],
+    call: Callable[[Given], Sequence[Any]],
     given: Given,
     recordings: dict[Hashable, Recording | str | None],
     device: torch.device,
     *,
     once: bool,
-) -> Sequence[Tensor | None]:
+) -> Sequence[Any]:
     """The results of a call.
 
     Args:
