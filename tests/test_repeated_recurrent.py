@@ -20,7 +20,7 @@ from call_path import path_of
 from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
-from flexsn_runtime.launches._entry import Entry, unwatched
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime.recurrent import _calls
 
 STEPS, BATCH, SIZE = 3, 3, 6

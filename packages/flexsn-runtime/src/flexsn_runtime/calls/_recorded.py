@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._torch_private import TorchDispatchMode
-from flexsn_runtime.launches._entry import Entry
+from flexsn_codegen.targets._entry import Entry, watching
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -224,12 +224,12 @@ def recorded(
         empty: which of them have no values that mean something.
     """
     recorder = CallRecorder(given)
-    before, current.recorder = current.recorder, recorder
+    before, current.recorder, watched, watching.by = current.recorder, recorder, watching.by, recorder.launched
     try:
         with recorder:
             results = call()
     finally:
-        current.recorder = before
+        current.recorder, watching.by = before, watched
     return results, recorder.recording(results, empty)
 
 
@@ -280,14 +280,26 @@ class CallRecorder(TorchDispatchMode):
         if self._paused:
             return function(*arguments, **options)
         result = self._unseen(function, *arguments, **options)
-        if self.why is None:
-            for tensor in _tensors((arguments, options)):
-                if _address(tensor) in self._memory:
-                    self._memory[_address(tensor)].written = True
-            entry = getattr(function, "entry", None)
-            told = None if entry is None else entry(*arguments[1:], **options)
-            self._called(result, function, arguments, options, told, writes=True)
+        entry = getattr(function, "entry", None)
+        told = None if entry is None else entry(*arguments[1:], **options)
+        self.launched(function, arguments, told, options, result)
         return result
+
+    def launched(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        entry: Entry | None,
+        options: dict[str, Any] | None = None,
+        result: Any = None,
+    ) -> None:
+        """Notes a launch that was made."""
+        if self._paused or self.why is not None:
+            return
+        for tensor in _tensors((arguments, options)):
+            if _address(tensor) in self._memory:
+                self._memory[_address(tensor)].written = True
+        self._called(result, function, arguments, options or {}, entry, writes=True)
 
     def check(self, check: Callable[[], object], number: Tensor) -> None:
         """As `noted_check`."""

@@ -98,7 +98,7 @@ class Trained:
     @property
     def native(self) -> NativeScan | None:
         """What runs it without Python; `None`: nothing does."""
-        return self._natives.get(self._environment())
+        return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:
         """Scans `[*inputs, *states, *lifted]` forward: the results, and what is for the backward."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, CudaKernel
-from flexsn_runtime.launches._entry import Entry, unwatched
+from flexsn_codegen.targets._entry import Entry, unwatched
 
 
 class ClusterLaunch:

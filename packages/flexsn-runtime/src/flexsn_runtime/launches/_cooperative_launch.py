@@ -14,7 +14,7 @@ from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
-from flexsn_runtime.launches._entry import Entry
+from flexsn_codegen.targets._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 
 # Bytes of shared memory that each program takes in addition to its own.
@@ -111,18 +111,9 @@ class CooperativeLaunch:
             compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
             self._again[programs] = launcher(compiled, grid, self._numbers, self._device)
-            told = entry(compiled, self._numbers)
+            told = entry(compiled, grid, self._numbers)
             if told is not None:
-                self._entries[programs] = Entry(
-                    told.function,
-                    told.numbers,
-                    programs,
-                    told.threads,
-                    told.shared,
-                    compiled,
-                    told.hooks,
-                    together=told.together,
-                )
+                self._entries[programs] = told
 
 
 class Marks:

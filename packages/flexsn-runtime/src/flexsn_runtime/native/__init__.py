@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from flexsn_runtime.native._function import RepeatedFunction
 from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words, may_launch
 from flexsn_runtime.native._program import can_be_told
+from flexsn_runtime.native._saving import saving_hooks
 from flexsn_runtime.native._scan import NativeCall, NativeScan, Owner, weakly
 
 __all__ = [
@@ -11,9 +13,11 @@ __all__ = [
     "NativeCall",
     "NativeScan",
     "Owner",
+    "RepeatedFunction",
     "can_be_told",
     "compiled_launcher",
     "launcher_in_words",
     "may_launch",
+    "saving_hooks",
     "weakly",
 ]

@@ -136,6 +136,15 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
 
 
+def loaded_launcher() -> ModuleType | None:
+    """The module, if it is loaded already, and Python is not asked for.
+
+    Raises:
+        LauncherError: see `launcher_choice`.
+    """
+    return None if _launcher.module is None or launcher_choice() == "python" else _launcher.module
+
+
 def may_launch(device: torch.device) -> bool:
     """True if `compiled_launcher` gives the module for a device, sooner or later.
 

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Place, Recording, Viewed, places
-from flexsn_runtime.launches._entry import Entry, unwatched
+from flexsn_codegen.targets._entry import Entry, unwatched
 
 
 class NativeProgram:

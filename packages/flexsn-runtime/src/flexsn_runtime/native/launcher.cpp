@@ -13,6 +13,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -31,7 +32,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -373,6 +377,13 @@ struct Backward {
   }
 };
 
+std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
+  std::vector<std::optional<Layout>> found;
+  for (const auto& tensor : tensors)
+    found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+  return found;
+}
+
 constexpr std::size_t most_told = 16; // layouts that take turns
 
 class Scan : public torch::CustomClassHolder {
@@ -452,19 +463,52 @@ class Scan : public torch::CustomClassHolder {
   const Forward forward;
 
  private:
-  static std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
-    std::vector<std::optional<Layout>> found;
-    for (const auto& tensor : tensors)
-      found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
-    return found;
-  }
-
   py::object owner_;
   std::vector<std::optional<Layout>> expected_;
   std::vector<bool> requires_grad_;
   bool grad_ = false;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const Backward>> backwards_;
+};
+
+// Calls without gradients, on tensors of several layouts.
+class Calls {
+ public:
+  void add(const Tensors& given, SharedProgram program) {
+    auto known = std::make_shared<Known>(Known{layouts(given), std::move(program)});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    known_.push_back(std::move(known));
+  }
+
+  // None: there is no program for tensors like these.
+  std::optional<variable_list> run(const Tensors& tensors) const {
+    const auto found = like(tensors);
+    if (found == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
+      return std::nullopt;
+    const auto these = present(tensors);
+    const py::gil_scoped_release others_may_run;
+    return found->program->run(these);
+  }
+
+ private:
+  struct Known {
+    std::vector<std::optional<Layout>> given;
+    SharedProgram program;
+  };
+
+  std::shared_ptr<const Known> like(const Tensors& tensors) const {
+    const auto fits = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
+      return tensor.has_value() == layout.has_value() && (!layout || layout->is_of(*tensor));
+    };
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& known : known_)
+      if (std::equal(tensors.begin(), tensors.end(), known->given.begin(), known->given.end(), fits))
+        return known;
+    return nullptr;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const Known>> known_;
 };
 
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
@@ -595,6 +639,63 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(these));
 }
 
+// Hooks of what autograd saves. Most of it is kept as it is; for the rest, Python has something else.
+class SavingHooks {
+ public:
+  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `layers`: names of nodes whose results are
+  // kept as they are, without "Backward" and digits.
+  SavingHooks(py::object packed, py::object unpacked, std::size_t fewest, std::unordered_set<std::string> layers)
+      : packed_(std::move(packed)), unpacked_(std::move(unpacked)), fewest_(fewest), layers_(std::move(layers)) {}
+
+  py::object pack(const py::object& given) const {
+    const auto& tensor = THPVariable_Unpack(given.ptr());
+    if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
+      auto found = packed_(given);
+      if (!found.is_none())
+        return found;
+    }
+    return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
+  }
+
+  py::object unpack(const py::object& kept) const {
+    if (!py::isinstance<Whole>(kept))
+      return unpacked_(kept);
+    const auto& whole = kept.cast<const Whole&>();
+    const auto& tensor = THPVariable_Unpack(whole.tensor.ptr());
+    TORCH_CHECK(
+        whole.version < 0 || static_cast<std::int64_t>(tensor._version()) == whole.version,
+        "a tensor of shape ", tensor.sizes(), " that the backward needs was changed in place since the forward (version ",
+        tensor._version(), " instead of ", whole.version, "), as by an optimizer's step. Call backward() before that, or "
+        "change a copy.");
+    return whole.tensor;
+  }
+
+  // What autograd keeps.
+  struct Whole {
+    py::object tensor;
+    std::int64_t version; // autograd compares none where there are hooks; -1: there is none
+  };
+
+ private:
+  bool is_considered(const at::Tensor& tensor) const {
+    if (!at::isFloatingType(tensor.scalar_type()) || tensor.nbytes() < fewest_)
+      return false;
+    const auto& node = tensor.grad_fn();
+    if (node == nullptr)
+      return false;
+    auto name = node->name();
+    name.erase(name.find_last_not_of("0123456789") + 1);
+    constexpr std::string_view ending = "Backward";
+    if (name.ends_with(ending))
+      name.resize(name.size() - ending.size());
+    return !layers_.contains(name);
+  }
+
+  py::object packed_, unpacked_;
+  std::size_t fewest_;
+  std::unordered_set<std::string> layers_;
+};
+
 } // namespace flexsn
 
 using namespace flexsn;
@@ -636,6 +737,19 @@ PYBIND11_MODULE(flexsn_launcher, module) {
         const py::gil_scoped_release others_may_run;
         return program.run(these);
       }));
+  py::class_<SavingHooks::Whole>(module, "Whole");
+  py::class_<SavingHooks>(module, "SavingHooks")
+      .def(py::init<py::object, py::object, std::size_t, std::unordered_set<std::string>>())
+      .def("pack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& given) {
+        return hooks.pack(given);
+      }))
+      .def("unpack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& kept) {
+        return hooks.unpack(kept);
+      }));
+  py::class_<Calls>(module, "Calls")
+      .def(py::init<>())
+      .def("add", &Calls::add)
+      .def("run", torch::wrap_pybind_function([](const Calls& calls, const Tensors& tensors) { return calls.run(tensors); }));
   py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
       .def(py::init<
            py::object,

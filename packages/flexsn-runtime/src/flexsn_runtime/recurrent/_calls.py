@@ -4,6 +4,7 @@ later ones repeat that. Where the loop over time is not one launch, each call fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -18,8 +19,6 @@ from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._trained import Call, Given, Known, Trained, differentiable_results
 from flexsn_runtime.native import NativeCall, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments
-from flexsn_runtime.recurrent._clusters import clusters_wanted
-from flexsn_runtime.recurrent._one_launch import one_launch_wanted
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_staged, without_autocast
 
@@ -28,6 +27,8 @@ Run = Callable[[Given], tuple[Tensor, ...]]
 # Calls between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
+# That say how the loop over time runs.
+_VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
@@ -67,7 +68,7 @@ class InferredStaged:
             return tuple(native.run(tensors))
         self._count += 1
         with torch.no_grad():
-            results = repeated(self._call, tensors, self._recordings, self._device, once=self._is_empty)
+            results = repeated(self._call, tensors, self._recordings, now, self._device, once=self._is_empty)
         recording = self._recordings.get(now)
         if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
             module = compiled_launcher(self._device, self._count)
@@ -101,7 +102,8 @@ class TrainedStaged(Trained):
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
     def run(self, tensors: Given) -> Sequence[Tensor]:
-        return repeated(self._forward, tensors, self._recordings, self._device, once=self._is_empty)
+        now = environment()
+        return repeated(self._forward, tensors, self._recordings, now, self._device, once=self._is_empty)
 
     def _forward(self, tensors: Given) -> Sequence[Tensor]:
         arguments = _arguments(self.step, tensors)
@@ -123,8 +125,8 @@ class TrainedStaged(Trained):
             return backward_staged(self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs)
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        found = repeated(known.call, tensors, known.recordings, self._device, once=self._is_empty)
-        now = self._environment()
+        now = environment()
+        found = repeated(known.call, tensors, known.recordings, now, self._device, once=self._is_empty)
         is_due = known.recordings.get(now) is not None and now not in known.told
         if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
             module = compiled_launcher(self._device, self._count)
@@ -140,6 +142,7 @@ def repeated(
     call: Callable[[Given], Sequence[Any]],
     given: Given,
     recordings: dict[Hashable, Recording | str | None],
+    now: Hashable,
     device: torch.device,
     *,
     once: bool,
@@ -149,10 +152,10 @@ def repeated(
     Args:
         recordings: of such calls, by what the environment says: `None` of one that ran once, and the reason where
             nothing repeats it.
+        now: what the environment says.
         once: it is not to be recorded.
     """
     with without_autocast(device):
-        now = environment()
         recording = recordings.get(now)
         if isinstance(recording, Recording):
             return recording.repeat(given)
@@ -167,7 +170,7 @@ def repeated(
 
 def environment() -> Hashable:
     """Settings that decide about a call, and are in no layout."""
-    return one_launch_wanted(), clusters_wanted(), torch.get_float32_matmul_precision()
+    return *map(os.environ.get, _VARIABLES), torch.get_float32_matmul_precision()
 
 
 def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
