@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from call_path import path_of
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
-from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime.recurrent import _calls
 
 STEPS, BATCH, SIZE = 3, 3, 6
@@ -31,7 +31,7 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Notes the recording of each call that was recorded, or why there is none."""
     found: list[Any] = []
 
-    def noted(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
+    def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
         results, repeat = recorded(call, given)
         found.append(repeat)
         return results, repeat
@@ -260,6 +260,7 @@ def test_on_a_gpu_in_turns_and_in_a_graph(
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
     want = trained(layer, x, torch.ones_like(x))
+    layer.reset()  # nothing of another stream's graph is left
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -166,7 +166,9 @@ class Launcher:
                 again[0](tensors)
                 return
             options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
-            compiled = self._kernel[self._grid[:1]](*tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options)
+            compiled = self._kernel[self._grid[:1]](
+                *tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options
+            )
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
         self._again[kind] = launcher(compiled, self._grid, (*numbers, self._block), self._device), compiled

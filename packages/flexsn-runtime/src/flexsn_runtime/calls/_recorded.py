@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import TorchDispatchMode
 from flexsn_codegen.targets._entry import Entry, watching
+from flexsn_runtime._torch_private import TorchDispatchMode
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -215,19 +215,26 @@ def not_repeated(why: str) -> None:
 
 
 def recorded(
-    call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None], empty: Collection[int] = ()
+    call: Callable[[Sequence[Tensor | None]], Sequence[Any]],
+    given: Sequence[Tensor | None],
+    empty: Collection[int] = (),
 ) -> tuple[Sequence[Any], Recording | str]:
     """The results of a call, and the recording of it; or, in words, why there is none.
 
     Args:
-        call: computes with nothing but `given`, without gradients. Its results are tensors or `None`.
+        call: computes with nothing but what it is given, without gradients. Its results are tensors or `None`.
         empty: which of them have no values that mean something.
     """
-    recorder = CallRecorder(given)
+    # One that is given twice may be two the next time.
+    different = list[Tensor | None]()
+    for tensor in given:
+        is_known = tensor is not None and any(tensor is other for other in different)
+        different.append(tensor.detach() if is_known and tensor is not None else tensor)
+    recorder = CallRecorder(different)
     before, current.recorder, watched, watching.by = current.recorder, recorder, watching.by, recorder.launched
     try:
         with recorder:
-            results = call()
+            results = call(different)
     finally:
         current.recorder, watching.by = before, watched
     return results, recorder.recording(results, empty)
@@ -264,7 +271,7 @@ class CallRecorder(TorchDispatchMode):
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
-            if tensor is not None and id(tensor) not in self._numbers:
+            if tensor is not None:
                 self._alive[i], self._numbers[id(tensor)] = tensor, i
                 self._memory[_address(tensor)] = _Memory(None, True)
 
@@ -345,6 +352,9 @@ class CallRecorder(TorchDispatchMode):
         written = _written(func, args, options)
         if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
             self.refuse(f"{func} gives more than tensors")
+            return
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.refuse(f"numbers decide about the shape of what {func} gives")
             return
         for tensor in _tensors((args, options)):
             memory = self._memory.get(_address(tensor))

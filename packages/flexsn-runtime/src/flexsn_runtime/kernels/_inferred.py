@@ -45,7 +45,7 @@ class InferredScan:
         module = compiled_launcher(self._plan.device, self._count) if is_due else None
         if module is None:
             return self._plan.run(tensors)
-        results, recording = recorded(lambda: self._plan.run(tensors), tensors)
+        results, recording = recorded(self._plan.run, tensors)
         with untraced():  # no mode has to see it
             self._native = NativeCall.of(module, recording)
         return results

@@ -231,7 +231,7 @@ class TrainedScan(Trained):
             residuals=self._residuals,
         ):
             if may_launch(self._device) and not number_of_modes():
-                written, self._recording = recorded(lambda: self._forward.run(tensors), tensors)
+                written, self._recording = recorded(self._forward.run, tensors)
             else:
                 written = self._forward.run(tensors)
         self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
@@ -260,7 +260,7 @@ class TrainedScan(Trained):
         if module is None:
             return found
         del found  # it has compiled and traced what the recording launches
-        found, known.recordings[None] = recorded(lambda: known.call(tensors), tensors)
+        found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
         if not self._natives:  # the next forward is recorded again: its launches may have addresses then
             known.told.clear()

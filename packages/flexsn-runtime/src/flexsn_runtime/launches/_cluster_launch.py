@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, CudaKernel
 from flexsn_codegen.targets._entry import Entry, unwatched
+from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, CudaKernel
 
 
 class ClusterLaunch:

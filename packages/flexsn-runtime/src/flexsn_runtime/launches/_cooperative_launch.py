@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
-from flexsn_codegen.targets._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 
 # Bytes of shared memory that each program takes in addition to its own.

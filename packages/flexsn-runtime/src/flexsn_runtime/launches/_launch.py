@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_codegen.targets._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
 

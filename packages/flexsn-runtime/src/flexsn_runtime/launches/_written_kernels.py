@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_runtime.launches._launch import allocator
 
 

@@ -50,7 +50,7 @@ class RepeatedFunction:
         module = compiled_launcher(first.device, sum(self._times.values())) if is_due else None
         if module is None:
             return self._function(tensors)
-        results, recording = recorded(lambda: self._function(tensors), tensors)
+        results, recording = recorded(self._function, tensors)
         if not isinstance(recording, str) and can_be_told(recording):
             with untraced():  # no mode has to see it
                 program = NativeProgram(module, recording)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Place, Recording, Viewed, places
 from flexsn_codegen.targets._entry import Entry, unwatched
+from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Place, Recording, Viewed, places
 
 
 class NativeProgram:

@@ -101,7 +101,7 @@ class RepeatedProducts:
             if any(needs):
                 spikes, pieces = forward.spikes if needs[2] else None, forward.pieces if needs[0] else None
                 saved = [0, spikes, 2, pieces, forward.seen]
-            _, recording = recorded(lambda: forward.plan.run(given), given, range(1, forward.results))
+            _, recording = recorded(forward.plan.run, given, range(1, forward.results))
             if isinstance(recording, str) or not can_be_told(recording):
                 return
             owner = _Owner(parts, scale)
@@ -170,5 +170,5 @@ class _Owner:
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
             plan = backward_plan(kind)
-            _, recording = recorded(lambda: plan.run(tensors)[:OPERANDS], tensors)
+            _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
             native.follow(tensors, needed, recording, asks=False)

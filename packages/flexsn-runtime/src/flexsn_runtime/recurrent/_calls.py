@@ -164,7 +164,7 @@ def repeated(
         if now not in recordings:
             recordings[now] = None
             return call(given)
-        results, recordings[now] = recorded(lambda: call(given), given)
+        results, recordings[now] = recorded(call, given)
         return results
 
 
