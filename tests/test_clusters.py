@@ -33,7 +33,7 @@ from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.recurrent import _clusters, _one_launch
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -152,20 +152,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = _one_launch.InClusters.run
 
-    launch = ClusterLaunch.__call__
-    directions: dict[ClusterLaunch, str] = {}
+    launch = LaunchedClusters.__call__
+    directions: dict[LaunchedClusters, str] = {}
 
     def noted(self: Any, over: OverTime) -> str:
-        directions[self.kernel] = over.direction
+        directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: ClusterLaunch, *given: Any) -> None:  # also in repeated calls
+    def launched(self: LaunchedClusters, *given: Any) -> None:  # by calls that are repeated, too
         launch(self, *given)
         found.append(directions[self])
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
     monkeypatch.setattr(_one_launch.InClusters, "run", noted)
-    monkeypatch.setattr(ClusterLaunch, "__call__", launched)
+    monkeypatch.setattr(LaunchedClusters, "__call__", launched)
     return found
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel, CooperativeLaunch
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -57,8 +57,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return run
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_staged, "run_in_one_launch", noted)
-    for kind in (CooperativeLaunch, ClusterLaunch):
+    for kind in (CooperativeLaunch, LaunchedClusters):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from flexsn_codegen import Launches, Pointwise, pointwise
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.native import RepeatedFunction
 
 _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
 _launches: Recent[Launches] = Recent()
@@ -32,12 +34,20 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
     Returns:
         One dimension, with `8 / bits` numbers for each byte.
     """
-    if not _has_kernels(packed, dtype):
-        return None
+    return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
+
+
+@functools.cache
+def _unpacking(bits: int, low: int, dtype: torch.dtype) -> RepeatedFunction:
     at_once, word = _word(bits, dtype)
-    words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
-    _launch(_reader(bits, low, dtype), words.unbind(1), (packed.view(-1),))
-    return words.view(dtype).view(-1)
+
+    def unpack(tensors: Sequence[Any]) -> tuple[Tensor]:
+        (packed,) = tensors
+        words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
+        _launch(_reader(bits, low, dtype), words.unbind(1), (packed.view(-1),))
+        return (words.view(dtype).view(-1),)
+
+    return RepeatedFunction(unpack)
 
 
 def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
@@ -51,18 +61,26 @@ def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
     Returns:
         uint8, one dimension. In the last byte, bits after the last number are 0.
     """
-    if not _has_kernels(numbers, numbers.dtype):
-        return None
+    return _packing(bits, low)((numbers,))[0] if _has_kernels(numbers, numbers.dtype) else None
+
+
+@functools.cache
+def _packing(bits: int, low: int) -> RepeatedFunction:
     in_byte = 8 // bits
-    whole, rest = divmod(len(numbers), in_byte)
-    packed = torch.empty(whole + (rest > 0), dtype=torch.uint8, device=numbers.device)
-    columns = numbers[: whole * in_byte].view(whole, in_byte).unbind(1)
-    _launch(_writer(bits, low), (packed[:whole],), columns)
-    if rest:
-        last = numbers.new_full((in_byte,), low)
-        last[:rest] = numbers[whole * in_byte :]
-        _launch(_writer(bits, low), (packed[whole:],), last.view(1, in_byte).unbind(1))
-    return packed
+
+    def pack(tensors: Sequence[Any]) -> tuple[Tensor]:
+        (numbers,) = tensors
+        whole, rest = divmod(len(numbers), in_byte)
+        packed = torch.empty(whole + (rest > 0), dtype=torch.uint8, device=numbers.device)
+        columns = numbers[: whole * in_byte].view(whole, in_byte).unbind(1)
+        _launch(_writer(bits, low), (packed[:whole],), columns)
+        if rest:
+            last = numbers.new_full((in_byte,), low)
+            last[:rest] = numbers[whole * in_byte :]
+            _launch(_writer(bits, low), (packed[whole:],), last.view(1, in_byte).unbind(1))
+        return (packed,)
+
+    return RepeatedFunction(pack)
 
 
 def _has_kernels(tensor: Tensor, dtype: torch.dtype) -> bool:

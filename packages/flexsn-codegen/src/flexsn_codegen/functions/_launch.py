@@ -13,8 +13,9 @@ from torch import Tensor
 from flexsn_codegen.errors import ArgumentError, DeviceError
 from flexsn_codegen.source._numerics import compile_options
 from flexsn_codegen.targets import Target
-from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
-from flexsn_codegen.targets.triton import TRITON, interpreting, launcher
+from flexsn_codegen.targets._entry import Entry, unwatched, watching
+from flexsn_codegen.targets.cpp import CPP, CppKernel, Program, why_no_compiler
+from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 
 BLOCK = 1024
 # The interpreter's time is proportional to the number of programs; numpy computes within a program.
@@ -112,11 +113,11 @@ class Launcher:
         self._block, self._warps, self._fixed = block, warps, fixed
         self._device = like[0].device
         _check_float8(like)
-        self._in_cpp: Callable[[Sequence[int]], None] | None = None
+        self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # By numbers and alignments, because Triton compiles a binary for each.
-        self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
+        # By numbers and alignments, which decide what Triton compiles.
+        self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
         """True if this object launches on the device."""
@@ -144,22 +145,36 @@ class Launcher:
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
             self._on_gpu(tensors, numbers, (*numbers, *[place % 16 for place in places]))
+        if watching.by is not None:
+            watching.by(self, (tensors, numbers), self._entry(places, numbers))
+
+    def _entry(self, places: Sequence[int], numbers: Sequence[int]) -> Entry | None:
+        """How the launch with these numbers, of tensors in these places, is made by its address."""
+        if self._in_cpp is not None:
+            return Entry(self._in_cpp.address, tuple(numbers), 1, 1, 0, self._in_cpp, unwatched)
+        known = self._again.get((*numbers, *[place % 16 for place in places]))
+        return None if known is None else entry(known[1], self._grid, (*numbers, self._block))
+
+    @property
+    def _grid(self) -> tuple[int, int, int]:
+        return -(-self._numel // self._block), 1, 1
 
     def _on_gpu(self, tensors: Sequence[Tensor], numbers: Sequence[int], kind: tuple[int, ...]) -> None:
         again = self._again.get(kind)
         if again is not None and _single_device():
-            again(tensors)
+            again[0](tensors)
             return
         with torch.cuda.device(self._device):
             if again is not None:
-                again(tensors)
+                again[0](tensors)
                 return
             options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
-            grid = (-(-self._numel // self._block),)
-            compiled = self._kernel[grid](*tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options)
+            compiled = self._kernel[self._grid[:1]](
+                *tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options
+            )
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
-        self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, self._block), self._device)
+        self._again[kind] = launcher(compiled, self._grid, (*numbers, self._block), self._device), compiled
 
 
 def _check_float8(tensors: Sequence[Tensor]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_codegen.targets.cpp import CppKernel, Program
 from flexsn_runtime.launches import _large_memory
-from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
 

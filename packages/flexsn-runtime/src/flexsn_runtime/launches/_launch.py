@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
 
@@ -79,15 +79,4 @@ class Launch:
             if compiled is not None:
                 numbers = (*self._numbers, self._block)
                 self._again = launcher(compiled, self._grid, numbers, self._device)
-                told = entry(compiled, numbers)
-                if told is not None:
-                    self._entry = Entry(
-                        told.function,
-                        told.numbers,
-                        self.programs,
-                        told.threads,
-                        told.shared,
-                        compiled,
-                        told.hooks,
-                        beside=self._grid[1],
-                    )
+                self._entry = entry(compiled, self._grid, numbers)

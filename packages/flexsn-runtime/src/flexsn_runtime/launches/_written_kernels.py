@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._launch import allocator
 
 
@@ -74,11 +74,7 @@ class PreparedKernel:
         if compiled is not None:
             x, y, z = (*self._grid, 1, 1)[:3]
             self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
-            told = entry(compiled, self._numbers)
-            if told is not None and z == 1:
-                self._entry = Entry(
-                    told.function, told.numbers, x, told.threads, told.shared, compiled, told.hooks, beside=y
-                )
+            self._entry = entry(compiled, (x, y, z), self._numbers)
 
 
 _prepared: Recent[PreparedKernel] = Recent()
@@ -121,3 +117,5 @@ def run_kernel(
 
     kernel = prepared(key, make)
     kernel(tensors)
+    if watching.by is not None:
+        watching.by(kernel, (tensors,), kernel.entry())

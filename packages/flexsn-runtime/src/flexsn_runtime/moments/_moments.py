@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.moments._launch import Running, moments
+from flexsn_runtime.native import RepeatedFunction
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,14 +46,28 @@ def batch_moments(
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
     if running is None:
-        return moments(x, None)
+        mean, var = _moments(None, False)((x,))
+        return mean, var
     changed = [*running] if tracked is None else [*running, tracked]
     given = [one.detach() for one in changed]
     if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
         return None
-    found = moments(x, Running(given[0], given[1], momentum, None if tracked is None else given[2]))
+    mean, var = _moments(momentum, tracked is not None)((x, *given))
     torch.autograd.graph.increment_version(changed)
-    return found
+    return mean, var
+
+
+@functools.lru_cache(maxsize=64)
+def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
+    """Moments of `x`, which move running ones by a momentum: of `[x, mean, var]`, and a counter if it `tracks`."""
+
+    def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        x, *others = tensors
+        if momentum is None:
+            return moments(x, None)
+        return moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+
+    return RepeatedFunction(run)
 
 
 # -- for compilers -----------------------------------------------------------------------------------------------------

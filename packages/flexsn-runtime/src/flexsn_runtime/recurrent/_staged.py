@@ -338,7 +338,7 @@ class StagedScan:
             if over.num_steps > 1:
                 loops.told[over.direction] = f"launches step by step, because {error}"
             return False
-        noted(loops.told.__setitem__, over.direction, how)
+        loops.told[over.direction] = how
         return True
 
     def _step_by_step(self) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec
 from flexsn_codegen.scan.segments import ended_source, repair_source, speculation_source
+from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
 from flexsn_runtime.segments._speculation import Speculation

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, ForwardSpec, KernelSource
+from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.plans._buckets import LaunchConfig
