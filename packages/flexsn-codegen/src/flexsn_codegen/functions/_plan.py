@@ -267,7 +267,6 @@ class Total:
             found = found.reshape(self.shape)
         return found.to(self.dtype)
 
-
     def into(self, every: Sequence[Tensor], out: Tensor) -> None:
         """Writes the sum to a tensor of its shape."""
         terms = every[self.tensor]

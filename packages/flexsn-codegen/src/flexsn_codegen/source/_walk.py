@@ -30,9 +30,7 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
     return tuple(layouts), numbers
 
 
-def by_runs(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
+def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
     """As `by_terms`; an operand whose elements are evenly spaced has the layout `RUN`, and its stride as its number.
     One whose offsets an earlier operand has, too, is `Like` that."""
     layouts: list[StepLayout | Like] = []

@@ -185,7 +185,8 @@ def _places(
     Results are stored from all rows of a program: their places have all rows, also where there is one row.
     """
     places: dict[Port, tuple[str, str]] = {}
-    of_rows, of_columns = [], []
+    of_rows: list[str] = []
+    of_columns: list[str] = []
     for port in ports:
         offsets = []
         for direction, terms in zip(("row", "column"), layout_of[port][:2], strict=True):
