@@ -39,7 +39,9 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
     for i, own in enumerate(strides):
         terms = terms_of(sizes, own)
-        known = first.setdefault(tuple(terms), i)
+        # A compiler's symbols are not compared, since that would bind the graph to their values.
+        is_known = all(type(number) is int for term in terms for number in term)
+        known = first.setdefault(tuple(terms), i) if is_known else i
         if known != i and terms and layouts[known] != DENSE:
             layouts.append(Like(known))
             continue
