@@ -276,7 +276,9 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
     lengths = (200, 1000, 9, 2) if dynamic else (200,)
     torch.save([(sequence(length), v) for length in lengths], tmp_path / "sequences.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", ALONE], cwd=tmp_path, env=alone, check=True)
+    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", ALONE]
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "results.pt")
     with torch.no_grad(), using_segments(None):
         for length, results in zip(lengths, found, strict=True):

@@ -44,13 +44,18 @@ scale = Scale()
 LIMITED = ["--arguments", "float32:4x24", "float32:24", "3.0", "--gradient"]
 # Imports a file where no package of ours can be imported.
 ALONE = """
-import importlib.util, sys
+import importlib.util, os, sys
 import torch
 for name in ("graph", "codegen", "runtime", "hop", "nn"):
     sys.modules[f"flexsn_{name}"] = None
 spec = importlib.util.spec_from_file_location("alone", sys.argv[1])
 alone = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(alone)
+"""
+# A thread of autograd that takes the interpreter's lock while Python 3.12 ends aborts the process.
+END = """
+sys.stdout.flush()
+os._exit(0)
 """
 
 
@@ -79,7 +84,7 @@ def printed(folder: Path, *arguments: str) -> Path:
 
 def alone(file: Path, code: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    command = [sys.executable, "-W", "ignore", "-c", ALONE + code, str(file)]
+    command = [sys.executable, "-W", "ignore", "-c", ALONE + code + END, str(file)]
     done = subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

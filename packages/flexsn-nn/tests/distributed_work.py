@@ -209,16 +209,16 @@ def compiled(net: nn.Module) -> Any:
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Every dimension of the step, and none, in two calls each; by the loop, and by kernels."""
+    """Every dimension of the step, none, and gathered while the neuron is called; by the loop, and by kernels."""
     results = []
-    placements = (Shard(1), Shard(2), Shard(-1), Replicate())
-    for placement, backend in itertools.product(placements, ("torch", "triton")):
+    placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
+    for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
         neuron = adaptive(backend)
-        inputs = [random(i, 4, 3, 6, 5) for i in range(2)]
-        given = [distribute_tensor(x, mesh, [placement]).requires_grad_() for x in inputs]
-        outputs = [neuron(x) for x in given]
+        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]).requires_grad_() for i in range(2)]
+        inputs = [x.redistribute(mesh, [Replicate()], async_op=True) if gathered else x for x in given]
+        outputs = [neuron(x) for x in inputs]
         assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))
-        assert _placements(outputs[0]) == _placements(given[0])
+        assert _placements(outputs[0]) == _placements(inputs[0])
         loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
         loss.backward()
         # torch 2.11 makes gradients whole where the processes have parts of different sizes.

@@ -140,7 +140,7 @@ def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
     wanted = [*outputs, *neuron.states, *(x.grad for x in inputs), *work.gradients(neuron)]
     assert outputs[0].sum() > 0
     for found in results:
-        assert len(found["sharded"]) == 8
+        assert len(found["sharded"]) == 10
         for got in found["sharded"]:
             assert_close(got, wanted)
 

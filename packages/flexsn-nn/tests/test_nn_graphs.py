@@ -702,3 +702,16 @@ def test_long_containers_are_compared_by_their_length() -> None:
     assert watch.holds()
     words.append(1)
     assert watch.changes() == ["net.words"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_numbers_of_modules_that_dynamo_makes_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for modules that FSDP holds: the second of two neurons has other numbers of states and outputs."""
+    monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", True)
+    torch._dynamo.reset()
+    for make in (LIF, ALIF, LIF):
+        neuron, loop = make(), make(backend="torch")
+        x = torch.rand(7, 3, 5, requires_grad=True)
+        found = torch.autograd.grad(torch.compile(neuron, backend="aot_eager")(x).square().sum(), x)
+        wanted = torch.autograd.grad(loop(x).square().sum(), x)
+        torch.testing.assert_close(found, wanted)

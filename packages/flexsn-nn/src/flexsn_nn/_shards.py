@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,19 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from flexsn_nn.errors import PlacementError
 from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgram, TraceError, UnsupportedCoreError
+
+
+class _Waited(torch.autograd.Function):
+    """The result of a collective operation that may still run, as a plain tensor: kernels read its memory."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any) -> Tensor:
+        memory: Tensor = part.wait()
+        return memory.view_as(memory)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,9 @@ class StepShards:
         ]
         part = tensor.to_local(grad_placements=gradients)
         assert isinstance(part, Tensor)
+        if hasattr(part, "wait"):  # so `to_local` documents what a collective operation still writes
+            part = _Waited.apply(part)  # type: ignore[no-untyped-call]
+            assert isinstance(part, Tensor)
         return part
 
     def whole(self, part: Tensor, lead: int) -> DTensor:

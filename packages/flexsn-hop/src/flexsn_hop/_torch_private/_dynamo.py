@@ -162,6 +162,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
     "torch._dynamo.variables.builder": ("SourcelessBuilder", "wrap_fx_proxy"),
     "torch._dynamo.variables.functions": ("FunctoolsPartialVariable",),
     "torch._dynamo.variables.lazy": ("LazyVariableTracker.realize_all",),
+    "torch.fx.experimental.symbolic_shapes": ("guard_scalar",),
 }
 
 
@@ -200,6 +201,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         speculate_subgraph,
     )
     from torch._dynamo.variables.lazy import LazyVariableTracker
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
@@ -228,6 +230,19 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return variable.as_python_constant()
         except NotImplementedError:
             return _likeness(variable.python_type())
+
+    def constant(tx: Any, variable: Any) -> Any:
+        """The value of an option.
+
+        Dynamo makes numbers symbolic that a module of FSDP holds; they become constants here.
+        """
+        try:
+            return variable.as_python_constant()
+        except NotImplementedError:
+            pass
+        if _is_number_or_tensor(variable):
+            return guard_scalar(example(variable))
+        return tuple(constant(tx, item) for item in variable.unpack_var_sequence(tx))
 
     def inline(tx: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Trace a call of ``function`` with variables."""
@@ -330,7 +345,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
                     *(int(example(variable)) for variable in rest[:3]),
                     *(example(variable) for variable in rest[3:]),
                 ),
-                {key: variable.as_python_constant() for key, variable in kwargs.items()},
+                {key: constant(tx, variable) for key, variable in kwargs.items()},
             )
             with readable():
                 options = hooks.before(call)

@@ -61,6 +61,10 @@ class TritonWriter(KernelWriter):
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
             self.line(f"step = tl.cast({self._elements}, tl.int64)")
+            # Adds 0, which the compiler takes for as divisible as `step`. Otherwise, where time steps are no multiple
+            # of 16 bytes apart, every second or fourth step is read and written in wider pieces than the others:
+            # values are then moved between threads, and Triton 3.6 fails on some ("does not dominate this use").
+            self.line(f"off += tl.where(T < 0, {self._elements}, 0)")
 
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
         self._times[port] = f"tl.cast({port.name}_time, tl.int64)" if strided_time else "step"
