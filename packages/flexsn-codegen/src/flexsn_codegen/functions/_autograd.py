@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flexsn_codegen.functions._checks import is_followed
 from flexsn_codegen.functions._forward_mode import tangents_of
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_of
+from flexsn_codegen.functions._plan import Plan, Trace
 
 Apply = Callable[[Kernel, Sequence[Tensor], Sequence[bool]], Sequence[Tensor]]
 Operator = Callable[[list[Tensor], Sequence[Any], Sequence[bool], str], Sequence[Tensor]]
@@ -70,6 +72,66 @@ class Differentiated(torch.autograd.Function):
             batch = batch_first(tensors, in_dims[3:])
         results = Differentiated.apply(kernel, numbers, scalars, *batch)
         return results, (0,) * len(results)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCall:
+    """A call that autograd follows, for repetition.
+
+    Attributes:
+        differentiable: for each result, True if a gradient can flow through it.
+        backwards: for kinds of cotangents, the gradient's trace, its plan, and the number of its cotangents.
+    """
+
+    kernel: Kernel
+    trace: Trace
+    plan: Plan
+    scalars: tuple[bool, ...]
+    wanted: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    backwards: dict[tuple[Any, ...], tuple[Trace, Plan]] = field(default_factory=dict)
+
+
+class Repeated(torch.autograd.Function):
+    """As `Differentiated`, of a call like an earlier one, outside of transforms and forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.trained, ctx.numbers = trained, numbers
+        results = trained.plan.run(tensors, trained.trace.words(numbers))
+        if not all(trained.differentiable):
+            flows = zip(results, trained.differentiable, strict=True)
+            ctx.mark_non_differentiable(*(result for result, there in flows if not there))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        trained: TrainedCall = ctx.trained
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
+        every = [*tensors, *given]
+        is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
+        is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
+        key = (wanted, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
+        found = trained.backwards.get(key) if is_plain_call else None
+        if found is not None and found[0].fits(ctx.numbers):
+            trace, plan = found
+            results = iter(plan.run(every, trace.words(ctx.numbers)))
+            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, wanted, strict=True)]
+            return None, None, *own
+        ctx.kernel, ctx.scalars, ctx.wanted = trained.kernel, list(trained.scalars), list(trained.wanted)
+        ctx.differentiable = trained.differentiable
+
+        def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+            if not is_plain_call:
+                return call(kernel, tensors, ctx.numbers, scalars, summed=True)
+            ran, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
+            trained.backwards[key] = trace, kernel.plan(trace, tensors)
+            return ran
+
+        return None, None, *gradients(ctx, cotangents, wanted, apply)
 
 
 def call(

@@ -21,7 +21,7 @@ from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._plan import Source, Trace, TracedStep, computed_once
+from flexsn_codegen.functions._plan import Plan, Source, Trace, TracedStep, computed_once
 from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -346,10 +346,10 @@ class Kernel:
             for number in {number for is_argument, number in trace.sources if is_argument}:
                 # The tensor itself: autograd counts references to a gradient before it adds to it.
                 given[number] = tensors[number].resolve_neg()
-            return trace.plan(given, (), self._like).run(given, trace.words(numbers)), trace
+            return self.plan(trace, given).run(given, trace.words(numbers)), trace
         if not self.cuts:
-            return trace.plan(given, outs).run(given, trace.words(numbers), outs), trace
-        results = trace.plan(given).run(given, trace.words(numbers))
+            return self.plan(trace, given, outs).run(given, trace.words(numbers), outs), trace
+        results = self.plan(trace, given).run(given, trace.words(numbers))
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
                 raise TraceError(
@@ -359,6 +359,10 @@ class Kernel:
                 )
             out.copy_(result)
         return list(outs) or results, trace
+
+    def plan(self, trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
+        """The plan of a call on such tensors, by one of its traces."""
+        return trace.plan(tensors, outs, self._like if trace.sources is not None else ())
 
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
         """The return value of the function, built from its results and its tensors."""

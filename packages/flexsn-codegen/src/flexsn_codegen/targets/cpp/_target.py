@@ -83,6 +83,7 @@ class Cpp(Target):
         split: int,
         launch: RowLaunch,
         sums: Sequence[Summed],
+        after: Sequence[int | None],
     ) -> tuple[tuple[str, ...], list[int]]:
         return walk_rows(sizes, strides, launch, sums)
 
