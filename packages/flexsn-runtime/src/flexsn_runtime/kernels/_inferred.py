@@ -1,4 +1,4 @@
-"""A plan without gradients, executed by Python until the compiled launcher is loaded."""
+"""A plan without gradients, which Python executes until the compiled launcher is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime.calls._plan import Plan
 from flexsn_runtime.calls._recorded import current, recorded
 from flexsn_runtime.native import NativeCall, compiled_launcher, may_launch
 
-# Calls between polls for the compiled launcher, each of which reads the environment.
+# The number of calls between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 
 
@@ -25,7 +25,7 @@ class InferredScan:
     """A plan, and its calls so far.
 
     Args:
-        plan: without gradients.
+        plan: a plan without gradients.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -34,11 +34,11 @@ class InferredScan:
         self._native: NativeCall | None = None
 
     def run(self, tensors: Sequence[Tensor | None]) -> Sequence[Any]:
-        """The results."""
+        """Executes the plan; returns its results."""
         native = self._native
         if native is not None:
             return native.run(tensors) if current.recorder is None and not native.watched() else self._plan.run(tensors)
-        if number_of_modes():  # which would see what a recording does
+        if number_of_modes():  # the modes would see the operations of a recording
             return self._plan.run(tensors)
         self._count += 1
         is_due = self._count % _ASKED_EVERY == 1

@@ -1,4 +1,4 @@
-"""A function of tensors, without gradients, that the compiled launcher repeats."""
+"""A function of tensors, without gradients, whose calls the compiled launcher repeats."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from flexsn_runtime.native._launcher import compiled_launcher, may_launch
 from flexsn_runtime.native._program import NativeProgram, can_be_told
 from flexsn_runtime.operands._operands import layout_key
 
-# Layouts that are told; calls of others stay with Python.
+# The largest number of layouts that are passed to the launcher; Python makes calls with others.
 _MOST = 32
-# Calls of a layout between polls for the compiled launcher, each of which reads the environment.
+# The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
 
 
 class RepeatedFunction:
-    """Runs a function of tensors, and has the compiled launcher repeat its calls, by the tensors' layouts.
+    """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
 
     Args:
-        function: computes with nothing but its tensors, of which it may change some. Its results are tensors.
+        function: a function that reads only its tensors, and may change some of them. Its results are tensors.
     """
 
     def __init__(self, function: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]) -> None:
         self._function = function
         self._times: Counter[Hashable] = Counter()
-        self._told: Any = None  # the launcher's calls
+        self._told: Any = None  # the launcher's object for these calls
         self._watched: Callable[[], bool] | None = None
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """The results."""
+        """Calls the function; returns its results."""
         if self._watched is not None and current.recorder is None and not self._watched():
             found: Sequence[Tensor] | None = self._told.run(tensors)
             if found is not None:
@@ -52,7 +52,7 @@ class RepeatedFunction:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
         if not isinstance(recording, str) and can_be_told(recording):
-            with untraced():  # no mode has to see it
+            with untraced():  # hides this from all modes
                 program = NativeProgram(module, recording)
                 self._told = self._told or module.Calls()
                 self._told.add(tensors, program.told)

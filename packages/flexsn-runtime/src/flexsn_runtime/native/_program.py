@@ -1,4 +1,4 @@
-"""A recorded call as the compiled launcher executes it."""
+"""A recorded call in the form that the compiled launcher executes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Pl
 
 
 class NativeProgram:
-    """A recorded call, told to the compiled launcher.
+    """A recorded call that was passed to the compiled launcher.
 
     Args:
         module: the compiled launcher.
-        recording: of a call that `can_be_told`.
-        slots: numbers of what is given in each call, of which some may be absent; `None`: of all that is there.
+        recording: a recording that satisfies `can_be_told`.
+        slots: numbers of the given tensors of each call, some of which may be absent; `None`: numbers of all present
+            ones.
         results: numbers of the results; `None`: those of the recording.
 
     Attributes:
-        told: the launcher's own.
-        watched: True if a hook watches launches that this call would bypass.
+        told: the launcher's own object.
+        watched: returns True if a hook watches launches that this call would bypass.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class NativeProgram:
                 self.told.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.told.fix(into, tensor)
-            case Viewed():  # to a kernel, it is an address
+            case Viewed():  # a kernel only receives its address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.told.check(number, check)
@@ -101,7 +102,7 @@ class NativeProgram:
         self.told.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
 
     def _see(self, numbers: Iterable[int | None]) -> None:
-        """Makes views that are more than addresses."""
+        """Makes views of which more than the address is used."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:
@@ -109,7 +110,7 @@ class NativeProgram:
 
 
 def can_be_told(recording: Recording) -> bool:
-    """True if all that is called are operators of torch's, and kernels that are launched by their address."""
+    """True if all calls are operators of torch, or kernels that are launched by their address."""
     calls = [line for line in recording.lines if isinstance(line, Called)]
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 

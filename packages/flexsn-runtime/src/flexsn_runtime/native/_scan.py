@@ -1,4 +1,4 @@
-"""Calls that the compiled launcher makes: without gradients, and joined to autograd."""
+"""Calls that the compiled launcher makes: calls without gradients, and calls joined to autograd."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class NativeCall:
 
     Args:
         module: the compiled launcher.
-        recording: of a call that can be told.
+        recording: a recording that satisfies `can_be_told`.
 
     Attributes:
-        watched: True if a hook watches launches that this call would bypass.
-        run: of the tensors of a call, the results.
+        watched: returns True if a hook watches launches that this call would bypass.
+        run: computes the results from the tensors of a call.
     """
 
     def __init__(self, module: ModuleType, recording: Recording) -> None:
@@ -34,18 +34,24 @@ class NativeCall:
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
-        """`None`: the call does what only Python does."""
+        """The call; `None` if a part of it needs Python."""
         return None if isinstance(recording, str) or not can_be_told(recording) else cls(module, recording)
 
 
 class Owner(Protocol):
-    """Goes on in Python where the compiled launcher cannot."""
+    """Continues in Python where the compiled launcher cannot continue."""
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is unchanged. A backward begins with this question, if it `asks`."""
+        """True if all values that backward formulas read are unchanged.
+
+        A backward that `asks` begins with this check.
+        """
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """The gradients of a backward that is like none of those that `follow` registered, with its arguments."""
+        """The gradients of a backward unlike all those that `follow` has registered.
+
+        The arguments are its arguments.
+        """
 
 
 class NativeScan:
@@ -53,14 +59,15 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
-            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
-        forward: of a call that can be told. It writes `first_kept` results, the last ones from `first_bits` on bits,
-            and then what is for the backward.
-        fixed: the results that no gradient flows through.
-        saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
-            backward; `None` among them: nothing.
-        links: gradients of results but the first may come from a reader that hooks of the first do not see.
+        owner: returns the `Owner`. If the owner is freed and not needed (`False`), returns `None`: see `weakly`. An
+            owner with links also has `refuse_hooks()`, which raises an error, because a hook would miss gradients that
+            come through links.
+        forward: a recording that satisfies `can_be_told`. It writes `first_kept` results, which are bits from
+            `first_bits` on, followed by tensors that are kept for the backward.
+        fixed: the results through which no gradient flows.
+        saved: positions in `[*given, *results]` of the tensors that a backward receives, instead of all given and kept
+            tensors; `None` for a tensor that it does not receive.
+        links: True if gradients of later results may come from a reader that hooks of the first result do not see.
     """
 
     def __init__(
@@ -88,20 +95,20 @@ class NativeScan:
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The results of a call on tensors of that layout, joined to autograd."""
+        """The results of a call on tensors of this layout, joined to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
     def expect(self, tensors: Sequence[Tensor | None], *, grad: bool) -> None:
-        """From now on, `run_alike` makes calls on tensors like these.
+        """Makes `run_alike` accept tensors like these from now on.
 
         Args:
-            grad: such calls are made in grad mode.
+            grad: True if these calls are made in grad mode.
         """
         self._scan.expect(tensors, grad)
 
     def run_alike(self, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """As `run`; `None`: the tensors are of another layout, or launches are to be watched."""
+        """As `run`; `None` if the tensors have another layout, or if a hook watches launches."""
         if self.watched():
             return None
         results: list[Tensor] | None = self._scan.run_alike(tensors)
@@ -110,15 +117,15 @@ class NativeScan:
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, asks: bool
     ) -> bool:
-        """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
+        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
-            recording: of what that does.
-            asks: whether `reads_hold` has anything to look at.
+            recording: the recording of this backward.
+            asks: True if `reads_hold` has anything to check.
 
         Returns:
-            False: it does what only Python does.
+            False if a part of the backward needs Python.
         """
         if not isinstance(recording, Recording) or not can_be_told(recording):
             return False
@@ -132,7 +139,7 @@ class NativeScan:
 
 
 def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
-    """Gives the owner as long as others have it.
+    """Returns a function that returns the owner as long as other references keep it alive.
 
     Args:
         core: the step function that the owner's step was traced from.
@@ -141,14 +148,14 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """The owner of a graph's scan; `None`: it is freed, and so is the core, which no caller can change any more.
+    """The owner of a graph's scan; `None` if it is freed and so is the core, so that no caller can change the core.
 
     Args:
-        owner, core: references.
-        needed: whether the owner has something to do.
+        owner, core: weak references.
+        needed: True if the owner is needed for a computation.
 
     Raises:
-        StepGoneError: the owner is freed, and is needed, or its reads would have to be checked.
+        StepGoneError: the owner is freed, and either is needed or its reads would have to be checked.
     """
     found = owner()
     if found is None and (needed or core() is not None):
@@ -175,5 +182,5 @@ def _written_by_user(core: Any) -> Any:
 def _reference(thing: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(thing)
-    except TypeError:  # it takes no weak references, and is kept alive
+    except TypeError:  # the object supports no weak references, so it is kept alive
         return lambda: thing

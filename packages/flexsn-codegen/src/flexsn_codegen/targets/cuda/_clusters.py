@@ -9,8 +9,8 @@ taken apart where it is multiplied, which takes longer. There are two slots, and
 a slot again has what others sent after they had read it. Where there is room for one slot only, all blocks tell each
 other in every step that they have read it.
 
-`splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
-`splits`-th tile of 8 rows.
+`splits` warps share the sums over an operand's terms, for all rows. In parts that are no products, each of these warps
+computes every `splits`-th tile of 8 rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
-_FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment; threads of a warp
+_FRAGMENT_BYTES = 16  # of a matrix's fragment, in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
 _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that are under way
 # Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
@@ -71,15 +71,15 @@ class Cluster:
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
-        """Tiles of 16 columns that one block has of a value of this width."""
+        """The number of tiles of 16 columns that one block has of a value of this width."""
         return -(-width // (_COLUMNS * self.blocks))
 
     def threads(self, width: int) -> int:
-        """Threads of one block."""
+        """The number of threads of one block."""
         return _WARP * self.tiles(width) * self.splits
 
     def held_of(self, terms: int) -> int:
-        """How many of a product's tiles of terms a warp has in registers."""
+        """The number of a product's tiles of terms that a warp has in registers."""
         return terms if self.held is None else min(self.held, terms)
 
     def stored_of(self, terms: int) -> int:
@@ -90,11 +90,11 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ClusterKernel:
-    """A kernel of a loop in clusters, and what it is launched with.
+    """A kernel of a loop in clusters, and its launch parameters.
 
     Attributes:
-        source: its tensors are, by role, as those of a `LoopKernel`, without slots and counters.
-        threads: of a block.
+        source: its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
+        threads: threads of a block.
         shared: bytes of shared memory of a block.
         registers: 32-bit numbers of the matrices in a thread.
     """
@@ -132,16 +132,16 @@ def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNe
     """Estimates the needs of a loop's kernel in such clusters, before it is written.
 
     Raises:
-        NotOneLaunchError: a loop that clusters do not compute.
+        NotOneLaunchError: clusters cannot compute the loop.
     """
     return _ClusterWriter(LoopSpec(loop, (), (), (), {}, False, from_zero), cluster).needs()
 
 
 def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel:
-    """Writes the kernel of a loop, whose name starts with `name`.
+    """Writes the kernel of a loop. The kernel's name starts with `name`.
 
     Raises:
-        NotOneLaunchError: a loop that clusters do not compute.
+        NotOneLaunchError: clusters cannot compute the loop.
     """
     return _ClusterWriter(spec, cluster).write(name)
 
@@ -182,7 +182,7 @@ class _ClusterWriter:
         self._tiles = cluster.tiles(self._width) * cluster.blocks  # of 16 columns, of a whole value
         self._lines: list[str] = []
         self._depth = 1
-        self._params: dict[Port, bool] = {}  # whether it is written
+        self._params: dict[Port, bool] = {}  # True if the kernel writes to the tensor
         self._sizes = ["T", "B"]
         self._carried = {port: f"state_{i}" for i, port in enumerate(self._loop.carried)}
         self._widths = {width for width, _ in self._loop.carried.values()}
@@ -207,7 +207,7 @@ class _ClusterWriter:
             raise NotOneLaunchError("several values are exchanged")
 
     def _check_order(self, exchange: Exchange) -> None:
-        """Sees that a carried value is sent when all products of the step have read what the step before sent."""
+        """Checks that a carried value is sent after all products have read the value that the previous step sent."""
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
@@ -225,7 +225,7 @@ class _ClusterWriter:
         return _Sent(number, exchange, pieces, parts, whole, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
-        """True if every value that is sent is 0 or 1."""
+        """True if every sent value is 0 or 1."""
         if exchange.carried and not self._spec.from_zero:
             return False
         found = False
@@ -267,13 +267,13 @@ class _ClusterWriter:
 
     @contextmanager
     def _each(self, head: str = _EACH) -> Iterator[None]:
-        """For each element of a thread: tile `n` of the rows that its warp computes, element `j` of it."""
+        """A loop over the elements of a thread: tile `n` of its warp's rows, and element `j` of the tile."""
         self._line("#pragma unroll")
         with self._block(head):
             yield
 
     def _exists(self, width: int) -> str:
-        """Name of the flags which elements of a thread a value of this width has."""
+        """The name of the flags of a thread's elements that exist in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -347,12 +347,12 @@ class _ClusterWriter:
         return self._finish(name, registers)
 
     def _early(self) -> list[StageCall]:
-        """The stages that are computed while a product is waited for."""
+        """The stages that are computed while a warp waits for a product."""
         return [part for part in self._parts if isinstance(part, StageCall) and part.early is not None]
 
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
-        # What a thread has stored, it loads some steps later by another name.
+        # A thread loads, under another name, what it stored some steps earlier.
         alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
             f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
@@ -378,7 +378,7 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """Bytes of one slot of an exchange, for which its barrier waits."""
+        """The number of bytes of one slot of an exchange, for which its barrier waits."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
         return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
@@ -401,7 +401,7 @@ class _ClusterWriter:
         return len(part.pieces) * stored * self._words(self._sent[part.operand.port])
 
     def _stored_bytes(self, part: Multiply) -> int:
-        """Bytes of a matrix in shared memory."""
+        """The number of bytes of a matrix in shared memory."""
         return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
 
     def _shared_bytes(self) -> int:
@@ -472,7 +472,7 @@ class _ClusterWriter:
         return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
-        """The pieces of its operand, by the first one and their number."""
+        """The first one and the number of the pieces of a product's operand."""
         pieces = self._sent[part.operand.port].pieces
         inside = [
             i
@@ -486,7 +486,7 @@ class _ClusterWriter:
         return inside[0], len(inside)
 
     def _terms(self, part: Multiply) -> int:
-        """Tiles of 16 terms, of one warp."""
+        """The number of tiles of 16 terms of one warp."""
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
@@ -538,8 +538,10 @@ class _ClusterWriter:
                         self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
-        """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
-        registers of a thread they take.
+        """Loads the matrices into registers, and into shared memory those parts that only one thread reads again.
+
+        Returns:
+            The number of a thread's registers that they take.
         """
         registers = 0
         for i, part in self._multiplies():
@@ -638,7 +640,7 @@ class _ClusterWriter:
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
+        self._later: list[tuple[int, str, Columns]] = []  # stores for which no warp waits
         self._next_store = 0
         self._waited: set[Port] = set()
         self._unread = self._left_unread()
@@ -672,7 +674,7 @@ class _ClusterWriter:
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
-        """By part, the loads that no later part reads."""
+        """For each part, the loads that no later part reads."""
         loads = [load for load, _ in self._spec.loads]
         last: dict[int, int] = {}
         for i, part in enumerate(self._parts):
@@ -687,7 +689,7 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Stores, and loads for the next step, as soon as a part allows: they take longer than a product does."""
+        """Issues stores, and loads for the next step, early, because they take longer than a product."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
@@ -722,11 +724,11 @@ class _ClusterWriter:
                 self._next_store += 1
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are under way a step earlier: all but those of what was written some steps ago."""
+        """The loads that are issued a step earlier: all but those of values that were written some steps ago."""
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
-        """Computes a stage of values of earlier steps as they are at `step`."""
+        """Computes a stage that reads values of earlier steps, at `step`."""
         i = next(number for number, other in enumerate(self._parts) if other is part)
         core = self._spec.cores[i]
         assert core is not None
@@ -799,7 +801,7 @@ class _ClusterWriter:
         return self._unread
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
+        """Computes the sums of a warp: the products of first parts, and separately the small products."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
         large = self._large_chains(part)
@@ -909,21 +911,21 @@ class _ClusterWriter:
                 self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
-        """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
+        """The number of sums of small products that do not depend on each other: one product takes some 30 cycles."""
         held = self._cluster.held_of(self._terms(part))
         registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
         return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
 
     def _large_chains(self, part: Multiply) -> int:
-        """Sums of products of first parts that do not wait for each other."""
+        """The number of sums of products of first parts that do not depend on each other."""
         return max(1, 2 // self._apart(part))
 
     def _apart(self, part: Multiply) -> int:
-        """Sums that have nothing in common."""
+        """The number of sums that have nothing in common."""
         return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
+        """Adds up the sums `total` of all warps, in the warp of each tile of rows, as `own`."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:
@@ -1032,7 +1034,7 @@ class _ClusterWriter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _place(self, role: Role, i: int, row: int | None) -> None:
-        """Declares where a thread's first element of a value is in a step, and the distances from there."""
+        """Declares the place of a thread's first element of a value in a step, and the distances from there."""
         name = Port(role, i).name
         if row is None:
             sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
@@ -1050,7 +1052,7 @@ class _ClusterWriter:
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
-        """Loads numbers as they are in memory: a conversion here would wait for each of them in turn."""
+        """Loads numbers without converting them: a conversion here would wait for each load in turn."""
         for i in numbers:
             with self._each():
                 shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"
