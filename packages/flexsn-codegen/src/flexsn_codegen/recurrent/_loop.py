@@ -57,11 +57,12 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, or a view of a value in memory, or one of several.
-        writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
-        stored: where each output goes in memory, at every step.
-        early: it reads values of earlier steps alone, and is computed while a product is waited for: `0` for this
-            step, `1` for the next one. `-1`: it reads none, and is computed before all steps. `None`: in its place.
+        reads: for each input, columns that the program has, a view of a value in memory, or one of several views.
+        writes: for each output, the columns that it becomes; `None` if the program does not need it later.
+        stored: for each output, its destination in memory at every step.
+        early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
+            for a product: for this step, or for the next one. `-1` for a stage that reads no values and is computed
+            before all steps. `None` for a stage that is computed in its place.
     """
 
     stage: Stage

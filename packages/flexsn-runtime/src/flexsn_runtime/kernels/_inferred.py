@@ -46,6 +46,6 @@ class InferredScan:
         if module is None:
             return self._plan.run(tensors)
         results, recording = recorded(self._plan.run, tensors)
-        with untraced():  # no mode has to see it
+        with untraced():  # hides this from all modes
             self._native = NativeCall.of(module, recording)
         return results

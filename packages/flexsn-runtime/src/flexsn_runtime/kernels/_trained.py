@@ -259,7 +259,7 @@ class TrainedScan(Trained):
         found = known.call(tensors)
         if module is None:
             return found
-        del found  # it has compiled and traced what the recording launches
+        del found  # this call has compiled and traced the launches, so that the recording does not
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
         if not self._natives:  # record the next forward again, because its launches may then have addresses

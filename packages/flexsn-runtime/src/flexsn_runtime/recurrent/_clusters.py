@@ -30,7 +30,7 @@ _MOST_OF_MATRICES = 192
 # Bytes of matrices that a block reads again in every step. With more than the first number, clusters are slower than
 # launches step by step; up to the second number, the reads are hidden.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# On an H100, of wider steps forwards of gates are faster than others, where all rows run at a time; those in half
+# On an H100, wider steps are faster in clusters only in forwards of gates and if all rows run at a time; steps in half
 # precision are slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
 
@@ -52,13 +52,15 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
-    """The divisions of a loop, the best one first: all rows at a time where they fit, all of the matrices in a block,
-    few rows, few blocks.
+    """The divisions of a loop, the best one first.
+
+    The order prefers divisions that run all rows at a time, keep all of the matrices in a block, and have few rows and
+    few blocks.
 
     Args:
-        processors: of the GPU.
-        from_zero: whether what is carried is zero before the first step.
-        backwards: whether the loop goes from the last step to the first.
+        processors: number of the GPU's processors.
+        from_zero: True if the carried values are zero before the first step.
+        backwards: True if the loop runs from the last step to the first.
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
@@ -87,7 +89,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
-    """How many times in turn clusters may run to be faster than other ways; `None`: as often as it takes."""
+    """The largest number of turns in which clusters are faster than other ways to run; `None`: any number."""
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None

@@ -1,13 +1,13 @@
 """One launch for all steps of a recurrent loop, by thread-block clusters.
 
-A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
-keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
-shared memory; what has no room there either is read from the matrix in every step. What a product reads is sent to the
-shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
-values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
-taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
-a slot again has what others sent after they had read it. Where there is room for one slot only, all blocks tell each
-other in every step that they have read it.
+A cluster owns some rows for all steps; one of its blocks, some columns of every value; a warp, 16 of these columns. A
+warp keeps its columns of the matrices as fragments of `mma.m16n8k16`: in registers, and fragments that do not fit there
+in shared memory. Fragments that do not fit there either are read from the matrix in every step. Operands of products
+are sent to the shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones
+as bits, other values as one to three numbers of 16 bits. If room is short, float32 values are sent and kept in shared
+memory unchanged, and are split when they are multiplied, which takes longer. There are two slots, with a barrier each.
+A warp that writes a slot again has received values that others sent after they had read the slot. If there is room for
+one slot only, each block signals in every step that it has read the slot.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are no products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -33,12 +33,12 @@ from flexsn_graph import Port, Role, View, not_zero_one
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment; threads of a warp
 _FRAGMENT_BYTES = 16  # of a matrix's fragment, in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that are under way
-# Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
-# gives them for an H100.
+_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, whose loads are in flight
+# Registers of a thread for addresses and loops, and values of an element besides its states and loads, as ptxas assigns
+# them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _UNORDERED = False
-_FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
+_FEW_REGISTERS = 128  # registers for a matrix in a thread; up to this number, there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -48,13 +48,13 @@ class Cluster:
     """Division of a step among the blocks and warps of clusters.
 
     Attributes:
-        blocks: of a cluster, a power of two, at most 16.
-        splits: warps that share the sums of a product.
-        row_tiles: of 8 rows each, of a cluster.
-        held: tiles of 16 terms of a product that a warp has in registers. `None`: all.
-        stored: of the others, those that it has in shared memory. `None`: all.
-        slots: for what blocks send each other, two or one.
-        compact: float32 that is sent or in shared memory is taken apart where it is multiplied.
+        blocks: blocks of a cluster, a power of two, at most 16.
+        splits: number of warps that share the sums of a product.
+        row_tiles: tiles of 8 rows of a cluster.
+        held: number of tiles of 16 terms of a product that a warp has in registers. `None`: all.
+        stored: number of the other tiles that it has in shared memory. `None`: all.
+        slots: number of slots for values that blocks send each other: two or one.
+        compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
     """
 
     blocks: int
@@ -83,7 +83,7 @@ class Cluster:
         return terms if self.held is None else min(self.held, terms)
 
     def stored_of(self, terms: int) -> int:
-        """How many of a product's tiles of terms a warp has in shared memory."""
+        """The number of a product's tiles of terms that a warp has in shared memory."""
         others = terms - self.held_of(terms)
         return others if self.stored is None else min(self.stored, others)
 
@@ -115,8 +115,8 @@ class ClusterNeeds:
         of_a_term: registers of a thread for one more tile of 16 terms.
         terms: tiles of terms of the longest product, of one warp.
         shared: bytes of shared memory.
-        shared_of_a_term: bytes of it for one more tile of 16 terms.
-        away: bytes of matrices that it reads in every step.
+        shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
+        away: bytes of matrices that the block reads in every step.
     """
 
     matrices: int
@@ -151,12 +151,12 @@ class _Sent:
     """A value that blocks send each other.
 
     Attributes:
-        number: of the exchange.
-        pieces: of the value, in the order of its columns, each as wide as the loop.
-        parts: numbers of 16 bits of one value.
-        whole: they are sent as the float32 that is their sum.
-        bits: zeros and ones are sent, a bit each.
-        format: of the numbers, in the source.
+        number: number of the exchange.
+        pieces: pieces of the value, in the order of its columns, each as wide as the loop.
+        parts: number of 16-bit numbers that represent one value.
+        whole: True if these are sent as one float32, which is their sum.
+        bits: True if zeros and ones are sent, as one bit each.
+        format: format of the numbers, in the source.
     """
 
     number: int
@@ -387,16 +387,16 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
+        """The number of buffers: two, because a warp may be a step ahead; with one, all warps wait once more."""
         return 1 if _UNORDERED else self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
-        """Numbers of the sums that a block's warps give each other."""
+        """The number of sums that a block's warps exchange."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
-        """Fragments of a matrix that a warp has in shared memory."""
+        """The number of fragments of a matrix that a warp has in shared memory."""
         stored = self._cluster.stored_of(self._terms(part))
         return len(part.pieces) * stored * self._words(self._sent[part.operand.port])
 
@@ -468,7 +468,7 @@ class _ClusterWriter:
         return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
     def _words(self, sent: _Sent) -> int:
-        """32-bit words of two numbers of a matrix in shared memory."""
+        """The number of 32-bit words for two numbers of a matrix in shared memory."""
         return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
@@ -496,27 +496,27 @@ class _ClusterWriter:
         return -(-count // self._cluster.splits)
 
     def _taken(self, sent: _Sent) -> int:
-        """32-bit words of two numbers of a matrix as they are read."""
+        """The number of 32-bit words for two numbers of a matrix when they are read."""
         return min(2, self._matrix_parts(sent))
 
     def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
-        """Terms in registers, those in shared memory, and those in neither."""
+        """The ranges of the terms in registers, of those in shared memory, and of those in neither."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
         return [(where, begin, end) for where, begin, end in ranges if begin < end]
 
     def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
-        """Where in shared memory words of the fragment of term `k` are."""
+        """The place in shared memory of words of the fragment of term `k`."""
         terms, words = self._terms(part), self._words(self._sent[part.operand.port])
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
 
     def _ahead(self, part: Multiply) -> int:
-        """Terms whose fragments are under way while others are multiplied."""
+        """The number of terms whose fragments are in flight while others are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
     def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
-        """Loads words of the fragment of a term."""
+        """Loads the words of a term's fragment."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
@@ -527,7 +527,7 @@ class _ClusterWriter:
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Begins to read what a block has in no memory of its own: the first terms of it."""
+        """Begins to read the first terms that are in none of the block's own memories."""
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":
@@ -649,7 +649,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # others wait for what a stage makes of the product
+                    continue  # others wait for values that a stage computes from the product
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -664,11 +664,11 @@ class _ClusterWriter:
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
     def _left_unread(self) -> bool:
-        """True if a step ends before other blocks are known to have read the only slot: nothing is sent behind."""
+        """True if a step ends before all blocks are known to have read the only slot: it sends nothing later."""
         return self._cluster.slots == 1 and not any(sent.exchange.carried for sent in self._sent.values())
 
     def _wait_for_readers(self, ports: Iterable[Port]) -> None:
-        """Before the only slot is written again, waits until all blocks have read it."""
+        """Waits until all blocks have read the only slot, before it is written again."""
         if self._unread and not self._sent.keys().isdisjoint(ports):
             self._line("if (t > 0) dev::cluster_wait();" if self._left_unread() else "dev::cluster_wait();")
             self._unread = False
@@ -796,7 +796,7 @@ class _ClusterWriter:
             self._next_store += 1
 
     def _is_last(self, i: int) -> bool:
-        """True for the product behind which all of a block's warps have read its only slot."""
+        """True for the product after which all of a block's warps have read its only slot."""
         self._unread = self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies())
         return self._unread
 
@@ -811,7 +811,7 @@ class _ClusterWriter:
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._ranges(terms):
-            # Loads of all fragments at a time would take the registers of those that stay.
+            # Loading all fragments at once would take the registers of the fragments that stay.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
@@ -845,11 +845,11 @@ class _ClusterWriter:
         chains: Mapping[str, int],
         pairs: Sequence[tuple[int, int]],
     ) -> None:
-        """Products of the terms of tile `k`.
+        """Multiplies the terms of tile `k`.
 
         Args:
-            where: the matrix is.
-            chains: sums that do not wait for each other, of small products and of large ones.
+            where: the kind of memory that has the matrix.
+            chains: for small products and for large ones, the number of sums that do not depend on each other.
             pairs: parts of the operand and of the matrix that are multiplied.
         """
         sent, terms = self._sent[part.operand.port], self._terms(part)
@@ -861,7 +861,7 @@ class _ClusterWriter:
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
             self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-        # Products with one sum wait for each other: those with others are between them.
+        # Products that are added to one sum depend on each other, so products with other sums are between them.
         for place, (a, b) in enumerate(pairs):
             is_small = "small" in chains and a + b > 0
             chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
@@ -873,7 +873,7 @@ class _ClusterWriter:
                     self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
     def _fragments(self, i: int, part: Multiply, where: str) -> None:
-        """Parts of the fragments of a term that are not in registers, as `fragment_NUMBER`."""
+        """Defines the parts of a term's fragments that are not in registers, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
@@ -891,7 +891,7 @@ class _ClusterWriter:
             self._line(f"dev::take_apart(fragment_{number}, {taken});")
 
     def _operand(self, sent: _Sent, term: str) -> None:
-        """Parts of an operand, as `operand[n]`."""
+        """Defines the parts of an operand, as `operand[n]`."""
         place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
             words = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 16)"
@@ -1000,7 +1000,7 @@ class _ClusterWriter:
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # of a slot or a part of it
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot or a part of it
             for name, j in (("low", 0), ("high", 2)):
                 if sent.parts == 1:
                     self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
@@ -1019,7 +1019,7 @@ class _ClusterWriter:
                 self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
 
     def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
-        """Sends words of each thread, transposed, to each block."""
+        """Sends words of each thread, transposed, to each block of the cluster."""
         with self._block(""):
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
