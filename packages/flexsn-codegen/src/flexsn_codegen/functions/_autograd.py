@@ -76,11 +76,11 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, for repetition.
+    """A call that autograd follows, kept for repetition.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
-        backwards: for kinds of cotangents, the gradient's trace, its plan, and the number of its cotangents.
+        backwards: by kind of cotangents, the gradient's trace and plan.
     """
 
     kernel: Kernel

@@ -486,7 +486,7 @@ class _Analysis:
 
 
 def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
-    """Values that a stage gives others of its program."""
+    """The values that a stage passes to other stages of its program."""
     return {view.source: Columns(view.source, 0, width) for view in stage.writes}
 
 

@@ -283,7 +283,7 @@ def note(
 
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary."""
-    if arguments.num_steps == 0:  # results depend on the initial states alone, and so does the graph of a loop
+    if arguments.num_steps == 0:  # as in a loop, results and their graph only depend on the initial states
         cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
         arguments = arguments._replace(inputs=cut, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):

@@ -503,7 +503,7 @@ class _LoopWriter:
                 self._next_store += 1
 
     def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
-        """Loads the value of the step that a number gives; returns its name."""
+        """Loads the value of the step that a number selects; returns its name."""
         number = gather.number.name
         self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
         distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
