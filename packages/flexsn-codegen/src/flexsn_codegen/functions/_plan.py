@@ -404,8 +404,7 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
     # If the results of one output are summed over different dimensions, and the kernel can compute all of these sums
-    # but the
-    # first, it writes the output once for each. Otherwise it writes the whole output once.
+    # but the first, it writes the output once for each. Otherwise it writes the whole output once.
     ways: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
         sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}

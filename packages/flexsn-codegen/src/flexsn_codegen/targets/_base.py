@@ -117,7 +117,7 @@ class Statement:
 
 
 class Summed(Enum):
-    """Whether and how a result of a kernel on rows and columns is summed."""
+    """Kinds of sums that results of a kernel on rows and columns may be."""
 
     NOT = auto()
     OVER_ROWS = auto()  # over the rows of a program: one sum for each column

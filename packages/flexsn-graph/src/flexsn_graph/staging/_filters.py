@@ -1,6 +1,6 @@
 """Expresses gradients of a filter over past steps as a filter over later steps.
 
-If a state equals another state some steps later, its gradient passes through as many steps. Each step adds a part: a
+If a state equals another state some steps later, its gradient passes through these steps. Each step adds a part: a
 function of a product in this step, with weights that are equal in all steps. So the gradient at the end of this chain
 is a function of the products of later steps. A backward has computed these before it, so no gradient has to be carried.
 """

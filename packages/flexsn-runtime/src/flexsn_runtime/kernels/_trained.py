@@ -58,7 +58,6 @@ class Known:
         has_layout: a fast comparison with this layout, which may wrongly return False.
         call: the function that computes the backward.
         recordings: by state of the environment, the recording of the backward, if it is recorded separately.
-        told: the states of the environment in which it was offered to the compiled launcher.
     """
 
     needed: tuple[bool, ...]
@@ -66,6 +65,7 @@ class Known:
     has_layout: Callable[[Given], bool]
     call: Call
     recordings: dict[Hashable, Recording | str | None] = field(default_factory=dict)
+    # The states of the environment in which it was offered to the compiled launcher.
     told: set[Hashable] = field(default_factory=set)
 
 

@@ -50,7 +50,7 @@ class ClusterLaunch:
     def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
         """The launch on tensors like these, with one cluster for each group of rows.
 
-        The GPU runs as many clusters at a time as it has room for.
+        The GPU runs them in turns, if it has no room for all.
         """
         return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
 

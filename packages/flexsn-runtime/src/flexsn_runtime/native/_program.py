@@ -24,7 +24,6 @@ class NativeProgram:
         results: numbers of the results; `None`: those of the recording.
 
     Attributes:
-        told: the launcher's own object.
         watched: returns True if a hook watches launches that this call would bypass.
     """
 
@@ -39,6 +38,7 @@ class NativeProgram:
         lines = recording.lines
         count = 1 + max([len(recording.given) - 1, *(number for line in lines for number in _made(line))])
         there = [i for i, one in enumerate(recording.given) if one]
+        # The launcher's own object.
         self.told = module.Program(count, there if slots is None else list(slots))
         for line in lines:
             self._tell(line)

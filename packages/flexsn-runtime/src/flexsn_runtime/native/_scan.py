@@ -44,7 +44,7 @@ class Owner(Protocol):
     def reads_hold(self) -> bool:
         """True if all values that backward formulas read are unchanged.
 
-        A backward that `asks` begins with this check.
+        A backward begins with this check, if any values are read.
         """
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
