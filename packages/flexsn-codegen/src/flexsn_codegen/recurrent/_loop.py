@@ -264,7 +264,7 @@ class _Analysis:
         exchanges: Sequence[Exchange],
         shifted: frozenset[Port],
     ) -> list[StageCall | Multiply | Reduce]:
-        """The parts, with stages split that read many values of earlier steps: one piece is computed during a wait.
+        """The parts; a stage that reads many values of earlier steps is split, and one piece is computed during a wait.
 
         Stages before the first product compute this piece a step earlier, when memory has all values but the newest.
         """

@@ -191,7 +191,7 @@ class _ClusterWriter:
         self._check()
         self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
 
-    # -- what clusters do not compute ----------------------------------------------------------------------------
+    # -- loops that clusters cannot compute ------------------------------------------------------------------------
 
     def _check(self) -> None:
         loop = self._loop

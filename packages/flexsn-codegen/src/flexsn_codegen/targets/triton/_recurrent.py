@@ -760,7 +760,7 @@ class _LoopWriter:
         address = self._address(Role.OUTPUT, i, place, step, width, first)
         later.append(f"dev.store({address}, {value}, mask_{width})")
 
-    # -- an end that should not be -----------------------------------------------------------------------------------
+    # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
         """Overwrites all results with NaN if a program gave up waiting for the others."""
