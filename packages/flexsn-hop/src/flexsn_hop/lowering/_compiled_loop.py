@@ -74,7 +74,7 @@ class CompiledForward:
         self._plans = _Plans(self._plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
-        """Run the operator, for ``T >= 1``.
+        """Runs the operator, for ``T >= 1``.
 
         Raises:
             StepCodeError: Inductor has no code for the step.
@@ -259,7 +259,7 @@ class CompiledBackward:
         self._graphs: dict[tuple[Any, ...], _BackwardGraphs] = {}
 
     def __call__(self, args: Sequence[Any]) -> Tensors:
-        """Run the operator, for ``T >= 1``.
+        """Runs the operator, for ``T >= 1``.
 
         Raises:
             StepCodeError: Inductor has no code for the step or its VJP.
@@ -362,7 +362,7 @@ class _BackwardRun:
         )
 
     def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
-        """Go back from step ``last`` towards ``first``: a block if the same cotangents stay present, else one step.
+        """Goes back from step ``last`` towards ``first``: a block if the same cotangents stay present, else one step.
 
         Returns the step that it reached. ``befores`` has the states before the steps from ``first`` on.
         """
@@ -428,7 +428,7 @@ class _BackwardRun:
             yield first, last, memory
 
     def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
-        """Compute the states before the steps of a segment, from its first state."""
+        """Computes the states before the steps of a segment, from its first state."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first

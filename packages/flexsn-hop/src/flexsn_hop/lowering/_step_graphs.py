@@ -39,7 +39,7 @@ class WritingStep:
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
     def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Take a step for each of the numbers, at most ``BLOCK``.
+        """Takes a step for each of the numbers, at most ``BLOCK``.
 
         A step reads the row of its number from each sequence, and its entry of each column. Entries of a column are
         alike. The sequences are dense, and time is their outermost dimension.
