@@ -1,5 +1,7 @@
-"""Calls of a step with products on arguments of one layout: the first one compiles, the second one is recorded, and the
-later ones repeat the recording. If the loop over time is not one launch, nothing is repeated.
+"""Calls of a step with products on arguments of one layout.
+
+The first call compiles, the second one is recorded, and later ones repeat the recording. If the loop over time is not
+one launch, nothing is repeated.
 """
 
 from __future__ import annotations
