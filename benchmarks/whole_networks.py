@@ -263,8 +263,8 @@ Steps = dict[RowName, Callable[[], None]]
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
     """Measures steps of one network: wall time in ms, with the backward in the caller's thread, too, and peak memory.
 
-    Both times are the median of several turns, and the least. The steps alternate, so that slow periods of a host affect
-    all of them.
+    Both times are the median of several turns, and the least. The steps alternate, so that slow periods of a
+    host affect all of them.
 
     Args:
         until: Time in `time.perf_counter` after which no step is prepared.
