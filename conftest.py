@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Tests run in several processes and start more processes: each has one thread. Threads that wait for each other spin;
@@ -119,6 +121,32 @@ def interpreted() -> None:
     """Skips tests that run kernels on CPU tensors unless Triton's interpreter is on."""
     if HAS_GPU:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
+
+
+# Tests of kernels themselves, which are as users have them.
+VECTORS = (
+    "packages/flexsn-codegen/",
+    "packages/flexsn-runtime/",
+    "tests/test_random_scans.py",
+    "tests/test_scan_gradients.py",
+    "tests/test_scan_parity.py",
+)
+WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile kernels in C++ without vector code, of the same bits, in half of the time; but for `VECTORS`, and not
+    with `--long`.
+    """
+    place = request.node.nodeid.startswith(VECTORS)
+    if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if shutil.which("g++"):
+            patch.setenv("CXX", str(WITHOUT_VECTORS))
+        yield
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """Divisions of recurrent loops among thread-block clusters: microseconds a step, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
-        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE]
+        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel processes. `differs` compares a kernel's stored values
-with launches step by step: the share of different spikes in a forward, and the largest difference in a backward,
-relative to the largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles`
-compares divisions among programs without clusters instead. Of several processes with one `--lock`, one measures at a
-time. The script needs a GPU with clusters.
+training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
+launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
+`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
+without clusters instead. Of several processes with the same `--lock`, one measures at a time, when as many as
+`--together` says have compiled. It needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +32,6 @@ from torch import Tensor
 from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, cluster_needs
-from flexsn_codegen.targets.cuda._nvrtc import cubin
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Role
 from flexsn_runtime import RecurrentSpecialization
@@ -124,13 +122,14 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
     return found
 
 
+@torch.no_grad()
 def differs(one: Caught) -> str:
-    """Returns the difference of the stored values from those of launches step by step."""
-    if one.over.backwards:
-        pairs = zip(one.stored(), one.expected, strict=True)
-        return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
-    spikes = [(a, b) for a, b in zip(one.stored(), one.expected, strict=True) if bool(((b == 0) | (b == 1)).all())]
-    return f"{max((float((a != b).float().mean()) for a, b in spikes), default=float('nan')):.1e}"
+    """How far what is stored is from what launches step by step stored."""
+    pairs = list(zip(one.stored(), one.expected, strict=True))
+    spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
+    if spikes:
+        return f"{max(float((a != b).float().mean()) for a, b in spikes):.1e}"
+    return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
 
 
 def measured(one: Caught, launch: InClusters | InPrograms) -> list[str]:
@@ -156,13 +155,9 @@ def in_words(division: Cluster | Tiles) -> str:
     if isinstance(division, Tiles):
         return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
     held = "" if division.held is None else f", {division.held} held"
+    held += "" if division.stored is None else f", {division.stored} stored"
+    held += (", one slot" if division.slots == 1 else "") + (", compact" if division.compact else "")
     return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
-
-
-def compiled(text: str, capability: tuple[int, int]) -> None:
-    """Compiles a kernel into the cache on disk."""
-    with contextlib.suppress(CompilationError):
-        cubin(text, capability)
 
 
 def main(
@@ -173,6 +168,7 @@ def main(
     path: Path,
     lock: Path | None,
     divisions: list[str],
+    together: int,
     *,
     tiles: bool,
 ) -> None:
@@ -204,7 +200,7 @@ def main(
     print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all([(one, launch) for _, one, _, launch in work])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
-    with alone(lock):
+    with alone(lock, together):
         for labels, one, division, launch in work:
             if time.perf_counter() - begun > seconds:
                 missing.append(f"{', '.join(labels)}, {in_words(division)}: no time was left")
@@ -228,21 +224,18 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels of clusters in processes, and those of programs in threads."""
-    cores = len(os.sched_getaffinity(0))
-    texts = [launch.kernel.text(launch.tensors(one.over)) for one, launch in work if isinstance(launch, InClusters)]
-    capability = torch.cuda.get_device_capability(DEVICE)
-    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compiled, dict.fromkeys(texts), [capability] * len(texts)))
+    """Compiles kernels in threads: compilers of both kinds work outside of Python."""
 
-    def compile_one(one: Caught, launch: InPrograms) -> None:
-        with contextlib.suppress(Exception):  # the measurement reports the error
-            launch.room(one.over)
+    def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
+        with contextlib.suppress(Exception):  # measuring it says what is wrong
+            if isinstance(launch, InClusters):
+                launch.compile(one.over)
+            else:
+                launch.room(one.over)
 
-    with ThreadPoolExecutor(cores) as threads:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         for one, launch in work:
-            if isinstance(launch, InPrograms):
-                threads.submit(compile_one, one, launch)
+            threads.submit(compile_one, one, launch)
 
 
 if __name__ == "__main__":
@@ -255,6 +248,7 @@ if __name__ == "__main__":
     parser.add_argument("--divisions", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     main(
         options.only,
@@ -264,5 +258,6 @@ if __name__ == "__main__":
         options.output,
         options.lock,
         options.divisions,
+        options.together,
         tiles=options.tiles,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
+@functools.cache
 def found_here() -> dict[str, list[str]]:
     return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 

@@ -25,7 +25,7 @@ from recurrent_cores import (
     Powers,
 )
 from recurrent_processes import differences, in_step
-from test_one_launch import check, check_on_two_streams
+from test_one_launch import check, check_bits, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
@@ -33,24 +33,28 @@ from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.recurrent import _clusters, _one_launch
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Divisions with one or several warps for a sum, and with matrices in registers, in shared memory and in both.
+# Of one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of them; with
+# one slot for what is sent and with two.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
     Cluster(8, 4, 1),
     Cluster(16, 1, 4),
+    Cluster(8, 2, 3, held=1, stored=1, slots=1, compact=True),
     Cluster(8, 2, 3, held=1),
     Cluster(2, 4, 3, held=0),
-    Cluster(4, 1, 2, held=5),
+    Cluster(4, 1, 2, held=5, slots=1),
+    Cluster(4, 4, 1, held=0, compact=True),
+    Cluster(4, 2, 1, held=2, stored=0),
 )
 
 
@@ -84,6 +88,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ) -> Any:
         cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
         for cluster in CLUSTERS:
+            if cluster.stored is not None and len(loop.exchanges) == 1:
+                cluster = dataclasses.replace(cluster, slots=1)
             try:
                 written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
@@ -146,20 +152,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = _one_launch.InClusters.run
 
-    launch = ClusterLaunch.__call__
-    directions: dict[ClusterLaunch, str] = {}
+    launch = LaunchedClusters.__call__
+    directions: dict[LaunchedClusters, str] = {}
 
     def noted(self: Any, over: OverTime) -> str:
-        directions[self.kernel] = over.direction
+        directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: ClusterLaunch, *given: Any) -> None:  # also in repeated calls
+    def launched(self: LaunchedClusters, *given: Any) -> None:  # by calls that are repeated, too
         launch(self, *given)
         found.append(directions[self])
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
     monkeypatch.setattr(_one_launch.InClusters, "run", noted)
-    monkeypatch.setattr(ClusterLaunch, "__call__", launched)
+    monkeypatch.setattr(LaunchedClusters, "__call__", launched)
     return found
 
 
@@ -185,13 +192,20 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 
 
 @gpu
-@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0)], ids=repr)
+@pytest.mark.parametrize(
+    "cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1, compact=True)], ids=repr
+)
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, a part of which is in shared memory."""
-    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
+    """Several matrices, of which a part is in shared memory or in none; with one slot, where one value is sent."""
+
+    def division(loop: Loop, *_: Any, **__: Any) -> Any:
+        one = cluster.stored is not None and len(loop.exchanges) == 1
+        return iter([dataclasses.replace(cluster, slots=1 if one else 2)])
+
+    monkeypatch.setattr(_one_launch, "clusters_for", division)
     check_dense(cell, 120)
     assert "forward" in told
 
@@ -207,6 +221,13 @@ def test_cells(cell: type[Cell], told: list[str]) -> None:
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
 def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
     check_dense(cell, 144)
+
+
+@gpu
+@pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
+def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: list[str]) -> None:
+    check_bits(144, precision, bits)
+    assert told == ["forward"]
 
 
 def check_dense(cell: type[Cell], size: int) -> None:

@@ -550,6 +550,22 @@ def test_profilers_of_launches_see_them(
     assert len(native_runs) == 1
 
 
+def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
+    """Inputs, and gradients of outputs."""
+    step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
+    neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
+    tensors = [_data(4, 33) for _ in range(2)]
+    for first, second in ((0, 0), (0, 0), (0, 0), (0, 1), (1, 0)):
+        found = []
+        for one in (neuron, loop):
+            one.reset()
+            outputs = one(tensors[first], tensors[second])
+            weights = [tensors[first].detach(), tensors[second].detach()]
+            found.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
+        torch.testing.assert_close(*found)
+    assert len(native_runs) >= 3
+
+
 def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
     neuron = _lif()
     x = _data(8, 2**16 + 3)

@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_hop import scan as hop_scan
 from flexsn_nn import FlexSN
 
 pytestmark = [
@@ -194,5 +195,33 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
         results = torch.compile(partial(flex_sn_scan, core, 1, 1, 1), fullgraph=True)(x, v)
     torch.testing.assert_close(results, eager_scan(core, 1, 1, 1, x, v))
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="the lowering 'kernel' cannot have this core"):
+    with pytest.raises(Exception, match="the lowering 'kernel' cannot compile this core"):
         torch.compile(partial(flex_sn_scan, core, 1, 1, 1, lowering="kernel"), fullgraph=True)(x, v)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("size", [5, 64])
+def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's code for a step: rows whose addresses are multiples of 16 and others, and several blocks of steps."""
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}
+    weight = torch.randn(size, size, **options).div_(2 * size**0.5).requires_grad_()
+
+    def step(carry: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        carry = torch.tanh(carry @ weight + x[0] * x[1])
+        return carry, carry.sum(-1) + x[1].sum()
+
+    network = torch.compile(lambda *args: hop_scan(step, *args), fullgraph=True, dynamic=True)
+    for steps in (2, 7, 1030):
+        memory = torch.randn(offset + steps * 3 * size, **options)
+        xs = [memory[offset:].view(steps, 3, size), torch.randn(steps, size, **options)]
+        leaves = [leaf.detach().requires_grad_() for leaf in (torch.randn(3, size, **options), *xs)]
+        results = network(leaves[0], leaves[1:])
+        expected = hop_scan(step, leaves[0], leaves[1:])
+        torch.testing.assert_close(results, expected)
+        grads = [
+            torch.autograd.grad(carry.square().sum() + ys.square().sum(), [weight, *leaves])
+            for carry, ys in (results, expected)
+        ]
+        torch.testing.assert_close(*grads)

@@ -28,7 +28,7 @@ from torch import Tensor
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel, CooperativeLaunch
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -57,8 +57,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return run
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_staged, "run_in_one_launch", noted)
-    for kind in (CooperativeLaunch, ClusterLaunch):
+    for kind in (CooperativeLaunch, LaunchedClusters):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
     return found
 
@@ -284,6 +285,28 @@ def test_float32_is_float32(launched: list[str]) -> None:
     assert launched == ["one launch"]
     for a, b, c in zip(got, loop, exact, strict=True):
         assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
+def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched: list[str]) -> None:
+    check_bits(21, precision, bits)
+    assert launched == ["one launch"]
+
+
+def check_bits(size: int, precision: str, bits: int) -> None:
+    """Products have some bits of what float64 gives, and not many more: as many parts as the setting says."""
+    core = made(GRU, size, Dense())
+    tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.no_grad():
+            got = run(core, tensors, "triton", state_seqs=False)
+            exact = run(core.double(), [t.double() for t in tensors], None, state_seqs=False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(got, exact, strict=True))
+    assert 2.0 ** -(bits + 7) < error < 2.0**-bits
 
 
 def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:

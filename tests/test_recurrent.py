@@ -398,7 +398,7 @@ def test_double_backward_is_refused() -> None:
 
 REFUSED = {
     "of_two_values": (lambda x, v: (v, x + v @ (v.t() @ x)), "multiplies two values of the step by each other"),
-    "over_the_batch": (lambda x, v: (v, x + torch.ones(4, 4, device=DEVICE) @ v), "another dimension than the last"),
+    "over_the_batch": (lambda x, v: (v, x + torch.ones(4, 4, device=DEVICE) @ v), "that is not the last one"),
     "pooling": (lambda x, v: (v, x + F.avg_pool1d(v[:, None], 3, 1, 1)[:, 0]), "avg_pool"),
     "sum": (lambda x, v: (v, (x + v @ torch.ones(4, 4, device=DEVICE)).sum(0, keepdim=True).expand(4, 4)), "sum"),
 }

@@ -97,13 +97,13 @@ def test_the_backward_is_compiled_beside_the_forward(compilations: list[object])
 
 def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
-    weight = torch.randn(48, 48, device="cuda").requires_grad_()
+    weight = torch.randn(256, 256, device="cuda").requires_grad_()  # its gradient is a product in parts
 
     def core(x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, v = lif(x - 0.3 + shift + s @ weight, v)
         return s, s, v
 
-    x = torch.rand(9, 20, 48, device="cuda").requires_grad_()
+    x = torch.rand(40, 64, 256, device="cuda").requires_grad_()
     spikes = compiled(ScanProgram(core, 1, 2, 1), x)[0]
     count = len(compilations)
     assert count >= 2

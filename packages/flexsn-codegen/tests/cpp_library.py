@@ -38,28 +38,19 @@ class _Loops(Cpp):
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
-        loads = [f"[[maybe_unused]] const auto {argument} = load(in_{i}[i]);" for i, argument in enumerate(arguments)]
+        loads = [f"[[maybe_unused]] const auto {name} = dev::load(in_{i}[i]);" for i, name in enumerate(arguments)]
         lines = [f"const auto {statement.name} = {statement.text};" for statement in statements]
-        stores = [f"store(out_{i}[i], {result});" for i, result in enumerate(results)]
+        stores = [f"store_exactly(out_{i}[i], {result});" for i, result in enumerate(results)]
         return "".join(f"        {line}\n" for line in (*loads, *lines, *stores))
 
 
 _TARGET = _Loops()
 # A value must have exactly the type of its dtype's registers; otherwise, it is not stored.
 _PRELUDE = """
-#include <type_traits>
-
-template <typename T> struct registers { using type = T; };
-template <> struct registers<dev::float16> { using type = float; };
-template <> struct registers<dev::bfloat16> { using type = float; };
-
-template <typename T>
-DEV_INLINE typename registers<T>::type load(T x) { return typename registers<T>::type(x); }
-
 template <typename T, typename V>
-DEV_INLINE void store(T& place, V value) {
-    static_assert(std::is_same_v<V, typename registers<T>::type>);
-    place = T(value);
+DEV_INLINE void store_exactly(T& place, V value) {
+    static_assert(dev::is_same<V, decltype(dev::load(place))>);
+    dev::store(place, value);
 }
 """
 

@@ -340,7 +340,7 @@ def test_a_private_folder_below_one_that_others_write(
     if not refused:
         assert cache_folder() == shared / below
         return
-    with pytest.raises(CacheFolderError, match=rf"is private, but {shared}, .* written by others.*chmod go-w"):
+    with pytest.raises(CacheFolderError, match=rf"is private, but others can write to {shared}, .*chmod go-w"):
         cache_folder()
 
 

@@ -115,7 +115,7 @@ def test_arguments_as_in_the_functions_signature() -> None:
     calls: list[Any] = [((X,), {}), ((X, 3), {"bias": X}), ((X,), {"bias": X[:1], "mode": "sub", "scale": 0.5})]
     for args, named in calls:
         assert torch.equal(kernel(*args, **named), function(*args, **named))
-    with pytest.raises(ArgumentError, match=r"function\(x.*cannot be called so: .*'bais'"):
+    with pytest.raises(ArgumentError, match=r"function\(x.*cannot be called like this: .*'bais'"):
         kernel(X, bais=X)
     with pytest.raises(ArgumentError, match=r"argument 1 of function is a object"):
         kernel(X, object())

@@ -38,7 +38,7 @@ def test_another_seed_has_other_numbers() -> None:
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"call is -1, and is to be from 0 to 2\*\*31 - 1"):
+    with pytest.raises(ArgumentError, match=r"call is -1; it must be from 0 to 2\*\*31 - 1"):
         random.numbers((3,), seed=0).at(-1)
     with pytest.raises(ArgumentError, match="1 rows of 2147483648 elements"):
         random.numbers((2**31,), seed=0)

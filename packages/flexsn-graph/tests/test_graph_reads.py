@@ -501,8 +501,8 @@ def packed(x: Tensor) -> Tensor:
         (lambda x, v: (x if random.Random().random() < 2.0 else v, v), r"calls random\.__init__\(\)"),
         (lambda x, v: (x * random.Random(3).random() * random.Random().random(), v), r"calls random\.__init__\(\)"),
         (lambda x, v: (x if secrets.randbelow(9) >= 0 else v, v), r"calls secrets\.randbelow\(\)"),
-        (lambda x, v: (x if started() else v, v), "has another thread"),
-        (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "has another thread"),
+        (lambda x, v: (x if started() else v, v), "in another thread"),
+        (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "in another thread"),
         (lambda x, v: (packed(x), v), "saved_tensors_hooks"),
     ],
 )

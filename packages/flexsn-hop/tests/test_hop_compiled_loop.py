@@ -13,7 +13,7 @@ from scan_steps import RECURRENCES, looped, loss, parameters_of, recurrence
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flexsn_hop import flex_sn_scan, scan
+from flexsn_hop import _torch_private, flex_sn_scan, scan
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.lowering import _compiled_loop, _opaque, _step_graphs
 
@@ -37,12 +37,18 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Records the layouts of compiled steps. Steps run as graphs here, since Inductor needs seconds for each."""
     found: list[Any] = []
 
-    def compile_step(module: Any, rows: Sequence[Tensor], aligned: Sequence[bool]) -> Callable[[list[Tensor]], None]:
-        found.append([(row.shape, row.stride()) for row in rows])
+    def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
+        def layout(sequences: Sequence[Tensor], rows: Sequence[Tensor]) -> Any:
+            ends = [(sequence.shape[1:], sequence.stride()) for sequence in sequences]
+            return [*ends, *((row.shape, row.stride()) for row in rows)]
+
+        found.append(layout(sequences, rows))
         expected = found[-1]
 
-        def run(args: list[Tensor]) -> None:
-            assert [(row.shape, row.stride()) for row in args] == expected
+        def run(args: list[Any]) -> None:
+            number, *tensors = args
+            assert all(0 <= number < sequence.shape[0] for sequence in tensors[: len(sequences)])
+            assert layout(tensors[: len(sequences)], tensors[len(sequences) :]) == expected
             module(*args)
 
         return run
@@ -220,3 +226,31 @@ def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 @pytest.mark.usefixtures("layouts")
 def test_tensors_without_elements() -> None:
     assert_equal_to_loop(lambda h, x: (h + x, h), torch.zeros(0, dtype=torch.float64), torch.zeros(5, 0).double())
+
+
+def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths up to more than one block, by one code of Inductor's for each direction: a row is an offset in it."""
+    compiles: list[Any] = []
+
+    def compile_step(*args: Any) -> Any:
+        compiles.append(args)
+        return _torch_private.compile_step(*args)
+
+    monkeypatch.setattr(_step_graphs, "compile_step", compile_step)
+
+    def step(carry: Tensor, x: Any) -> Any:
+        carry = torch.tanh(0.5 * carry + x[0] * x[1])
+        return carry, carry.sum(-1) + x[1].sum()
+
+    network = torch.compile(lambda *args: scan(step, *args), fullgraph=True, dynamic=True)
+    for steps in (2, 3, 2 * _compiled_loop.BLOCK + 5):
+        xs = [torch.randn(steps, 2, 3, dtype=torch.float64), torch.randn(steps, 3, dtype=torch.float64)]
+        leaves = [torch.randn(2, 3, dtype=torch.float64), *xs]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        for _ in range(2):
+            expected, results = looped(step, leaves[0], xs), network(leaves[0], xs)
+            torch.testing.assert_close(results, expected)
+            gradients = torch.autograd.grad(loss(results), leaves)
+            torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
+    assert len(compiles) == 2

@@ -293,7 +293,7 @@ def test_when_none_can_each_reason_is_told() -> None:
     torch.testing.assert_close(results, network(eager_scan)(*arguments))
     torch._dynamo.reset()
     kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
-    with pytest.raises(Exception, match="'kernel' cannot have this core: away: it is away; picky: not this core"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: away: it is away; picky: not this core"):
         kernel(*arguments)
     by_name = torch.compile(network(flex_sn_scan, lowering="away"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="the lowering 'away' is not available: it is away"):
@@ -409,7 +409,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
     assert lowering.traced == []
     torch._dynamo.reset()
     kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
-    with pytest.raises(Exception, match="'kernel' cannot have this core: the core makes a constant tensor"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core makes a constant tensor"):
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 

@@ -254,7 +254,7 @@ def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(cap
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)
     assert gradient.tolist() == [1, 1, 1]
-    why = "called on tensors without data to tell what y looks like, failed: "
+    why = "called on tensors without data, to find the shapes of y, and failed: "
     with pytest.raises(errors.EmptyScanError, match=why):
         scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
     with pytest.raises(errors.EmptyScanError, match=f"{why}.*fails on data, too"):

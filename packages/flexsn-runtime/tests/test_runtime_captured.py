@@ -122,7 +122,7 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
     core.offset = 7.0
-    with pytest.raises(CapturedTensorError, match=r"something else now.*Call backward\(\) before"):
+    with pytest.raises(CapturedTensorError, match=r"has changed since the forward.*Call backward\(\) before"):
         state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     state.sum().backward()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime import Linked, RepeatedProducts
-from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 pytestmark = pytest.mark.usefixtures("interpreted", "compiler")

@@ -280,7 +280,7 @@ def test_backward_names_what_is_missing() -> None:
     grad = torch.ones_like(X)
     with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2;"):
         flexsn_backward(backward, info, grad)
-    with pytest.raises(TensorCountError, match="nothing that was saved: pass what flexsn_forward returned"):
+    with pytest.raises(TensorCountError, match="no saved tensors: pass the tensors that flexsn_forward returned"):
         flexsn_backward(backward, info, grad, None)
     with pytest.raises(TemplateNeededError, match="pass input_templates"):
         flexsn_backward(backward, info, None, None, state_templates=[V])

@@ -17,7 +17,8 @@ from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_nn.memory._ranges import LAYERS, Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_runtime import saving_hooks
 
 # Smaller tensors are not worth packing.
 _FEWEST_BYTES = 256
@@ -104,7 +105,8 @@ class PackedSpikes:
         # The hooks come before others, which may return something else.
         self._hooks = [neuron.register_forward_hook(_mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
-        self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        hooks = saving_hooks(self._packed, _unpack, _FEWEST_BYTES, LAYERS)
+        self._saving = torch.autograd.graph.saved_tensors_hooks(*(hooks or (self._pack, _unpack)))
         self._saving.__enter__()
         return self
 

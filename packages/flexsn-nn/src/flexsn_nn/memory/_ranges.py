@@ -211,8 +211,8 @@ _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights: their results are no spikes, and no reason is recorded for them.
-_LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
+# Operations of layers with weights: their results are no spikes, and no reason is noted for them.
+LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
 def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
@@ -224,7 +224,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
     """
     while True:
         kind = _kind(node.name())
-        if kind in _LAYERS:
+        if kind in LAYERS:
             return _OTHER
         metadata = node.metadata
         marks = metadata.get(_KEY)
