@@ -4,11 +4,11 @@
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
-launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
-`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
-without clusters instead. Of several processes with the same `--lock`, one measures at a time, when as many as
-`--together` says have compiled. It needs a GPU with clusters.
+training. All kernels of a loop are compiled first, in parallel. `differs` compares a kernel's stored values with
+launches step by step: the share of different spikes, or, for real numbers, the largest difference, relative to the
+largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles` compares divisions
+among programs without clusters instead. Of several processes with one `--lock`, one measures at a time, after
+`--together` processes have compiled. The script needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 @torch.no_grad()
 def differs(one: Caught) -> str:
-    """How far what is stored is from what launches step by step stored."""
+    """Returns the difference of the stored values from those of launches step by step."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
     spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:
@@ -224,10 +224,10 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels in threads: compilers of both kinds work outside of Python."""
+    """Compiles kernels in threads, since both compilers run outside of Python."""
 
     def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
-        with contextlib.suppress(Exception):  # measuring it says what is wrong
+        with contextlib.suppress(Exception):  # the measurement reports the error
             if isinstance(launch, InClusters):
                 launch.compile(one.over)
             else:

@@ -10,8 +10,9 @@ JapaneseVowels is data of the package `aeon`: nine speakers say /ae/, 12 cepstra
 
 In training, recordings stand side by side, padded, with `lengths`: neurons stop at the end of each recording, and the
 scores are means over its own steps. For the test, the recordings follow each other in eight streams, without padding,
-and `resets` begins each of them at the initial states; silent steps separate them, as many as the longest delay. The
-scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those support it.
+and `resets` begins each of them at the initial states; silent steps separate them, for the length of the longest
+delay. The scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those
+support it.
 
 Published results on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA
 multivariate time series classification archive", 2018).

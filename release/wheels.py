@@ -116,7 +116,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether some passed, and none failed."""
+        """True if some passed, and none failed."""
         return self.passed > 0 and self.failed == 0
 
 

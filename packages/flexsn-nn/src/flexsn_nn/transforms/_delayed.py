@@ -48,7 +48,7 @@ class Delayed(Transform):
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """Whether each of them is an `nn.Parameter`."""
+        """For each tensor, True if it is an `nn.Parameter`."""
         return tuple(tensor.requires_grad for tensor in self.tensors)
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
