@@ -6,8 +6,8 @@
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
 training. All kernels of a loop are compiled first, in parallel. `differs` compares a kernel's stored values with
 launches step by step: the share of different spikes, or, for real numbers, the largest difference, relative to the
-largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles` compares divisions
-among programs without clusters instead. Of several processes with one `--lock`, one measures at a time, after
+largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles` compares
+divisions among programs without clusters instead. Of several processes with one `--lock`, one measures at a time, after
 `--together` processes have compiled. The script needs a GPU with clusters.
 """
 
