@@ -4,11 +4,11 @@
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel. `differs` compares a kernel's stored values with
-launches step by step: the share of different spikes, or, for real numbers, the largest difference, relative to the
-largest value. `--divisions` lists blocks, splits and row tiles of the divisions to measure. `--tiles` compares
-divisions among programs without clusters instead. Of several processes with one `--lock`, one measures at a time, after
-`--together` processes have compiled. The script needs a GPU with clusters.
+training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
+launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
+`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
+without clusters instead. Of several processes with the same `--lock`, one measures at a time, after
+`--together` of them have compiled. It needs a GPU with clusters.
 """
 
 from __future__ import annotations

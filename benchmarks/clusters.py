@@ -6,9 +6,9 @@
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
 of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
 parts" is the float32 that `torch.set_float32_matmul_precision("high")` allows, 16 bits; TF32 has 11.
-`--steps` adds launches step by step. Of several processes with one `--lock`, one measures at a time, after
-`--together` processes have compiled. The seconds of a first training step are those of a single process. The script
-needs a GPU with clusters. `cluster_divisions.py` compares divisions of a step.
+`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, after
+`--together` of them have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
+with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """Holds the lock, so that no other process with it measures, and waits until `together` processes have compiled."""
+    """Context in which no other process with this lock measures; it begins after `together` processes have compiled."""
     if lock is None:
         yield
         return
