@@ -48,7 +48,7 @@ class Caught:
     """A loop whose launch is stopped, with the arguments for other ways of launching it.
 
     Attributes:
-        started: The states before the loop, since launches overwrite them.
+        started: the states before the loop, since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:

@@ -24,9 +24,9 @@ class Values:
     """A floating-point argument: numbers from `low` to `high`, in the requested dtype.
 
     Attributes:
-        whole: Whether the numbers are whole.
-        dtype: Dtype that replaces the requested one.
-        requires_grad: Whether the gradient for it is compared.
+        whole: whether the numbers are whole.
+        dtype: dtype that replaces the requested one.
+        requires_grad: whether the gradient for it is compared.
     """
 
     low: float = -3.0
@@ -75,12 +75,12 @@ class Row:
     """One function.
 
     Attributes:
-        name: Name of the function.
-        kind: Purpose of the function.
-        call: The function.
+        name: name of the function.
+        kind: purpose of the function.
+        call: the function.
         arguments: `Values`, or numbers that are passed as they are.
-        writes: Positions of the arguments that it writes to.
-        gradient: Whether it has a gradient.
+        writes: positions of the arguments that it writes to.
+        gradient: whether it has a gradient.
     """
 
     name: str

@@ -45,11 +45,11 @@ class Trial:
     """One function.
 
     Attributes:
-        shapes: Shapes of its arguments.
-        dtypes: Dtypes of its arguments; by default float32.
-        trains: Whether a backward is measured.
-        low, high: Limits of the arguments' values.
-        transposed: Whether the last argument is a transposed view.
+        shapes: shapes of its arguments.
+        dtypes: dtypes of its arguments; by default float32.
+        trains: whether a backward is measured.
+        low, high: limits of the arguments' values.
+        transposed: whether the last argument is a transposed view.
     """
 
     name: str
@@ -306,7 +306,7 @@ def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
     """Returns the time in ms that a GPU takes for a call, of several in its queue before it begins.
 
     Args:
-        cycles: Length of the GPU's wait. If it ends before all calls are in the queue, a longer one is tried.
+        cycles: length of the GPU's wait. If it ends before all calls are in the queue, a longer one is tried.
     """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)

@@ -24,9 +24,9 @@ def outcomes(
     """Yields outcomes of all seeds, first those in the journal.
 
     Args:
-        run: Function from a seed to the seed and its outcome, called in another process.
-        made: Dataclass of an outcome.
-        tasks: Number of seeds after which a process is replaced.
+        run: function from a seed to the seed and its outcome, called in another process.
+        made: dataclass of an outcome.
+        tasks: number of seeds after which a process is replaced.
     """
     known: dict[int, Outcome] = {}
     if journal is not None and journal.exists():

@@ -103,10 +103,10 @@ class Case:
     """A neuron over a sequence.
 
     Attributes:
-        scale: Scale of normally distributed inputs, whose mean is 0.5.
-        limit: Limit of training, in copies.
-        inputs: Number of inputs; of two, the first is a decay between 0 and 1.
-        leaves: Function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
+        scale: scale of normally distributed inputs, whose mean is 0.5.
+        limit: limit of training, in copies.
+        inputs: number of inputs; of two, the first is a decay between 0 and 1.
+        leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Work:
     """One kind of kernels on the data of a case.
 
     Args:
-        rule: Rule of segments; `None` for serial kernels.
+        rule: rule of segments; `None` for serial kernels.
     """
 
     def __init__(self, case: Case, rule: Rule, device: torch.device) -> None:
@@ -215,7 +215,7 @@ def compile_one(work: tuple[Case, bool]) -> None:
     """Runs in a separate process: compiles the kernels into Triton's cache.
 
     Args:
-        work: A case, and True for the kernels of `torch.associative_scan`.
+        work: a case, and True for the kernels of `torch.associative_scan`.
     """
     case, is_associative = work
     if is_associative:

@@ -62,10 +62,10 @@ class Way(NamedTuple):
     """One way to run the neurons.
 
     Attributes:
-        make: Function from a number of classes to a network.
-        rule: Rule of its segments, as a context.
-        is_loop: Whether each time step has several launches.
-        is_captured: Whether training steps are CUDA graphs.
+        make: function from a number of classes to a network.
+        rule: rule of its segments, as a context.
+        is_loop: whether each time step has several launches.
+        is_captured: whether training steps are CUDA graphs.
     """
 
     make: Callable[[int], nn.Module]

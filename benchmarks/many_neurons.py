@@ -35,13 +35,13 @@ class Held:
     """Resources that a process holds.
 
     Attributes:
-        memory: Resident memory, in MB.
-        objects: Objects of the garbage collector.
-        modules: Imported modules.
-        generated: Imported modules from generated sources.
-        files: Files in the cache folder.
-        descriptors: Open files.
-        handles: Handles of kernels.
+        memory: resident memory, in MB.
+        objects: objects of the garbage collector.
+        modules: imported modules.
+        generated: imported modules from generated sources.
+        files: files in the cache folder.
+        descriptors: open files.
+        handles: handles of kernels.
     """
 
     memory: float

@@ -23,7 +23,7 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
     """Returns the median time of a call, from CUDA events on a GPU, and from the clock elsewhere.
 
     Args:
-        warmup, rep: Times for warm-up and measurement, in ms.
+        warmup, rep: times for warm-up and measurement, in ms.
     """
     if device.type == "cuda":
         return float(triton.testing.do_bench(function, warmup=warmup, rep=rep, return_mode="median"))

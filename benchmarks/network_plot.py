@@ -16,8 +16,8 @@ def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> N
     """Draws a panel for each figure: the place of each network by its neurons, where ReLU's is 1.
 
     Args:
-        ratios: Ratios by the figure's name, and by network and neurons.
-        path: File of a picture in SVG.
+        ratios: ratios by the figure's name, and by network and neurons.
+        path: file of a picture in SVG.
     """
     mpl.rcParams["svg.hashsalt"] = "flexsn"  # otherwise, each run writes another file
     pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))

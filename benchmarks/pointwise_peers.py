@@ -37,9 +37,9 @@ class Example:
     """One function in several ways.
 
     Attributes:
-        arguments: Function that makes them; those that need gradients require them.
-        ways: Calls by name; the first one is the reference for the others.
-        trains: Whether a backward is measured.
+        arguments: function that makes them; those that need gradients require them.
+        ways: calls by name; the first one is the reference for the others.
+        trains: whether a backward is measured.
     """
 
     name: str

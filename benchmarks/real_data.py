@@ -77,10 +77,10 @@ class Task:
     """A data set, its network in both libraries, and published numbers.
 
     Attributes:
-        load: Function that returns samples for training and for the test.
-        ours, theirs: Functions that make modules with parameters of equal shapes and order.
-        peer: The other library.
-        published: Numbers of a source, in words.
+        load: function that returns samples for training and for the test.
+        ours, theirs: functions that make modules with parameters of equal shapes and order.
+        peer: the other library.
+        published: numbers of a source, in words.
     """
 
     load: Callable[[], tuple[Part, Part]]

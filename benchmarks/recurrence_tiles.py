@@ -140,7 +140,7 @@ def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times,
     """Returns times and results.
 
     Args:
-        expected: Results of the exchange; `None` if these are the exchange's.
+        expected: results of the exchange; `None` if these are the exchange's.
     """
     device = torch.device("cuda")
     num_steps = int(case.shape.split("x")[0])

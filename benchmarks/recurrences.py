@@ -17,9 +17,9 @@ class Recurrence:
     """One recurrence with its data.
 
     Attributes:
-        step: One time step, a module if it has parameters.
-        init: The first carry, whose tensors require grad.
-        xs: The sequences, time first; floating ones require grad.
+        step: one time step, a module if it has parameters.
+        init: the first carry, whose tensors require grad.
+        xs: the sequences, time first; floating ones require grad.
     """
 
     step: Any

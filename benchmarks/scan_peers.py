@@ -93,9 +93,9 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: Its place in the folder of peers, if it is not installed.
-        seconds: Time limit of its process.
-        longest: Largest T that it runs.
+        folder: its place in the folder of peers, if it is not installed.
+        seconds: time limit of its process.
+        longest: largest T that it runs.
     """
 
     make: Callable[[], Forward]

@@ -40,12 +40,12 @@ class Case:
     """A function whose kernel is compared with eager mode.
 
     Attributes:
-        name: Unique name.
-        op: Op whose rule the case tests.
-        function: Function of `arity` tensors, with one or several results.
-        limit: Allowed error in ulp.
-        keep: Function that returns which arguments count; for the others, eager mode's answer is arbitrary.
-        why_keep: Description of the arguments that count.
+        name: unique name.
+        op: op whose rule the case tests.
+        function: function of `arity` tensors, with one or several results.
+        limit: allowed error in ulp.
+        keep: function that returns which arguments count; for the others, eager mode's answer is arbitrary.
+        why_keep: description of the arguments that count.
     """
 
     name: str
@@ -202,10 +202,10 @@ class Size:
     """Numbers of arguments.
 
     Attributes:
-        stride: Stride of the bit patterns of float32; it is odd, so that all low bits occur.
-        window: Number of neighbours on each side of each centre.
-        random: Number of random arguments of each kind.
-        specials: Number of special values that make pairs with all others.
+        stride: stride of the bit patterns of float32; it is odd, so that all low bits occur.
+        window: number of neighbours on each side of each centre.
+        random: number of random arguments of each kind.
+        specials: number of special values that make pairs with all others.
     """
 
     stride: int

@@ -123,16 +123,16 @@ class Row:
     """Result of one case in one dtype.
 
     Attributes:
-        values: Number of arguments, or of pairs of them.
-        differ: Number of results with other bits (NaN is NaN).
-        ulp: Largest distance, NaN apart.
-        worst: Argument with that distance, and the two results.
-        nan: Number of results that are NaN on one side only.
-        zero: Number of results that are zero on both sides, with different signs.
-        off: Largest distances of this project's and of eager mode's results from eager float64, rounded.
-        skipped: Reason for no measurement.
-        failed: Error in place of a measurement.
-        cpp: Whether it is about the rule in C++.
+        values: number of arguments, or of pairs of them.
+        differ: number of results with other bits (NaN is NaN).
+        ulp: largest distance, NaN apart.
+        worst: argument with that distance, and the two results.
+        nan: number of results that are NaN on one side only.
+        zero: number of results that are zero on both sides, with different signs.
+        off: largest distances of this project's and of eager mode's results from eager float64, rounded.
+        skipped: reason for no measurement.
+        failed: error in place of a measurement.
+        cpp: whether it is about the rule in C++.
     """
 
     name: str
@@ -177,7 +177,7 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: Function in C++, or the reason for none; empty for the function in Triton.
+        kernel: function in C++, or the reason for none; empty for the function in Triton.
     """
     begun = time.perf_counter()
     case = _cases()[name]

@@ -109,13 +109,13 @@ class Variant:
     """Neurons, and the way to run them.
 
     Attributes:
-        fused: Whether norms are in the neurons' steps.
-        packed: Whether spikes are kept as bits.
-        by_kernels: Whether kernels write the bits.
-        compiled: Whether `torch.compile` is used, and with `packed`, `PackingBackend`.
-        absorbed: Whether `AbsorbingBackend` is used.
-        pooled: Whether `spike_pooling` is used.
-        captured: Whether `flexsn_nn.graphs.capture` is used, or SpikingJelly's `StaticCudaGraph` for its neurons.
+        fused: whether norms are in the neurons' steps.
+        packed: whether spikes are kept as bits.
+        by_kernels: whether kernels write the bits.
+        compiled: whether `torch.compile` is used, and with `packed`, `PackingBackend`.
+        absorbed: whether `AbsorbingBackend` is used.
+        pooled: whether `spike_pooling` is used.
+        captured: whether `flexsn_nn.graphs.capture` is used, or SpikingJelly's `StaticCudaGraph` for its neurons.
     """
 
     activation: Activation
@@ -267,7 +267,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
     host affect all of them.
 
     Args:
-        until: Time in `time.perf_counter` after which no step is prepared.
+        until: time in `time.perf_counter` after which no step is prepared.
 
     Returns:
         The results, and the steps that are not captured: a step without a graph holds little memory.
@@ -323,7 +323,7 @@ def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
     """Returns the time of a step's kernels, and of its CUDA graph, in ms; or the reason for none.
 
     Args:
-        step: A step that has run; `None` for a new one.
+        step: a step that has run; `None` for a new one.
     """
     try:
         return _device_times(row, step)

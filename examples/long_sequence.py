@@ -73,7 +73,7 @@ class Network(nn.Module):
     """Maps `[B, T]` to `[B, classes]`.
 
     Args:
-        neuron: Neuron from `[T, B, HIDDEN]` to spikes; `None` for one of flexsn_nn.
+        neuron: neuron from `[T, B, HIDDEN]` to spikes; `None` for one of flexsn_nn.
     """
 
     def __init__(self, classes: int, backend: str = "auto", neuron: nn.Module | None = None) -> None:

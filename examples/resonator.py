@@ -35,9 +35,9 @@ class Resonator(Neuron):
     After a spike, both states are 0.
 
     Args:
-        omega: Radians per step, `[C]`, learned.
+        omega: radians per step, `[C]`, learned.
         decay: `d`, the remaining share of the states after a step.
-        backend: Backend, as in `FlexSN`.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("u", "v")

@@ -31,7 +31,7 @@ class Dendritic(Neuron):
     Args:
         neurons: N. The input is `[T, B, N]`, the branches are `[B, N, K]`.
         branches: K, up to 16.
-        backend: Backend, as in `FlexSN`.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("v", "apical", "branches")
@@ -61,7 +61,7 @@ class ExcitatoryInhibitory(Neuron):
     Args:
         neurons: N. The input is `[T, B, N]`.
         inhibitory: M, the number of inhibitory neurons: their states are `[B, M]`.
-        backend: Backend, as in `FlexSN`.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("s", "v", "s_inhibitory", "v_inhibitory")
@@ -88,8 +88,8 @@ class WinnerTakesAll(Neuron):
     """Neurons where the largest one of a row fires, and inhibits the others.
 
     Args:
-        strength: Strength of the inhibition.
-        backend: Backend, as in `FlexSN`.
+        strength: strength of the inhibition.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("v",)

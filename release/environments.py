@@ -30,7 +30,7 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
     """Returns the names of the installed distributions that `requirements` need, directly or not.
 
     Raises:
-        RuntimeError: One of them is not installed, or in a version that the requirement does not admit.
+        RuntimeError: one of them is not installed, or in a version that the requirement does not admit.
     """
     found: set[tuple[str, frozenset[str]]] = set()
     pending = list(requirements)
@@ -66,9 +66,9 @@ class Environment:
     """A virtual environment in `folder` that sees links to installed distributions, and packages installed into it.
 
     Args:
-        folder: Folder of the environment.
-        requirements: Requirements to link, with their own requirements.
-        alone: Names of installed distributions to link without their requirements.
+        folder: folder of the environment.
+        requirements: requirements to link, with their own requirements.
+        alone: names of installed distributions to link without their requirements.
     """
 
     def __init__(self, folder: Path, requirements: Iterable[Requirement], alone: Iterable[str] = ()) -> None:
@@ -88,7 +88,7 @@ class Environment:
         """Runs a command, whose `python` and `pip` are the environment's, as for a user without settings.
 
         Raises:
-            RuntimeError: The command failed and `check` holds; the message has its output.
+            RuntimeError: the command failed and `check` holds; the message has its output.
         """
         hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
         environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}

@@ -46,7 +46,7 @@ def replaced(text: str, pattern: str, line: str, where: Path) -> str:
     """Returns `text` with `line` in place of the one line that `pattern` finds.
 
     Raises:
-        LookupError: No line matches, or more than one.
+        LookupError: no line matches, or more than one.
     """
     result, count = re.subn(pattern, lambda _: line, text, flags=re.MULTILINE)
     if count != 1:

@@ -29,7 +29,7 @@ def named_by(tag: str) -> Distribution:
     """Returns the distribution of a tag.
 
     Raises:
-        ValueError: The tag is not NAME-vVERSION of one of the five, or its version is not the source's.
+        ValueError: the tag is not NAME-vVERSION of one of the five, or its version is not the source's.
     """
     match = TAG.fullmatch(tag)
     found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
@@ -44,7 +44,7 @@ def notes(changelog: str, version: str) -> str:
     """Returns a changelog's text about a version.
 
     Raises:
-        ValueError: The text is missing, or its heading has no day, as in `## 0.1.0 (2027-01-31)`.
+        ValueError: the text is missing, or its heading has no day, as in `## 0.1.0 (2027-01-31)`.
     """
     heading = re.search(
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL

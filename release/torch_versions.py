@@ -89,7 +89,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
     """Returns the environment of a version, and makes it if it does not exist.
 
     Raises:
-        subprocess.CalledProcessError: This Python does not exist, or pip found no such torch for it.
+        subprocess.CalledProcessError: this Python does not exist, or pip found no such torch for it.
     """
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     minor = subprocess.check_output([python, "-c", code], text=True).strip()
@@ -167,7 +167,7 @@ def try_suite(
     """Runs the tests with a version of torch, writes its row, and returns whether none failed.
 
     Args:
-        at: Commit of the tree.
+        at: commit of the tree.
     """
     environment = make(torch, python, environments)
     counts = [0, 0, 0]

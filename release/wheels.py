@@ -59,7 +59,7 @@ def build(distribution: Distribution, folder: Path) -> list[Path]:
     """Writes the sdist into `folder`, then the wheel from the contents of the sdist, not from the source tree.
 
     Raises:
-        subprocess.CalledProcessError: The build backend refused.
+        subprocess.CalledProcessError: the build backend refused.
     """
     hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(folder.resolve())]
     subprocess.run([*hatchling, "-t", "sdist"], cwd=distribution.folder, check=True, stdout=subprocess.DEVNULL)
@@ -134,14 +134,14 @@ def run_tests(
     """Installs the wheel of `distribution` from `folder`, with its siblings' alone, and runs its sdist's tests.
 
     Args:
-        distribution: Distribution whose tests run.
-        folder: Folder of its files and those of its siblings.
-        files: Names of test files, to run these alone; empty for all of them.
-        options: More options for pytest.
+        distribution: distribution whose tests run.
+        folder: folder of its files and those of its siblings.
+        files: names of test files, to run these alone; empty for all of them.
+        options: more options for pytest.
 
     Raises:
         FileNotFoundError: `folder` lacks one of the files.
-        RuntimeError: It cannot be installed, or an imported package is not the installed one.
+        RuntimeError: it cannot be installed, or an imported package is not the installed one.
     """
     members = with_siblings(distribution)
     begun = time.monotonic()

@@ -26,8 +26,8 @@ class Cell:
 
     Attributes:
         source: Markdown, or Python.
-        is_markdown: Whether the source is Markdown.
-        line: Line of the script where the source begins.
+        is_markdown: whether the source is Markdown.
+        line: line of the script where the source begins.
     """
 
     source: str
@@ -40,8 +40,8 @@ class Results:
     """Output of a cell.
 
     Attributes:
-        printed: Standard output.
-        figures: Pictures as PNG.
+        printed: standard output.
+        figures: pictures as PNG.
     """
 
     printed: str = ""
@@ -52,7 +52,7 @@ def cells_of(text: str) -> list[Cell]:
     """Returns the cells of a script.
 
     Raises:
-        ValueError: Code precedes the first cell.
+        ValueError: code precedes the first cell.
     """
     marks = list(MARK.finditer(text))
     if text[: marks[0].start() if marks else len(text)].strip():

@@ -112,9 +112,9 @@ def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -
     """Writes two HDF5 files and their archives, as tonic leaves them.
 
     Args:
-        folder: Folder to write to.
-        seed: Seed of the words.
-        counts: Numbers of words for training and held out.
+        folder: folder to write to.
+        seed: seed of the words.
+        counts: numbers of words for training and held out.
     """
     random = np.random.default_rng(seed)
     top = folder / "SHD"

@@ -136,9 +136,9 @@ def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10))
     """Writes two archives and their folders, as tonic leaves them: a folder per user and light, a file per gesture.
 
     Args:
-        folder: Folder to write to.
-        seed: Seed of the recordings.
-        users: Numbers of users for training and held out, with 11 recordings each. tonic needs at least 100.
+        folder: folder to write to.
+        seed: seed of the recordings.
+        users: numbers of users for training and held out, with 11 recordings each. tonic needs at least 100.
     """
     random = np.random.default_rng(seed)
     for part, count in zip(("Train", "Test"), users, strict=True):

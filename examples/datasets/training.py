@@ -59,10 +59,10 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     """Trains up to `chosen.epochs` epochs in all, including those of a checkpoint.
 
     Args:
-        network: Network from a batch's inputs to scores `[B, C]`, on `chosen.device`.
-        training, held_out: Data sets of samples for `collate`.
-        chosen: Arguments of `parser`.
-        collate: Function that makes a batch of samples; `None` for PyTorch's own.
+        network: network from a batch's inputs to scores `[B, C]`, on `chosen.device`.
+        training, held_out: data sets of samples for `collate`.
+        chosen: arguments of `parser`.
+        collate: function that makes a batch of samples; `None` for PyTorch's own.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=chosen.lr)
     history = History()

@@ -36,20 +36,20 @@ class Delay(Stateful):
     delay to a whole step, so that delayed spikes are spikes.
 
     Args:
-        delay: Delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
+        delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
             per channel of `[B, C, H, W]`); or an `nn.Parameter` of them.
-        max_delay: Largest possible delay, a whole number of steps. Learned delays beyond it, or below 0, count as the
+        max_delay: largest possible delay, a whole number of steps. Learned delays beyond it, or below 0, count as the
             nearest one within, with its gradient (`RangeWarning`). `None` stands for the largest of `delay`, rounded
             up; for a learned delay, for twice that, at least 1.
-        learn: Whether to make an `nn.Parameter` of `delay`; a number becomes one of shape `[1]`.
+        learn: whether to make an `nn.Parameter` of `delay`; a number becomes one of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
-        width: Width of the triangle (half its base; at 1 it is `"linear"`) or of the Gaussian (its standard deviation),
+        width: width of the triangle (half its base; at 1 it is `"linear"`) or of the Gaussian (its standard deviation),
             in steps, above 0: a buffer.
 
     Raises:
-        ParameterError: A delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
-        UnknownNameError: The interpolation is unknown.
+        ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
+        UnknownNameError: the interpolation is unknown.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
     spacings", ICLR 2024 (Gaussian). Queant et al., "DelRec: learning delays in recurrent spiking neural networks", 2025
@@ -152,7 +152,7 @@ class Delay(Stateful):
         """Maps `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: The kept inputs have another shape or dtype.
+            StateError: the kept inputs have another shape or dtype.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if isinstance(self.delay, Tensor):
@@ -205,8 +205,8 @@ class Delay(Stateful):
         """Returns the delayed value of a step.
 
         Args:
-            late: Value delayed by the whole steps of the delay.
-            later: Value one step before `late`; `None` if the delays are whole steps.
+            late: value delayed by the whole steps of the delay.
+            later: value one step before `late`; `None` if the delays are whole steps.
             delay: `self.delay`, or its stand-in in a trace; `None` for a number.
         """
         if later is None:

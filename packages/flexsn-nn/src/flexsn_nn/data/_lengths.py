@@ -17,7 +17,7 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
     """Returns True at the steps of a sequence, and False at its padding.
 
     Args:
-        lengths: Whole numbers `[B]` from 1 to `num_steps`.
+        lengths: whole numbers `[B]` from 1 to `num_steps`.
         num_steps: `T`.
 
     Returns:
@@ -51,15 +51,15 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
     sequences of different lengths. Those that divide by the number of steps are wrong; use `readout` in their place.
 
     Args:
-        sequence: Result of a network, `[T, B, *step]`.
-        lengths: Whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
-        value: Value for the padding.
+        sequence: result of a network, `[T, B, *step]`.
+        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        value: value for the padding.
 
     Returns:
         A tensor `[T, B, *step]`, of the sequence's dtype.
 
     Raises:
-        ParameterError: The shapes are others; otherwise as in `length_mask`.
+        ParameterError: the shapes are others; otherwise as in `length_mask`.
 
     Example:
         >>> mask_padding(torch.ones(3, 2), torch.tensor([3, 1])).T.tolist()
@@ -75,8 +75,8 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
     From membranes or spikes `[T, B, C]`, it makes the scores `[B, C]` for `torch.nn.functional.cross_entropy`.
 
     Args:
-        sequence: Result of a network, `[T, B, *step]`.
-        lengths: Whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        sequence: result of a network, `[T, B, *step]`.
+        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
         reduction: `"mean"`, over the steps of the sequence; `"sum"`; `"max"`; or `"last"`, the value at the last of its
             steps.
 
@@ -84,8 +84,8 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
         A tensor `[B, *step]`, of the sequence's dtype; sums of half precision are computed in float32.
 
     Raises:
-        ParameterError: The shapes are others; the sequence has whole numbers; otherwise as in `length_mask`.
-        UnknownNameError: The reduction is unknown.
+        ParameterError: the shapes are others; the sequence has whole numbers; otherwise as in `length_mask`.
+        UnknownNameError: the reduction is unknown.
 
     Example:
         >>> spikes = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # two steps, of two sequences

@@ -18,9 +18,9 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
     """Puts sequences side by side, with zeros after the shorter ones: a `collate_fn` of a `DataLoader`.
 
     Args:
-        batch: Samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape
+        batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape
             and one dtype, and at least one of them: for example, frames from `tonic.transforms.ToFrame`.
-        dtype: Dtype of the sequences in the batch. With `None`, whole numbers and booleans become
+        dtype: dtype of the sequences in the batch. With `None`, whole numbers and booleans become
             `torch.get_default_dtype()`, which neurons and weights accept; floating-point numbers keep theirs.
 
     Returns:
@@ -28,7 +28,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
         steps of each; and the targets as `torch.utils.data.default_collate` joins them: `[B]`, class numbers.
 
     Raises:
-        ParameterError: The batch is empty; a sequence has no steps; steps have several shapes or dtypes.
+        ParameterError: the batch is empty; a sequence has no steps; steps have several shapes or dtypes.
 
     Example:
         >>> x, lengths, targets = pad_sequences([(torch.ones(3, 2), 5), (torch.ones(1, 2), 7)])

@@ -24,9 +24,9 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
     when `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if called on its own.
 
     Args:
-        net: Network, trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
+        net: network, trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
             as `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
-        skip: Names of delays or neurons to leave unchanged.
+        skip: names of delays or neurons to leave unchanged.
 
     Returns:
         The fused pairs, and the delays that were not fused, with reasons.

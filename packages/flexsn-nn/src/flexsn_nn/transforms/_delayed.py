@@ -22,7 +22,7 @@ class Delayed(Transform):
     gradient of a learned delay is a sum over time, as for any captured tensor.
 
     Args:
-        layer: The delay.
+        layer: the delay.
     """
 
     num_inputs = 1

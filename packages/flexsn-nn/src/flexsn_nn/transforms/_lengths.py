@@ -20,13 +20,13 @@ class Lengths(Transform):
     they hold. Results are equal to the bit to those of each sequence alone.
 
     Args:
-        lengths: Whole numbers `[B]` from 0 to T; B is the first dimension of a step.
+        lengths: whole numbers `[B]` from 0 to T; B is the first dimension of a step.
 
     Raises:
-        ParameterError: At the call: `lengths` have another shape or dtype; on the CPU, also if a length is out of
+        ParameterError: at the call: `lengths` have another shape or dtype; on the CPU, also if a length is out of
             range. On a GPU, nothing is checked, because reading the numbers would wait for it. Leave the lengths on the
             CPU.
-        StepModeError: At the call: the neuron runs single steps.
+        StepModeError: at the call: the neuron runs single steps.
     """
 
     num_inputs = 1

@@ -19,10 +19,10 @@ class Resets(Transform):
     This is for streams of many episodes and documents in one row. Gradients do not cross a reset.
 
     Args:
-        resets: Booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
+        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
 
     Raises:
-        ParameterError: At the call: `resets` have another shape or dtype.
+        ParameterError: at the call: `resets` have another shape or dtype.
     """
 
     num_inputs = 1
