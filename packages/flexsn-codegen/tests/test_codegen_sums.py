@@ -1,4 +1,4 @@
-"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other orders than its own."""
+"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other memory orders."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_gradient_that_comes_in_is_returned_and_not_shared() -> None:
     found = torch.autograd.grad(kernel(x, y), (x, y), given)
     assert all(gradient.data_ptr() == given.data_ptr() for gradient in found)
     for _ in range(2):
-        # Autograd adds to a gradient in place where it is the only one to hold it.
+        # Autograd adds to a gradient in place if it holds the only reference.
         (kernel(x, y) * 1.0).backward(given)
     assert torch.equal(torch.as_tensor(x.grad), 2 * given)
     assert torch.equal(torch.as_tensor(y.grad), 2 * given)

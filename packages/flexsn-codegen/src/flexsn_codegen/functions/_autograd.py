@@ -1,4 +1,4 @@
-"""Derivatives of kernels: of calls in eager mode, and of operators under transforms and in graphs."""
+"""Derivatives of kernels, for calls in eager mode, and for operators under transforms and in graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _operators: list[Operator] = []
 
 
 def by_operator_with(operator: Operator) -> None:
-    """Registers the operator that launches a kernel where a compiler, a transform or a mode is active."""
+    """Registers the operator that launches a kernel while a compiler, a transform or a mode is active."""
     _operators[:] = [operator]
 
 
@@ -142,13 +142,13 @@ def call(
     *,
     summed: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of a kernel that writes only new memory, with derivatives where autograd needs some.
+    """The results of a kernel that writes only new memory, with derivatives if autograd needs them.
 
     Args:
         scalars: as for `Kernel.variant`.
-        summed: as for `Kernel.run`, where no derivatives are needed.
+        summed: as for `Kernel.run`, if no derivatives are needed.
     """
-    # Zeros that autograd makes may have no memory.
+    # Zeros that autograd makes may have no memory, so they are copied.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
     flags = tuple(t.dim() == 0 for t in tensors) if scalars is None else tuple(scalars)
     if not is_plain(tensors) or is_followed(tensors):
@@ -166,7 +166,7 @@ def setup(
     results: Sequence[Tensor],
     wanted: Sequence[bool],
 ) -> None:
-    """Saves what the gradient needs, and marks results that have none."""
+    """Saves the tensors that the gradient needs, and marks results without a gradient."""
     traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
     ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
     ctx.differentiable = traced.differentiable
@@ -198,20 +198,23 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor; itself where it has it, and not a view."""
+    """The gradient in the shape of its tensor. If it has this shape already, it is returned itself, not as a view."""
     found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return found.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
-    """The tensors that are differentiated by; forward, all that can be, since torch does not say of which."""
+    """True for each tensor to differentiate by.
+
+    Forward, these are all floating-point tensors, since torch names none.
+    """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]
     return list(needed)
 
 
 def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """Views `[batch, ...]` of all."""
+    """Views `[batch, ...]` of all tensors."""
     pairs = zip(tensors, dims, strict=True)
     return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
 

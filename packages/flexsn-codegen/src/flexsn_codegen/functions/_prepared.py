@@ -22,7 +22,7 @@ from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import interpreted
 from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 
-# Called with results and arguments.
+# A function of results and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 # Returned instead of a result.
@@ -31,7 +31,7 @@ NOT_PREPARED = object()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that can be made again.
+    """A call that can be repeated.
 
     Attributes:
         captured: the kinds of the captured tensors.
@@ -52,16 +52,16 @@ class _Call:
 
 
 class PreparedCalls:
-    """The calls of one function that are known."""
+    """The prepared calls of one function."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-        """Launches a prepared call and returns the function's result; `NOT_PREPARED`: nothing was launched.
+        """Launches a prepared call and returns the function's result; `NOT_PREPARED` if nothing was launched.
 
         Args:
-            outs: what the results are written to; `None`: new memory.
+            outs: the tensors that receive the results; `None`: the results are new memory.
         """
         tensors = parts.tensors
         found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
@@ -147,7 +147,7 @@ def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | N
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first one that lies in the same memory, and how far from its beginning it does."""
+    """For each tensor, the first tensor in the same memory, and its own offset from the beginning of this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 

@@ -215,7 +215,7 @@ def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout
         lines.append(f"dev::RowParts<dev::{_REDUCTIONS[op]}, {kind}> {name}_parts;")
     body = [
         *_called(i, stage, layout_of, dimensions),
-        *(f"{name}_parts.add(part, std::get<{n}>(results_{i}));" for n, name in enumerate(names)),
-        *(f"{p.name}_row[lane] = std::get<{n}>(results_{i});" for n, (p, _) in enumerate(stage.kept, len(names))),
+        *(f"{name}_parts.add(part, dev::get<{n}>(results_{i}));" for n, name in enumerate(names)),
+        *(f"{p.name}_row[lane] = dev::get<{n}>(results_{i});" for n, (p, _) in enumerate(stage.kept, len(names))),
     ]
     return [*lines, *_in_parts(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

@@ -20,6 +20,7 @@ from flexsn_codegen.targets.triton.device._exchange import fetch as fetch
 from flexsn_codegen.targets.triton.device._exchange import first_part as first_part
 from flexsn_codegen.targets.triton.device._exchange import gave_up as gave_up
 from flexsn_codegen.targets.triton.device._exchange import hold as hold
+from flexsn_codegen.targets.triton.device._exchange import last_part as last_part
 from flexsn_codegen.targets.triton.device._exchange import meet as meet
 from flexsn_codegen.targets.triton.device._exchange import publish as publish
 from flexsn_codegen.targets.triton.device._exchange import rest as rest
