@@ -1,9 +1,10 @@
-"""Calls of recurrent steps whose loop is one launch: recorded at their second time, and repeated as the loop is."""
+"""Calls of recurrent steps whose loop is one launch: recorded in the second call, and repeated as the loop is."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Calls with other data, other matrices, other gradients, from a state and from none."""
+    """Tests calls with other data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -158,7 +159,7 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment, autocast, and strides of gradients."""
+    """Changes the environment, autocast, and strides of gradients."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -191,8 +192,30 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("interpreted")
+def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
+    """An autograd graph of an earlier call has nodes of its stream, and a CUDA graph of another stream waits for it."""
+    layer = Recurrent(LIF(), SIZE, backend="triton")
+    x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
+    gc.collect()
+    gc.disable()
+    try:
+        alive = []
+        for _ in range(3):  # traced, recorded, repeated
+            layer.reset()
+            y: Tensor = layer(x)
+            torch.autograd.grad(y, [x, *layer.parameters()], weight)
+            alive.append(weakref.ref(y.grad_fn))  # type: ignore[type-var]
+            del y
+        layer.reset()
+        assert [one() for one in alive] == [None] * 3
+    finally:
+        gc.enable()
+    assert all(map(callable, repeats))
+
+
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters thousands
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
     def training() -> object:

@@ -1,4 +1,4 @@
-"""Calls that are recorded and repeated: the same results of other tensors, and a reason where that is not sure."""
+"""Calls that are recorded and repeated: right results for other tensors, or a reason against repetition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recor
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
-    """Stands for a kernel: what it does to memory, no operator shows to the outside."""
+    """Stands in for a kernel, whose writes to memory no operator shows."""
     x, into = tensors
     into.flatten()[: x.numel()].copy_(factor * x.flatten())
 
@@ -27,7 +27,7 @@ def computed(given: Sequence[Tensor | None]) -> list[Tensor | None]:
     memory[0].zero_()
     memory[1:3].copy_(x)
     noted(launch, [x, memory[3]], 2.0)
-    torch.full((5,), 1.0)  # of which nothing is read
+    torch.full((5,), 1.0)  # this is never read
     first, second = memory[1:].unbind(0)[:2]
     torch.mm(first, fixed, out=memory[0])
     copies = [torch.empty_strided((2, 3), (1, 2)) for _ in range(2)]
@@ -58,7 +58,7 @@ def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
         assert [None if t is None else t.stride() for t in found] == [None if t is None else t.stride() for t in wanted]
         assert found[4] is tensors[0]
     assert not equal(repeat(given(1)), repeat(given(2)))
-    assert equal(results, computed(first))  # each call has memory of its own
+    assert equal(results, computed(first))  # each call has its own memory
 
 
 @torch.no_grad()

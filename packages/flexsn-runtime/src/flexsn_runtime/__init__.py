@@ -1,4 +1,4 @@
-"""Builds and launches scan kernels, and gives them to torch: autograd, custom ops, handles."""
+"""Builds and launches scan kernels, and integrates them into torch: autograd, custom ops, handles."""
 
 from __future__ import annotations
 

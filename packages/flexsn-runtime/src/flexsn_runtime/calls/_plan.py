@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -241,16 +242,19 @@ class Plan:
             memory[first + i] = None
         return memory[first : first + len(self.allocators)]
 
-    def compile(self, given: Sequence[Tensor | None]) -> None:
-        """Compiles what it launches, for tensors like these in dtype and alignment, without running it."""
+    def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
+        """Functions that compile what it launches, for tensors like these in dtype and alignment, and run nothing."""
         memory = [*given]
         for one in self.allocations:
-            memory.append(None if one is None else torch.empty(0, dtype=one.dtype, device=self.device))
+            like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
+            memory.append(like)
+        found: list[Callable[[], object]] = []
         for step in self.steps:
             if isinstance(step, Launched):
-                step.launch.compile(step.pick(memory))
-                return
-            step(memory)
+                found.append(partial(step.launch.compile, step.pick(memory)))
+            elif not found or isinstance(step, Unbound):
+                step(memory)
+        return found
 
     @property
     def is_compiled(self) -> bool:

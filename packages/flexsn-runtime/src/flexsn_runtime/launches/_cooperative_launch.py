@@ -131,7 +131,9 @@ class Marks:
         mark = self._of.get(device)
         if mark is None:
             with self._lock:
-                mark = self._of.setdefault(device, torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"))
+                pinned = device.type == "cuda"
+                zero = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pinned)
+                mark = self._of.setdefault(device, zero)
         return mark
 
     def check(self, device: torch.device) -> None:

@@ -18,7 +18,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_moments(x: Tensor) -> bool:
-    """True for a tensor whose moments kernels compute: of floating point, on a device with Triton's kernels."""
+    """True for a tensor whose moments kernels compute: floating-point, on a device with Triton's kernels."""
     return x.dtype in _DTYPES and why_unavailable(x.device) is None
 
 
@@ -28,20 +28,20 @@ def batch_moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance over all but the second dimension, without a graph of autograd.
+    """Mean and variance over all but the second dimension, without autograd.
 
-    They are as exact as of centred data, and the same to the bit in each run.
+    They are as exact as for centred data, and equal to the bit in each run.
 
     Args:
-        x: `[N, C, ...]`, a tensor that `has_moments`.
-        running: mean and variance `[C]`, float32, moved by `momentum`, as by `torch.nn.functional.batch_norm`; needs a
-            result in float32.
+        x: `[N, C, ...]`, a tensor for which `has_moments` is True.
+        running: mean and variance `[C]`, float32, updated by `momentum` as `torch.nn.functional.batch_norm` does;
+            requires a result in float32.
         momentum: share of the batch.
         tracked: an int64 that counts batches.
 
     Returns:
-        Two `[C]`, float32, or float64 of float64; the variance is the mean square. `None`, and nothing is changed: no
-        kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
+        Two tensors `[C]`, float32, or float64 for float64; the variance is the mean square. `None`, without any
+        changes, if no kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
@@ -75,7 +75,7 @@ def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `x [N, C, ...]`, as `batch_moments`; differentiable, twice, too."""
+    """Mean and variance of `x [N, C, ...]`, as `batch_moments`. Differentiable twice."""
     found = batch_moments(x.detach())
     return _by_torch(x) if found is None else found
 

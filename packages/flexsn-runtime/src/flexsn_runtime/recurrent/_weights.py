@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,22 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
             return product_with_spikes(down, across)
         return product_with_spikes(across, down).t().contiguous()
     return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, columns)
+
+
+def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> list[Callable[[], object]]:
+    """Functions that compile `summed_product` for tensors like these."""
+    factors = _factors(left, right, exact)
+    return [] if factors is None else compilations_with_spikes(*factors)
+
+
+def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
+    """The factors of one product of all rows, whose second one is exact; `None`: a library multiplies them."""
+    steps, rows, inner = left.shape
+    columns = right.shape[2]
+    if not any(exact) or not _pays(left, steps * rows * inner * columns):
+        return None
+    down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
+    return (down, across) if exact[1] else (across, down)
 
 
 def _pays(value: Tensor, multiplications: int) -> bool:
