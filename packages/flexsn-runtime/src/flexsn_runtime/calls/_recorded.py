@@ -175,7 +175,7 @@ class _Current(threading.local):
 
 
 current = _Current()
-"""What records a call in this thread."""
+"""The recorder of this thread's present call."""
 
 
 def noted(

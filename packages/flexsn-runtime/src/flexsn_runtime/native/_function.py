@@ -10,10 +10,10 @@ from flexsn_codegen.targets._entry import unwatched
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import current, recorded
 from flexsn_runtime.native._launcher import compiled_launcher, may_launch
-from flexsn_runtime.native._program import NativeProgram, can_be_told
+from flexsn_runtime.native._program import NativeProgram, can_be_native
 from flexsn_runtime.operands._operands import layout_key
 
-# Layouts that are told; calls of others stay with Python.
+# Layouts that are registered; calls of others stay with Python.
 _MOST = 32
 # Calls of a layout between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
@@ -50,11 +50,11 @@ class RepeatedFunction:
         if module is None:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
-        if not isinstance(recording, str) and can_be_told(recording):
+        if not isinstance(recording, str) and can_be_native(recording):
             with untraced():  # no mode has to see it
                 program = NativeProgram(module, recording)
                 if not self._alike:
                     self._calls = self._calls or module.Calls()
-                    self._calls.add(tensors, program.told)
-                self._run, self._watched = (self._calls or program.told).run, program.watched
+                    self._calls.add(tensors, program.program)
+                self._run, self._watched = (self._calls or program.program).run, program.watched
         return results
