@@ -55,8 +55,8 @@ class NativeScan:
         module: the compiled launcher.
         owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
             has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
-        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on bits,
-            and then what is for the backward.
+        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on
+            bits, and then what is for the backward.
         fixed: the results that no gradient flows through.
         saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
             backward; `None` among them: nothing.
