@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from flexsn_codegen.targets._entry import Entry, unwatched
-from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Place, Recording, Viewed, places
+from flexsn_runtime._torch_private import OpOverload
+from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Recording, TensorNumber, Viewed, places
 
 
 class NativeProgram:
@@ -86,7 +86,7 @@ class NativeProgram:
         stand_ins: list[torch.Tensor] = []
 
         def stand_in(value: Any) -> Any:
-            if isinstance(value, Place):
+            if isinstance(value, TensorNumber):
                 used.append(value.number)
                 stand_ins.append(torch.empty(0))
                 return stand_ins[-1]
