@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.recurrent import Loop, Multiply, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
@@ -32,6 +32,7 @@ _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # On an H100, of wider steps forwards of gates are faster than others, where all rows run at a time; those in half
 # precision are slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
+_HALF_OF_GATES = False
 
 
 def clusters_wanted() -> bool:
@@ -61,7 +62,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    if dtypes != {torch.float32}:
+    if dtypes != {torch.float32} and not (_HALF_OF_GATES and _of_gates(loop)):
         return
     fitting = [
         cluster
@@ -83,6 +84,12 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     most = most_turns(loop, from_zero=from_zero, backwards=backwards)
     found = sorted((preferred(cluster), i) for i, cluster in enumerate(fitting))
     yield from (fitting[i] for (in_turn, *_), i in found if most is None or in_turn <= most)
+
+
+def _of_gates(loop: Loop) -> bool:
+    """True for several matrices side by side, or gradients of their products."""
+    products = [part for part in loop.parts if isinstance(part, Multiply)]
+    return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
