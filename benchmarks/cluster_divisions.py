@@ -1,4 +1,4 @@
-"""Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
+"""Divisions of recurrent loops among thread-block clusters: microseconds a step, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
@@ -45,10 +45,10 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch is stopped, with all that launches it in another way.
+    """A loop whose launch is stopped, with the arguments for other ways of launching it.
 
     Attributes:
-        started: what states are before the loop, since launches overwrite it.
+        started: The states before the loop, since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -58,11 +58,11 @@ class Caught:
         self.expected: list[Tensor] = []
 
     def stored(self) -> list[Tensor]:
-        """Values that the loop has written at every step."""
+        """Returns the values that the loop has written at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
-        """Clusters of the named divisions that have room."""
+        """Yields clusters of the named divisions that have room."""
         for one in divisions:
             blocks, splits, row_tiles = map(int, one.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
@@ -70,8 +70,8 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Divisions into clusters: for each number of blocks, those of the fewest turns, with as few rows as they allow
-        or one tile more; a warp has a quarter of its terms in registers at least.
+        """Yields divisions into clusters: for each number of blocks, those with the fewest turns and the fewest rows,
+        or one more row tile; a warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -88,7 +88,7 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Divisions among programs that exchange through global memory, for most of an H100 and its shared memory."""
+        """Yields divisions among programs that exchange through global memory, for most of an H100."""
         loop = self.loop
         of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
@@ -99,7 +99,7 @@ class Caught:
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
-    """The loops of a training step, by direction."""
+    """Returns the loops of a training step, by direction."""
     found: dict[str, Caught] = {}
 
     def stop(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> NoReturn:
@@ -207,7 +207,7 @@ def main(
                 continue
             try:
                 rows.append([*labels, in_words(division), *measured(one, launch)])
-            except Exception as error:  # a division that has no room
+            except Exception as error:  # a division without room
                 rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
             print(rows[-1], flush=True)
     columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]

@@ -1,4 +1,4 @@
-"""Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
+"""Recurrent layers in thread-block clusters, compared with kernels without them and with cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]

@@ -1,4 +1,4 @@
-"""Sequences without steps: empty outputs, the state as it was, and its gradient."""
+"""Sequences without steps: empty outputs, an unchanged state, and its gradient."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_step_without_outputs_needs_no_example(backend: str) -> None:
 
 
 class Wide(Neuron):
-    """A user's neuron, whose output has another dtype than its input."""
+    """A user's neuron whose output has another dtype than its input."""
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x + v).double(), x + v
@@ -129,7 +129,7 @@ def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, pr
     dtypes = []
     for steps in (0, 3):
         neuron = LIF(backend=backend, precision=precision)
-        neuron(torch.zeros(2, 2, 4))  # leaves a state of float32
+        neuron(torch.zeros(2, 2, 4))  # makes the state float32
         dtypes.append(neuron(torch.zeros(steps, 2, 4, dtype=torch.bfloat16)).dtype)
     assert dtypes == [torch.bfloat16 if precision == "float32" else torch.float32] * 2
 

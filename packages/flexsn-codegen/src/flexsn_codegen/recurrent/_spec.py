@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Loop, StageCall
 from flexsn_codegen.source._source import CoreSource
 from flexsn_graph import Role, View
@@ -63,8 +64,9 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     stores: list[View] = []
     for part in loop.parts:
         if isinstance(part, StageCall):
-            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
-            views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
+            seen = (read.view if isinstance(read, Gather) else read for read in part.reads)
+            views = (v for i, v in enumerate(seen) if isinstance(v, View) and i in used)
             found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in found if load not in loads]
             stores += [view for view in part.stored if view is not None]

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flexsn_runtime.calls._recorded import current
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.launches._sum import PlainSum
 from flexsn_runtime.operands._operands import Operands, picker
@@ -220,15 +221,20 @@ class Plan:
         return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Executes it in Python. The compiled launcher executes it otherwise: `native/`."""
+        """Executes it in Python. What it does can be recorded, as for the compiled launcher."""
         memory = [*given]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
         for one in self.together:
             one.allocate(memory, self.device)
+        recorder = current.recorder
         for step in self.steps:
             if step.__class__ is Launched:
-                step.launch(step.pick(memory))  # one call less than that of the step itself
+                launch, tensors = step.launch, step.pick(memory)
+                if recorder is None:
+                    launch(tensors)
+                else:
+                    recorder.note(launch, (tensors,), {})
             else:
                 step(memory)
         first = len(given)

@@ -16,7 +16,7 @@ _MOST_THREADS = 8
 def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
     """While the body runs, compiles; the threads end with it.
 
-    What is refused or fails is tried again, and raised, where it is launched, if it ever is.
+    Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
         prepare: is called at once, and returns what is called in other threads.

@@ -243,7 +243,7 @@ def remember(
     run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
-        run = executed(plan, [t is not None for t in arguments.all])
+        run = executed(plan)
     elif single:
         run = partial(_run_single, step, run)
     note(program, inputs, states, step, arguments, run, instead=instead, single=single, formula=formula)
@@ -307,7 +307,7 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
         return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
-    return executed(plan, [t is not None for t in arguments.all])
+    return executed(plan)
 
 
 def _run_scan(step: CoreSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:

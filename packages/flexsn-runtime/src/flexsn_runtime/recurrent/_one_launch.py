@@ -30,7 +30,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cl
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.calls._recorded import noted
+from flexsn_runtime.calls._recorded import noted, noted_check, same_in_each_call
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, most_turns, turns, why_no_clusters
@@ -207,7 +207,8 @@ class InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        noted(self.kernel, self.tensors(over), self.groups, self.numbers)
+        tensors = self.tensors(over)
+        noted(self.kernel.launch(tensors, self.groups, self.numbers), tensors)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
@@ -256,7 +257,7 @@ class InPrograms:
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
         if not self.tiles.exchanged:  # no program waits for those that run later
             at_once = self.groups
-        noted(MARKS.check, self.device)
+        noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
         noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
 
@@ -421,7 +422,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
     found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: noted(MARKS.on, device)
+    found[Port(Role.COUNTER, 1)] = lambda over: same_in_each_call(MARKS.on(device))
     return found
 
 

@@ -34,6 +34,7 @@ from flexsn_graph import (
     is_of_any_batch,
     resized,
     staged_ends_early,
+    without_carried_filters,
 )
 from flexsn_hop.formats import memory_order
 from flexsn_runtime._recent import Recent
@@ -193,17 +194,22 @@ class RecurrentSpecialization(CoreSpecialization):
         wanted: tuple[bool, ...],
         kept: frozenset[Port],
         absent: frozenset[Port],
+        unneeded: frozenset[Port],
     ) -> StagedStep | None:
         """The VJP where gradients of some new states do not come to the last step, see `absent_at_first`.
 
         `None` also where others do not come to the steps before.
+
+        Args:
+            unneeded: of the absent ones, those whose gradients before the first step are not needed.
         """
-        key = (cotangents, wanted, kept, absent)
+        key = (cotangents, wanted, kept, absent, unneeded)
         with self._lock:
             if key not in self._whole_vjps:
-                vjp = self.vjp(cotangents, wanted, kept)
+                vjp = without_carried_filters(self.vjp(cotangents, wanted, kept), unneeded)
                 carried = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
-                self._whole_vjps[key] = absent_at_first(vjp, absent) if carried <= set(vjp.results) else None
+                whole = carried <= set(vjp.results)
+                self._whole_vjps[key] = absent_at_first(vjp, absent & carried) if whole else None
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
@@ -332,7 +338,7 @@ class StagedScan:
             if over.num_steps > 1:
                 loops.told[over.direction] = f"launches step by step, because {error}"
             return False
-        noted(loops.told.__setitem__, over.direction, how)
+        loops.told[over.direction] = how
         return True
 
     def _step_by_step(self) -> None:

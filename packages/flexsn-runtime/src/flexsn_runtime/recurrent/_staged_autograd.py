@@ -36,13 +36,19 @@ def _intermediates(
     device: torch.device,
     order: Sequence[int] | None,
 ) -> dict[Port, Rows]:
-    """Memory for operands and products."""
+    """Memory for operands and products; where those of later steps are read, with zeros for steps behind the last."""
+    behind: dict[Port, int] = {}
+    for port, steps in staged.later.values():
+        behind[port] = max(behind.get(port, 0), steps)
     found = {}
     for port, (shape, dtype) in staged.values.items():
         if port.role in _WRITTEN:
             rows, zero = num_steps if port in sequences else 1, port in staged.assembled
-            found[port] = Rows(rows_of(rows, shape, order, dtype=dtype, device=device, zero=zero), 0, num_steps)
-    return found
+            memory = rows_of(rows + behind.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
+            found[port] = Rows(memory, 0, num_steps)
+            if port in behind:
+                memory[num_steps:].zero_()
+    return found | {port: Rows(found[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()}
 
 
 def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:

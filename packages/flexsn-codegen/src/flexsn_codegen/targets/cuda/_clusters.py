@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, memory_of, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
@@ -194,8 +195,6 @@ class _ClusterWriter:
 
     def _check(self) -> None:
         loop = self._loop
-        if loop.shifted:
-            raise NotOneLaunchError("clusters have no memory of earlier steps")
         if max(self._widths) > self._width:
             raise NotOneLaunchError(
                 f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
@@ -290,8 +289,9 @@ class _ClusterWriter:
         loop, cluster = self._loop, self._cluster
         own = -(-cluster.row_tiles // cluster.splits)
         loads, _ = memory_of(loop)
-        values = len(loads) + len(loop.carried) + _RESULTS
-        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
+        early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
+        values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
+        sums = matrices = of_a_term = longest = 0
         for _, part in self._multiplies():
             chains = self._large_chains(part) + self._small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
@@ -318,13 +318,20 @@ class _ClusterWriter:
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
+        for i in self._loaded_ahead():
             self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
             self._param(Role.OUTPUT, i, written=True)
+        for part in self._early():
+            for write in part.stage.writes:
+                self._line(f"{cpp_name(register_dtype(write.dtype))} {write.source.name}[own_tiles][4];")
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
-            self._loads(first, range(len(self._spec.loads)))
+            self._loads(first, self._loaded_ahead())
+            for part in self._early():
+                if part.early != 0:
+                    self._compute_early(part, first)
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
             if self._cluster.slots == 2:
@@ -339,10 +346,17 @@ class _ClusterWriter:
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
         return self._finish(name, registers)
 
+    def _early(self) -> list[StageCall]:
+        """The stages that are computed while a product is waited for."""
+        return [part for part in self._parts if isinstance(part, StageCall) and part.early is not None]
+
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
+        # What a thread has stored, it loads some steps later by another name.
+        alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
-            f"{'' if w else 'const '}{port.name}_t* __restrict__ {port.name}_ptr" for port, w in self._params.items()
+            f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
+            for port, w in self._params.items()
         ]
         arguments += [f"const int64_t {size}" for size in self._sizes]
         cores = {core.name: core for core in self._spec.cores if core is not None}
@@ -576,11 +590,11 @@ class _ClusterWriter:
                     down, across = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
                     name, kind = f"lifted_{i}_{port.index}", f"decltype(dev::load({pointer}[0]))"
                     if down == 0:
-                        self._line(f"{kind} {name}[4];")
+                        self._line(f"{kind} {name}[2];")
                         self._line("#pragma unroll")
-                        place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
-                        value = f"{self._column_exists(part.width)}[j] ? dev::load({place}) : {kind}(0)"
-                        self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
+                        place = f"{pointer}[(first_column + 8 * j) * int64_t({across})]"
+                        value = f"{self._column_exists(part.width)}[2 * j] ? dev::load({place}) : {kind}(0)"
+                        self._line(f"for (int j = 0; j < 2; j++) {name}[j] = {value};")
                     else:
                         self._line(f"{kind} {name}[own_tiles][4];")
                         place = (
@@ -634,6 +648,11 @@ class _ClusterWriter:
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
                     continue  # others wait for what a stage makes of the product
+            elif part.early == -1:
+                continue
+            elif part.early is not None:
+                with self._block(f"if (split < row_tiles && {'t + 1 < T' if part.early else 'true'})"):
+                    self._compute_early(part, f"step + {following}" if part.early else "step")
             else:
                 self._call(i, part)
             self._memory(loads.get(i, ()), following)
@@ -661,6 +680,7 @@ class _ClusterWriter:
                 for read in part.reads:
                     if isinstance(read, View) and Load(read, part.stage.shape) in loads:
                         last[loads.index(Load(read, part.stage.shape))] = i
+        last = {number: i for number, i in last.items() if number in self._loaded_ahead()}
         found: dict[int, list[int]] = {}
         for number, i in last.items():
             found.setdefault(i, []).append(number)
@@ -701,16 +721,43 @@ class _ClusterWriter:
                 self._later.append((self._next_store, result, Columns(view.source, 0, part.width)))
                 self._next_store += 1
 
-    def _argument(self, i: int, part: StageCall, port: Port) -> str:
+    def _loaded_ahead(self) -> list[int]:
+        """The loads that are under way a step earlier: all but those of what was written some steps ago."""
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
+
+    def _compute_early(self, part: StageCall, step: str) -> None:
+        """Computes a stage of values of earlier steps as they are at `step`."""
+        i = next(number for number, other in enumerate(self._parts) if other is part)
+        core = self._spec.cores[i]
+        assert core is not None
+        arguments = [self._argument(i, part, port, step) for port in core.arguments]
+        with self._each():
+            self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+            for number, write in enumerate(part.stage.writes):
+                self._line(f"{write.source.name}[n][j] = dev::get<{number}>(results);")
+
+    def _argument(self, i: int, part: StageCall, port: Port, step: str = "step") -> str:
         if port.role is Role.LIFTED:
             down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
-            return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
+            return f"lifted_{i}_{port.index}" + ("[j >> 1]" if down == 0 else "[n][j]")
         read = part.reads[port.index]
+        if isinstance(read, Gather):
+            load = [load for load, _ in self._spec.loads].index(Load(read.view, part.stage.shape))
+            value = f"{read.number.name}[n][j]"
+            there = f"{value} >= {read.first} && {value} < {read.first + read.count}"
+            place = f"{step} {'-' if read.back else '+'} (int64_t({value}) - {read.first})"
+            address, kind = self._address(Role.INPUT, load, place), f"{Port(Role.INPUT, load).name}_t"
+            return f"dev::load({self._exists(part.width)}[n][j] && {there} ? {address} : {kind}{{}})"
         if isinstance(read, View):
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
-            loads = [load for load, _ in self._spec.loads]
-            return f"dev::load(load_{loads.index(Load(read, part.stage.shape))}[n][j])"
+            number = [load for load, _ in self._spec.loads].index(Load(read, part.stage.shape))
+            if read.source in self._loop.shifted:
+                exists, kind = self._exists(part.width), f"{Port(Role.INPUT, number).name}_t"
+                return f"dev::load({exists}[n][j] ? {self._address(Role.INPUT, number, step)} : {kind}{{}})"
+            return f"dev::load(load_{number}[n][j])"
+        if read.port.role is Role.AHEAD:
+            return f"{read.port.name}[n][j]"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
 
     def _multiply(self, i: int, part: Multiply) -> None:
