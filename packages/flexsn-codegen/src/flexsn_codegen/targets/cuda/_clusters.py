@@ -291,7 +291,7 @@ class _ClusterWriter:
         loads, _ = memory_of(loop)
         early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
         values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
-        sums = matrices = of_a_term = longest = 0
+        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
         for _, part in self._multiplies():
             chains = self._large_chains(part) + self._small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
