@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -192,7 +193,6 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.usefixtures("interpreted")
 def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
     """An autograd graph of an earlier call has nodes of its stream, and a CUDA graph of another stream waits for it."""
     layer = Recurrent(LIF(), SIZE, backend="triton")
@@ -205,7 +205,7 @@ def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -
             layer.reset()
             y: Tensor = layer(x)
             torch.autograd.grad(y, [x, *layer.parameters()], weight)
-            alive.append(weakref.ref(y.grad_fn))  # type: ignore[type-var]
+            alive.append(weakref.ref(y.grad_fn))
             del y
         layer.reset()
         assert [one() for one in alive] == [None] * 3

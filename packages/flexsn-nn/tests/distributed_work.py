@@ -214,7 +214,9 @@ def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
     for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
         neuron = adaptive(backend)
-        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]).requires_grad_() for i in range(2)]
+        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]) for i in range(2)]
+        for x in given:
+            x.requires_grad_()
         inputs = [x.redistribute(mesh, [Replicate()], async_op=True) if gathered else x for x in given]
         outputs = [neuron(x) for x in inputs]
         assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))

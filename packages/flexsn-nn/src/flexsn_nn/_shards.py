@@ -116,7 +116,7 @@ class StepShards:
         part = tensor.to_local(grad_placements=gradients)
         assert isinstance(part, Tensor)
         if hasattr(part, "wait"):  # so `to_local` documents what a collective operation still writes
-            part = _Waited.apply(part)  # type: ignore[no-untyped-call]
+            part = _Waited.apply(part)
             assert isinstance(part, Tensor)
         return part
 

@@ -463,17 +463,6 @@ def places(value: Any) -> Iterator[int]:
     elif isinstance(value, dict):
         yield from places([*value.values()])
 
-    def _text(self, value: Any, used: set[str]) -> str:
-        """An argument in the source; the names of its tensors come to those that are used."""
-        if isinstance(value, Tensor):
-            name = self._known(value)
-            used.add(name)
-            return name
-        if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
-            inner = "".join(f"{self._text(one, used)}, " for one in value)
-            return f"[{inner}]" if type(value) is list else f"({inner})"
-        return self._constant(value)
-
 
 def _address(tensor: Tensor) -> int:
     """Equal for tensors in the same memory."""

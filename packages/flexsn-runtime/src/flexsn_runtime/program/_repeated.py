@@ -284,8 +284,8 @@ def note(
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
     if arguments.num_steps == 0:  # results depend on the initial states alone, and so does the graph of a loop
-        inputs, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
-        arguments = arguments._replace(inputs=inputs, lifted=lifted)
+        cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
+        arguments = arguments._replace(inputs=cut, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):
         return staged_call(step, arguments, state_seqs=state_seqs)(arguments.all)
     if not isinstance(step, CutSpecialization):

@@ -7,7 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flexsn_runtime.products import fewest_multiplications, product_with_spikes, why_slow_product
+from flexsn_runtime.products import (
+    compilations_with_spikes,
+    fewest_multiplications,
+    product_with_spikes,
+    why_slow_product,
+)
 
 
 def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Tensor:
@@ -19,11 +24,10 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
-    if any(exact) and _pays(left, steps * rows * inner * columns):
-        down, across = left.transpose(1, 2).reshape(-1, rows), right.reshape(-1, columns)
-        if exact[1]:
-            return product_with_spikes(down, across)
-        return product_with_spikes(across, down).t().contiguous()
+    factors = _factors(left, right, exact)
+    if factors is not None:
+        total: Tensor = product_with_spikes(*factors)
+        return total if exact[1] else total.t().contiguous()
     return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, columns)
 
 

@@ -80,7 +80,7 @@ def row_kernel(
         else:
             lines += _called(i, stage, layout_of, dimensions)
             for value, port in zip(stage.values, stage.written, strict=True):
-                lines.append(f"dev::store_rounded({port.name}_at[0], std::get<{value}>(results_{i}));")
+                lines.append(f"dev::store_rounded({port.name}_at[0], dev::get<{value}>(results_{i}));")
     types = ", ".join(f"typename {port.name}_t" for port in ports)
     restrict = "" if may_overlap else "__restrict "
     count = len(core.arguments)
@@ -163,7 +163,7 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
     written = []
     parts: dict[Port, str] = {}
     for value, port, dtype in zip(stage.values, stage.written, stage.dtypes, strict=True):
-        result = f"std::get<{value}>(results_{i})"
+        result = f"dev::get<{value}>(results_{i})"
         if layout_of[port] == "sum":
             written.append(f"{port.name}_sum[lane] += {result};")
         elif layout_of[port] == "sum of columns":
