@@ -49,13 +49,16 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
                  : "memory");
 }
 
+// What has come is in the block's own shared memory: to see more of the cluster, a thread would forget what it has read
+// of global memory, and wait for what it is reading of it.
+//
 // The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
 #pragma unroll 1
     for (int i = 0; i < (1 << 24); i++) {
         uint32_t done;
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2, 1000;"
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 1000;"
             " selp.u32 %0, 1, 0, p; }"
             : "=r"(done)
             : "r"(barrier), "r"(parity)
