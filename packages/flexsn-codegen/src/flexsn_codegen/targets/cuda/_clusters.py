@@ -38,6 +38,7 @@ _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that ar
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _UNORDERED = False
+_READ = 1  # with one slot, the barrier of warps that have read it
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
@@ -339,8 +340,6 @@ class _ClusterWriter:
             else:
                 self._line("const int odd = 0, phase = int(t & 1);")
             self._step(step)
-        if self._left_unread():
-            self._line("dev::cluster_wait();")
         with self._block("if (split < row_tiles)"):
             self._final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
@@ -450,7 +449,10 @@ class _ClusterWriter:
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(self._cluster.slots):
-                    self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]));")
+                    self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]), 1);")
+            if self._cluster.slots == 1:
+                warps = self._cluster.blocks * self._cluster.threads(self._width) // _WARP
+                self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{_READ}]), {warps});")
             self._line("dev::barrier_fence();")
         self._line("__syncthreads();")
         with self._block("if (threadIdx.x == 0)"):
@@ -641,7 +643,7 @@ class _ClusterWriter:
         self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
-        self._unread = self._left_unread()
+        self._unread = self._cluster.slots == 1
         loads = self._last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
@@ -661,14 +663,11 @@ class _ClusterWriter:
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
-    def _left_unread(self) -> bool:
-        """True if a step ends before other blocks are known to have read the only slot: nothing is sent behind."""
-        return self._cluster.slots == 1 and not any(sent.exchange.carried for sent in self._sent.values())
-
-    def _wait_for_readers(self, ports: Iterable[Port]) -> None:
-        """Before the only slot is written again, waits until all blocks have read it."""
-        if self._unread and not self._sent.keys().isdisjoint(ports):
-            self._line("if (t > 0) dev::cluster_wait();" if self._left_unread() else "dev::cluster_wait();")
+    def _wait_for_readers(self, *, carried: bool) -> None:
+        """Before the only slot is written again, waits until all warps of the cluster have read it."""
+        if self._unread:
+            barrier, before = f"dev::shared_address(&barriers[{_READ}])", "t" if carried else "(t - 1)"
+            self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({barrier}, int({before} & 1));")
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
@@ -707,12 +706,11 @@ class _ClusterWriter:
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
             self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
-        with self._block("if (split < row_tiles)"), self._each():
-            self._line(f"const auto results = {core.name}({', '.join(arguments)});")
-            for number, result in enumerate(results):
-                self._line(f"{result}[n][j] = dev::get<{number}>(results);")
-        self._wait_for_readers(_written_by(part))
         with self._block("if (split < row_tiles)"):
+            with self._each():
+                self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+                for number, result in enumerate(results):
+                    self._line(f"{result}[n][j] = dev::get<{number}>(results);")
             for result, write in zip(results, part.writes, strict=True):
                 if write is not None:
                     self._written(write, result)
@@ -777,13 +775,11 @@ class _ClusterWriter:
             self._totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
                 self._share(i, pieces)
-            elif self._is_last(i):
-                self._line("dev::cluster_arrive();")
+            self._read(i)
             with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
-        self._wait_for_readers([part.port])
         with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
@@ -793,10 +789,11 @@ class _ClusterWriter:
         if part.stored is not None:
             self._next_store += 1
 
-    def _is_last(self, i: int) -> bool:
-        """True for the product behind which all of a block's warps have read its only slot."""
-        self._unread = self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies())
-        return self._unread
+    def _read(self, i: int) -> None:
+        """Tells each block that a warp has read its operand, behind the last product."""
+        if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
+            barrier = f"dev::remote(dev::shared_address(&barriers[{_READ}]), lane)"
+            self._line(f"if (lane < blocks) dev::barrier_arrive({barrier});")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
@@ -939,8 +936,6 @@ class _ClusterWriter:
             self._line(f"    {theirs} = total[p][n][j];")
             self._line("}")
         self._line("__syncthreads();")
-        if self._is_last(i):
-            self._line("dev::cluster_arrive();")
         self._line("#pragma unroll")
         with (
             self._block(f"for (int p = 0; p < {pieces}; p++)"),
@@ -971,8 +966,10 @@ class _ClusterWriter:
         piece = sent.pieces.index(columns)
         if sent.exchange.carried:
             with self._block("if (t + 1 < T)"):
+                self._wait_for_readers(carried=True)
                 self._send(sent, piece, value, "1 - odd" if self._cluster.slots == 2 else "0")
         else:
+            self._wait_for_readers(carried=False)
             self._send(sent, piece, value, "odd")
 
     def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:

@@ -24,20 +24,20 @@ DEV_INLINE uint32_t cluster_rank() {
     return rank;
 }
 
-// What a thread has read before is read: it orders no stores, for which all of them would have to be done.
-DEV_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-
-DEV_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 DEV_INLINE void cluster_synchronize() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    cluster_wait();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // -- barriers that count bytes ---------------------------------------------------------------------------------
 
-DEV_INLINE void barrier_begin(uint32_t barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+DEV_INLINE void barrier_begin(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// In another block: what this thread has read is read. It orders no stores, for which all of them would have to be done.
+DEV_INLINE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 DEV_INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
