@@ -38,7 +38,7 @@ _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that ar
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _UNORDERED = False
-_READ = 1  # with one slot, the barrier of warps that have read it
+_READ = "barriers + 8"  # with one slot, the barrier of warps that have read it
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
@@ -415,12 +415,14 @@ class _ClusterWriter:
             f"own_tiles = {-(-cluster.row_tiles // cluster.splits)};"
         )
         self._line("extern __shared__ __align__(16) unsigned char shared[];")
-        self._line(f"__shared__ __align__(8) uint64_t barriers[{2 * len(self._sent)}];")
+        self._line(f"__shared__ __align__(8) uint64_t first_barrier[{2 * len(self._sent)}];")
+        self._line("const uint32_t barriers = dev::kept(dev::shared_address(first_barrier));")
         offset = 0
         for sent in self._sent.values():
-            self._line(f"unsigned char* const {sent.name} = shared + {offset};")
+            self._line(f"const uint32_t {sent.name} = dev::kept(dev::shared_address(shared + {offset}));")
             offset += self._cluster.slots * self._slot_bytes(sent)
-        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
+        self._line("const int lane = dev::kept(int(threadIdx.x & 31)), warp = dev::kept(int(threadIdx.x >> 5));")
+        self._line("const int g = lane >> 2, q = lane & 3;")
         for i, part in self._multiplies():
             if self._stored_fragments(part):
                 first = f"32 * {self._stored_fragments(part)} * warp + lane"
@@ -449,10 +451,10 @@ class _ClusterWriter:
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(self._cluster.slots):
-                    self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]), 1);")
+                    self._line(f"dev::barrier_begin({self._barrier(sent, slot)}, 1);")
             if self._cluster.slots == 1:
                 warps = self._cluster.blocks * self._cluster.threads(self._width) // _WARP
-                self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{_READ}]), {warps});")
+                self._line(f"dev::barrier_begin({_READ}, {warps});")
             self._line("dev::barrier_fence();")
         self._line("__syncthreads();")
         with self._block("if (threadIdx.x == 0)"):
@@ -461,8 +463,11 @@ class _ClusterWriter:
                     self._line(self._expect(sent, str(slot)))
 
     def _expect(self, sent: _Sent, slot: str) -> str:
-        place = f"&barriers[{2 * sent.number} + {slot}]"
-        return f"dev::barrier_expect(dev::shared_address({place}), {self._slot_bytes(sent)});"
+        return f"dev::barrier_expect({self._barrier(sent, slot)}, {self._slot_bytes(sent)});"
+
+    def _barrier(self, sent: _Sent, slot: int | str) -> str:
+        """Address of the barrier of a slot."""
+        return f"barriers + 8 * ({2 * sent.number} + ({slot}))"
 
     # -- before the steps --------------------------------------------------------------------------------------------
 
@@ -666,8 +671,8 @@ class _ClusterWriter:
     def _wait_for_readers(self, *, carried: bool) -> None:
         """Before the only slot is written again, waits until all warps of the cluster have read it."""
         if self._unread:
-            barrier, before = f"dev::shared_address(&barriers[{_READ}])", "t" if carried else "(t - 1)"
-            self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({barrier}, int({before} & 1));")
+            before = "t" if carried else "(t - 1)"
+            self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({_READ}, int({before} & 1));")
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
@@ -765,7 +770,7 @@ class _ClusterWriter:
         self._read_ahead(i, part)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
-            self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
+            self._line(f"dev::barrier_wait({self._barrier(sent, 'odd')}, phase);")
             if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1 and not _UNORDERED:
                 self._line("__syncthreads();  // all warps have read the sums of the step before")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
@@ -792,8 +797,7 @@ class _ClusterWriter:
     def _read(self, i: int) -> None:
         """Tells each block that a warp has read its operand, behind the last product."""
         if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
-            barrier = f"dev::remote(dev::shared_address(&barriers[{_READ}]), lane)"
-            self._line(f"if (lane < blocks) dev::barrier_arrive({barrier});")
+            self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
@@ -889,16 +893,14 @@ class _ClusterWriter:
         """Parts of an operand, as `operand[n]`."""
         place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
-            words = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 16)"
-            self._line(f"operand[n][0] = dev::spread<{sent.format}>({words});")
+            self._line(f"operand[n][0] = dev::spread<{sent.format}>({sent.name} + {place} * 16, lane);")
         elif not sent.whole:
             for a in range(sent.parts):
                 of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + {term}"
-                number = f"reinterpret_cast<const uint2*>({sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8)"
-                self._line(f"operand[n][{a}] = *{number};")
+                address = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
+                self._line(f"operand[n][{a}] = dev::read_two({address});")
         else:
-            number = f"reinterpret_cast<const uint4*>({sent.name} + {place} * 512 + lane * 16)"
-            self._line(f"const uint4 both = *{number};")
+            self._line(f"const uint4 both = dev::read_four({sent.name} + {place} * 512 + lane * 16);")
             self._line("operand[n][0] = {both.x, both.y};")
             second, third = "operand[n][1]", f"operand[n][{sent.parts - 1}]"
             for axis, rest in (("x", "z"), ("y", "w")):
@@ -975,7 +977,7 @@ class _ClusterWriter:
     def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:
         """Sends a warp's columns of a value to each block of the cluster."""
         exists = self._column_exists(sent.pieces[piece].width)
-        barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
+        barrier = self._barrier(sent, slot)
         tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
         self._line("#pragma unroll")
         with (
@@ -989,7 +991,7 @@ class _ClusterWriter:
                 place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
-                        f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
+                        f"dev::send(dev::remote({place}, lane), dev::remote({barrier}, lane), "
                         "word_0, word_2, word_1, word_3);"
                     )
                 return
@@ -1019,7 +1021,7 @@ class _ClusterWriter:
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
                 self._line(f"const uint32_t {name} = dev::transposed({word});")
-            self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
+            self._line(f"const uint32_t place = {place}, barrier = {barrier};")
             self._line("#pragma unroll")
             self._line(
                 "for (int block = 0; block < blocks; block++) "
