@@ -6,8 +6,8 @@
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
 of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
 parts" is the float32 that `torch.set_float32_matmul_precision("high")` allows, 16 bits; TF32 has 11.
-`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, when as many
-as `--together` says have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
+`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, when
+`--together` of them have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
 with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
@@ -89,7 +89,7 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """No other process with this lock measures at the same time, nor compiles, of as many as there are together."""
+    """Waits until `together` processes with this lock have compiled, and until no other one measures."""
     if lock is None:
         yield
         return

@@ -6,8 +6,8 @@ shared memory; what has no room there either is read from the matrix in every st
 shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
 values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
 taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
-a slot again has what others sent after they had read it. Where there is room for one slot only, all blocks tell each
-other in every step that they have read it.
+a slot again has what others sent after they had read it. Where there is room for one slot only, a warp that has read it
+arrives at a barrier of each block, which senders wait for.
 
 `splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
 `splits`-th tile of 8 rows.
