@@ -37,7 +37,6 @@ _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that ar
 # Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_UNORDERED = False
 _READ = "barriers + 8"  # with one slot, the barrier of warps that have read it
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
@@ -387,7 +386,7 @@ class _ClusterWriter:
     @property
     def _sum_buffers(self) -> int:
         """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
-        return 1 if _UNORDERED else self._cluster.slots
+        return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
         """Numbers of the sums that a block's warps give each other."""
@@ -691,18 +690,18 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Stores, and loads for the next step, as soon as a part allows: they take longer than a product does."""
+        """Loads for the next step, which waits for them, as soon as a part allows; behind them stores."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
+            if loads:
+                with self._block("if (t + 1 < T)"):
+                    self._loads(f"step + {following}", loads)
             for number, value, columns in self._later:
                 with self._each():
                     address = self._address(Role.OUTPUT, number, "step", columns.first)
                     self._line(f"if ({self._exists(columns.width)}[n][j]) dev::store({address}, {value}[n][j]);")
             self._later = []
-            if loads:
-                with self._block("if (t + 1 < T)"):
-                    self._loads(f"step + {following}", loads)
 
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
@@ -771,7 +770,7 @@ class _ClusterWriter:
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
             self._line(f"dev::barrier_wait({self._barrier(sent, 'odd')}, phase);")
-            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1 and not _UNORDERED:
+            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1:
                 self._line("__syncthreads();  // all warps have read the sums of the step before")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
