@@ -30,8 +30,8 @@ _MOST_OF_MATRICES = 192
 # Of matrices that a block reads again in every step: more take longer than launches step by step, few come in time.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # On an H100, of wider steps forwards are faster than others, where all rows run at a time and a block has all of its
-# matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions.md). Spikes
-# are sent as bits.
+# matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions_h200.md).
+# Spikes are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
