@@ -1,4 +1,4 @@
-"""States that are others some steps later: in the memory of those, in one launch and step by step."""
+"""States that equal others some steps before: they use the memory of these, in one launch and step by step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list
         layer.reset()
         output = layer(x)
         found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
-    # Sums of products are in another order.
+    # Sums of products have another order.
     assert (found[0][0] != found[1][0]).float().mean() < 0.01
     for a, b in zip(found[0][1:], found[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
@@ -154,7 +154,7 @@ def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
 def test_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
-    """Sums over time alone do not make the loop read the states; the backward does not fit into registers."""
+    """Tests sums over time, which alone would not make the loop read the states; the backward exceeds the registers."""
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}
     delay = Delay(

@@ -1,17 +1,23 @@
-"""`scan` of random steps: each lowering equals a plain loop, call after call."""
+"""Random steps in `scan`: each lowering equals a plain loop, call after call."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from random_steps import compare, random_program
+from torch import Tensor
+
+from flexsn_hop import scan
 
 pytestmark = [
     pytest.mark.usefixtures("compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds whose loops kept one constant among calls, when graphs were traced from their source.
+# Seeds whose loops shared one constant among calls, when graphs were traced from their source.
 SHARED = (13, 26, 27)
 
 
@@ -40,3 +46,36 @@ def test_a_program_is_that_of_its_seed() -> None:
     assert one.source == other.source
     torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)
     assert random_program(8).source != one.source
+
+
+REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda v: v.sum(0),
+    "mean": lambda v: v.mean(-1, keepdim=True),
+    "amax": lambda v: v.amax(-1),
+    "amin": lambda v: v.amin(0),
+    "softmax": lambda v: v.softmax(0) * v,
+    "log_softmax": lambda v: v.log_softmax(-1) + v,
+    "logsumexp": lambda v: v.logsumexp(0),
+    "var": lambda v: v.var(-1, correction=0) + v,
+    "norm": lambda v: torch.linalg.vector_norm(v, dim=0),
+}
+
+
+@pytest.mark.long(all_but=["softmax", "var"])
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes 0 and -1 for a dimension of it. Seed 39 of the programs met it, in kernels."""
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
+    torch._dynamo.reset()
+    reduce = REDUCED[name]
+
+    def run(init: Tensor, xs: Tensor) -> Any:
+        return scan(lambda v, x: (torch.tanh(reduce(v)) + 0.3 * v * x, reduce(v)), init, xs)
+
+    leaves = [torch.tensor(0.4, dtype=torch.float64), torch.rand(3, dtype=torch.float64)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    expected, results = run(*leaves), torch.compile(run, fullgraph=True)(*leaves)
+    torch.testing.assert_close(results, expected)
+    gradients = [torch.autograd.grad(carry + ys.sum(), leaves) for carry, ys in (results, expected)]
+    torch.testing.assert_close(*gradients)

@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch end with the longest of a program's rows, and give what they give without that."""
+"""Recurrent layers in one launch: a program ends with the longest of its sequences, without changing results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
     assert found
     assert None not in found
     told = steps[0].loops.told
-    if not keep:  # gradients that come to state sequences are added step by step
+    if not keep:  # gradients of state sequences are added step by step
         assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
     monkeypatch.setattr(_one_launch, "_counts", lambda step, over: None)
     runs_on = ran(layers[1], x, lengths)

@@ -43,6 +43,8 @@ class LoopSpec:
         from_zero: whether what is carried is zero before the first step, as far as products read it.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
             kernel receives these numbers, and a program computes steps up to the largest number of its rows.
+        parts: as how many numbers of 16 bits float32 is multiplied: three are all of it, two its first 16 bits, and
+            one 8.
     """
 
     loop: Loop
@@ -53,6 +55,7 @@ class LoopSpec:
     backwards: bool
     from_zero: bool
     ends: bool = False
+    parts: int = 3
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:

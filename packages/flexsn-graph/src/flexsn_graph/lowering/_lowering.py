@@ -1,7 +1,10 @@
-"""From ATen ops, as they were called, to prims and views without mutation."""
+"""Lowers recorded ATen ops to prims and views without mutation."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx
 
 from flexsn_graph._torch_private import (
@@ -12,29 +15,50 @@ from flexsn_graph._torch_private import (
     trace_again,
 )
 from flexsn_graph.ir._ops import kept_ops
+from flexsn_graph.ir._products import REDUCTIONS
 from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS, prims_of_inductor
+
+_prims = torch.ops.prims
 
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
-    """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
-    applied = {**table, **prims_of_inductor()}  # a copy of a thousand ops, without hashing one of them
+    """Traces `module` again without mutation, decomposed by `table`. Views and ops with facts stay."""
+    applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them
     for op in kept_ops():
         applied.pop(op, None)
-    return trace_again(module, mode, applied)
+    lowered = trace_again(module, mode, applied)
+    for node in lowered.graph.nodes:
+        if node.target in REDUCTIONS and node.all_input_nodes[0].meta["val"].dim() == 0:
+            _reduce_one_element(node)
+    return lowered
+
+
+def _reduce_one_element(node: fx.Node) -> None:
+    """Replaces a reduction of a tensor without dimensions, which PyTorch reduces along a "dimension 0" all the same."""
+    graph, (value,) = node.graph, node.all_input_nodes
+    if node.target is _prims.var.default:
+        correction: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
+        with graph.inserting_before(node):
+            zero = graph.call_function(_prims.sub.default, (value, value))
+            zero.meta, zero.stack_trace = {**node.meta}, node.stack_trace
+        node.target, node.args, node.kwargs = _prims.div.default, (zero, max(0.0, 1.0 - correction)), {}
+    else:
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
 
 
 def split_joint(
     joint: fx.GraphModule, num_primals: int, num_results: int, mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are kept.
+    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are saved.
 
-    On core ATen ops, not prims: on prims the minimal cut keeps about half as much again.
+    Works on core ATen ops: on prims, the minimal cut saves about half as much again.
     """
     partition = min_cut_partitioner()
     functional = lower(joint, mode, {**core_aten_decompositions(), **LEFT})
     arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
-        # The partitioner knows the roles by these names.
+        # The partitioner reads the roles from these names.
         role = f"primals_{i}" if i < num_primals else f"tangents_{i - num_primals}"
         node._rename(role)
         node.target = node.name

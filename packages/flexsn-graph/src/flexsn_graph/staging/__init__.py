@@ -1,4 +1,4 @@
-"""Takes a step with matrix products apart."""
+"""Splits a step with matrix products into stages and products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything in this package that touches a private API of torch. Each name is probed when this is imported.
+"""All uses of torch's private API in this package. Importing this module probes each name.
 
 Names that change between versions are looked up in this folder alone.
 """
@@ -20,7 +20,7 @@ from flexsn_hop._torch_private._dynamo import (
 from flexsn_hop._torch_private._inductor import InductorCall, LowersItself
 from flexsn_hop._torch_private._ops import HigherOrderOperator, OpOverload
 from flexsn_hop._torch_private._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
-from flexsn_hop._torch_private._step_code import ALIGNMENT, StepCode, compile_step, fake_results
+from flexsn_hop._torch_private._step_code import ALIGNMENT, StepCode, compile_step, fake_results, rows_of
 from flexsn_hop._torch_private._tracing import (
     capture_with_dynamo,
     is_tracing,
@@ -61,6 +61,7 @@ __all__ = [
     "outside_of_tracing",
     "refuse_autograd",
     "register_with_dynamo",
+    "rows_of",
     "trace_step",
     "tree_flatten",
     "tree_flatten_with_path",

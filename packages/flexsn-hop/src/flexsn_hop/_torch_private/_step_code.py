@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from flexsn_hop._torch_private._tracing import FakeTensorMode
-from flexsn_hop.versions import expect, needed
+from flexsn_hop.versions import expect, needed, private
 
 _NO_CODE = "a compiled `flex_sn_scan` runs step by step, without Inductor's code for a step"
 
 _PROPAGATION = "torch.fx.passes.fake_tensor_prop"
 _SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+_SOURCES = "torch._dynamo.source"
 
 expect("torch._inductor.compile_fx", ["compile_fx_inner"], _NO_CODE)
 expect("torch._inductor.config", ["size_asserts", "nan_asserts"], _NO_CODE)
@@ -22,7 +23,12 @@ expect("torch._inductor.output_code", ["CompiledFxGraph.current_callable"], _NO_
 
 # Imported where a step is compiled: they import sympy, which takes longer than all else here.
 expect(_PROPAGATION, ["FakeTensorProp"], _NO_CODE)
-expect(_SYMBOLS, ["ShapeEnv"], _NO_CODE)
+expect(
+    _SYMBOLS, ["DimDynamic", "ShapeEnv", "ShapeEnv.create_symintnode", "ShapeEnv.create_unspecified_symbol"], _NO_CODE
+)
+expect(_SOURCES, ["ConstantSource"], _NO_CODE)
+
+_reinterpret_tensor = private("torch._C", "_dynamo.guards._reinterpret_tensor", _NO_CODE, default=None)
 
 StepCode = Callable[[list[Any]], Any]
 """Takes its arguments as a list, and empties that."""
@@ -35,42 +41,71 @@ ALIGNMENT = 16
 """Bytes; code for a GPU depends on whether addresses are multiples."""
 
 
+def rows_of(sequence: torch.Tensor, first: int, last: int) -> Sequence[torch.Tensor]:
+    """The rows of a sequence from step ``first`` to before ``last``, which share its memory, for code for steps.
+
+    ``unbind`` takes nearly twice as long for each row, which is a large part of a small step.
+    """
+    if _reinterpret_tensor is None:
+        return sequence[first:last].unbind(0)
+    row, shape, strides = sequence.stride(0), tuple(sequence.shape[1:]), sequence.stride()[1:]
+    return [_reinterpret_tensor(sequence, shape, strides, step * row) for step in range(first, last)]
+
+
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Fake tensors like the results of a graph that takes tensors like ``rows``."""
     mode = _fake_mode()
-    fakes = [_likeness(mode, row, True) for row in rows]
+    fakes = [_likeness(mode, row.shape, row, True) for row in rows]
     propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
     results: list[torch.Tensor] = list(propagation(module, mode).propagate_dont_convert_inputs(*fakes))
     return results
 
 
-def compile_step(module: fx.GraphModule, rows: Sequence[torch.Tensor], aligned: Sequence[bool]) -> StepCode:
-    """Inductor's code for a graph of ATen operators, for tensors that lie in memory as ``rows`` do.
+def compile_step(
+    module: fx.GraphModule,
+    sequences: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    aligned: Sequence[bool],
+    longest: int,
+) -> StepCode:
+    """Inductor's code for a graph of ATen operators, for tensors that lie in memory as these do.
 
-    The graph writes its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for
-    each of ``rows`` whose address is a multiple of ``ALIGNMENT``.
+    The graph takes a number below ``longest``, sequences of at least as many rows, and tensors like ``rows``. It writes
+    its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors whose
+    address is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
     mode = _fake_mode()
-    fakes = [_likeness(mode, *pair) for pair in zip(rows, aligned, strict=True)]
+    layouts = [((longest, *sequence.shape[1:]), sequence) for sequence in sequences]
+    layouts += [(row.shape, row) for row in rows]
+    fakes = [_likeness(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
     with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
-        code = compile_fx_inner(module, fakes)
+        code = compile_fx_inner(module, [_number(mode.shape_env, longest), *fakes])
     found: StepCode = code.current_callable
     return found
+
+
+def _number(shape_env: Any, longest: int) -> Any:
+    """A symbolic number below ``longest``, which is none of those that code is specialized for."""
+    dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
+    source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
+    hint = longest // 2
+    return shape_env.create_symintnode(shape_env.create_unspecified_symbol(hint, source, dynamic), hint=hint)
 
 
 def _fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=needed(_SYMBOLS, "ShapeEnv", _NO_CODE)())
 
 
-def _likeness(mode: Any, row: torch.Tensor, is_aligned: bool) -> torch.Tensor:
+def _likeness(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
+    """A fake tensor of this shape with the strides of ``like``."""
     with mode:
         if is_aligned:
-            return torch.empty_strided(row.shape, row.stride(), dtype=row.dtype, device=row.device)
-        extent = 2 + sum((size - 1) * stride for size, stride in zip(row.shape, row.stride(), strict=True))
-        memory = torch.empty(extent, dtype=row.dtype, device=row.device)
-        return memory.as_strided(row.shape, row.stride(), 1)
+            return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
+        extent = 2 + sum((size - 1) * stride for size, stride in zip(shape, like.stride(), strict=True))
+        memory = torch.empty(extent, dtype=like.dtype, device=like.device)
+        return memory.as_strided(shape, like.stride(), 1)
 
 
 def _has(config: Any, name: str) -> bool:

@@ -6,19 +6,26 @@ rows that alternate where a state is not kept. The loop calls it, and does nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import fx
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
-from flexsn_hop._torch_private import fake_results
+from flexsn_hop._torch_private import fake_results, rows_of
 from flexsn_hop.formats import Order, copy_in_order, dense_strides, order_like, sequence_order, state_order
 from flexsn_hop.loop._absent import StepVJP, zeros
 from flexsn_hop.loop._loop import differentiated, needed_carried
-from flexsn_hop.lowering._step_graphs import BackwardStep, WritingStep, backward_step, bind_sizes, forward_step
+from flexsn_hop.lowering._step_graphs import (
+    BLOCK,
+    BackwardStep,
+    WritingStep,
+    backward_step,
+    bind_sizes,
+    forward_step,
+)
 
 __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
@@ -26,14 +33,35 @@ Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
 """A tensor for each step, all of one layout."""
 
-BLOCK = 1024
-"""Number of steps whose rows are objects at a time: a tensor that is a row takes some 500 bytes by itself."""
-
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
     """True if an argument of the forward operator is empty: code for a step has nothing to do."""
     forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
     return any(value.numel() == 0 for value in _tensors(forward))
+
+
+Plan = TypeVar("Plan")
+
+
+class _Plans(Generic[Plan]):
+    """Plans by the layouts of the arguments that they are made from: they take longer than many steps."""
+
+    _MOST = 64
+
+    def __init__(self, make: Callable[[Sequence[Any]], Plan]) -> None:
+        self._make = make
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+
+    def of(self, args: Sequence[Any]) -> Plan:
+        key = tuple(
+            (arg.shape, arg.stride(), arg.dtype, arg.device) if isinstance(arg, torch.Tensor) else arg for arg in args
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) == self._MOST:
+                self._plans.clear()
+            plan = self._plans[key] = self._make(args)
+        return plan
 
 
 class CompiledForward:
@@ -43,6 +71,7 @@ class CompiledForward:
         self._core = core
         self._layout = layout
         self._steps: dict[tuple[Any, ...], tuple[WritingStep, list[torch.Tensor]]] = {}
+        self._plans = _Plans(self._plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
         """Run it, for ``T >= 1``.
@@ -51,28 +80,43 @@ class CompiledForward:
             StepCodeError: Inductor has no code for the step.
         """
         layout = self._layout
+        plan = self._plans.of(flat_args)
         inputs, states, lifted = layout.split(flat_args)
-        steps = inputs[0].shape[0]
+        steps = plan.steps
         constants = _tensors(lifted)
-        sequences = [_time_major(sequence) for sequence in inputs]
-        step, likes = self._step(flat_args, [*(sequence[0] for sequence in sequences), *states, *constants])
-        orders = [sequence_order(like.shape, inputs, states) for like in likes]
-        outputs = [_sequence(steps, *pair) for pair in zip(likes[: layout.num_outputs], orders, strict=False)]
-        memories = [_StateMemory(layout, steps, inputs, states, state) for state in states]
+        sequences = [_copied(*pair) for pair in zip(inputs, plan.input_orders, strict=True)]
+        outputs = [memory.empty() for memory in plan.outputs]
+        memories = [_StateMemory(*pair, steps) for pair in zip(plan.states, states, strict=True)]
         for first in range(0, steps, BLOCK):
             last = min(first + BLOCK, steps)
             of_states = [memory.rows(first, last) for memory in memories]
             columns = [
-                *(sequence[first:last].unbind(0) for sequence in sequences),
                 *(befores for befores, _ in of_states),
                 *([value] * (last - first) for value in constants),
-                *(sequence[first:last].unbind(0) for sequence in outputs),
+                *(rows_of(sequence, first, last) for sequence in outputs),
                 *(afters for _, afters in of_states),
             ]
-            _run(step, columns)
-        results = [_in_order(*pair) for pair in zip(outputs, orders, strict=False)]
+            plan.step.run(range(last - first), [sequence[first:last] for sequence in sequences], columns)
+        results = [_in_order(*pair) for pair in zip(outputs, plan.output_orders, strict=True)]
         results += [memory.result() for memory in memories]
         return (*results, *(memory.checkpoints for memory in memories if layout.checkpoint_interval))
+
+    def _plan(self, flat_args: Sequence[Any]) -> _ForwardPlan:
+        layout = self._layout
+        inputs, states, lifted = layout.split(flat_args)
+        steps = inputs[0].shape[0]
+        input_orders = [_needed_order(sequence) for sequence in inputs]
+        rows = [_copied(*pair)[0] for pair in zip(inputs, input_orders, strict=True)]
+        step, likes = self._step(flat_args, [*rows, *states, *_tensors(lifted)])
+        orders = [sequence_order(like.shape, inputs, states) for like in likes[: layout.num_outputs]]
+        return _ForwardPlan(
+            step,
+            steps,
+            input_orders,
+            [_Memory.of(steps, *pair) for pair in zip(likes, orders, strict=False)],
+            orders,
+            [_StatePlan.of(layout, steps, inputs, states, state) for state in states],
+        )
 
     def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
         """The step, and fake tensors like its results."""
@@ -80,8 +124,77 @@ class CompiledForward:
         key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
         if key not in self._steps:
             core = bind_sizes(self._core, flat_args)
-            self._steps[key] = forward_step(core), fake_results(core, rows)
+            self._steps[key] = forward_step(core, self._layout), fake_results(core, rows)
         return self._steps[key]
+
+
+class _Memory(NamedTuple):
+    """Memory for a value of each step, to be allocated."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, steps: int, like: torch.Tensor, order: Order) -> _Memory:
+        """Rows one after the other, in the order of a sequence ``order`` without its time."""
+        shape = (steps, *like.shape)
+        return cls(shape, dense_strides(shape, (0, *(d for d in order if d != 0))), like.dtype, like.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+class _ForwardPlan(NamedTuple):
+    """The part of a forward that depends on the layouts of its arguments alone.
+
+    Attributes:
+        step, steps: The step, and the number of steps.
+        input_orders: For each input, the order that it is copied in; None for none.
+        outputs, output_orders: Memory for the outputs, and their orders as results.
+        states: Memory for the states.
+    """
+
+    step: WritingStep
+    steps: int
+    input_orders: Sequence[Order | None]
+    outputs: Sequence[_Memory]
+    output_orders: Sequence[Order]
+    states: Sequence[_StatePlan]
+
+
+class _StatePlan(NamedTuple):
+    """Memory for a state.
+
+    Attributes:
+        kept: The steps after which checkpoints are taken.
+        checkpoints, scratch: Memory for the checkpoints, and two rows.
+        sequence: Memory for the states after all steps; None if the last one alone is a result.
+        order: The order of ``sequence`` as a result.
+    """
+
+    kept: range
+    checkpoints: _Memory
+    scratch: _Memory
+    sequence: _Memory | None
+    order: Order
+
+    @classmethod
+    def of(
+        cls, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
+    ) -> _StatePlan:
+        interval = layout.checkpoint_interval
+        kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+        row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
+        order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
+        return cls(
+            kept,
+            _Memory.of(len(kept) + layout.spare_checkpoints, initial, row_order),
+            _Memory.of(2, initial, order),
+            None if layout.final_state else _Memory.of(steps, initial, order),
+            order,
+        )
 
 
 class _StateMemory:
@@ -91,24 +204,20 @@ class _StateMemory:
         checkpoints: The states that the layout's interval keeps.
     """
 
-    def __init__(
-        self, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
-    ) -> None:
-        interval = layout.checkpoint_interval
-        self._kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+    def __init__(self, plan: _StatePlan, initial: torch.Tensor, steps: int) -> None:
+        self._kept = plan.kept
         self._steps = steps
-        row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
-        self.checkpoints = _sequence(len(self._kept) + layout.spare_checkpoints, initial, row_order)
+        self.checkpoints = plan.checkpoints.empty()
         self.checkpoints[len(self._kept) :].zero_()
-        self._order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
-        self._sequence = None if layout.final_state else _sequence(steps, initial, self._order)
-        self._scratch = _sequence(2, initial, self._order).unbind(0)
+        self._order = plan.order
+        self._sequence = None if plan.sequence is None else plan.sequence.empty()
+        self._scratch = plan.scratch.empty().unbind(0)
         self._current = _like_rows(initial, self._scratch)
 
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
         """The state before and after each of these steps. Blocks of steps follow one another."""
         if self._sequence is not None:
-            afters = list(self._sequence[first:last].unbind(0))
+            afters = rows_of(self._sequence, first, last)
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
@@ -178,7 +287,7 @@ class _BackwardGraphs:
     ) -> _BackwardGraphs:
         num_values = len(_tensors(flat_args))
         step_vjp = StepVJP(bind_sizes(vjp, flat_args), num_values)
-        forward = forward_step(bind_sizes(core, flat_args), skipped=layout.scan.num_outputs)
+        forward = forward_step(bind_sizes(core, flat_args), layout.scan, skipped=layout.scan.num_outputs)
         return cls(forward, step_vjp, layout, num_values)
 
     def backward(self, carried: Sequence[bool], in_sequences: Sequence[bool]) -> BackwardStep:
@@ -263,9 +372,6 @@ class _BackwardRun:
         begin = max(first, last - BLOCK) if is_steady else last - 1
         count = last - begin
 
-        def back(sequence: torch.Tensor, start: int = 0) -> Rows:
-            return sequence[begin - start : last - start].unbind(0)[::-1]
-
         before, after = [], []
         for carried, is_there, will_be in zip(self._carried, present, step.states, strict=True):
             afters = carried.following(count)
@@ -278,21 +384,23 @@ class _BackwardRun:
         for sequence, is_there in zip(self._input_grads, step.inputs, strict=True):
             if not is_there:
                 sequence[begin:last].zero_()
+        by_step = [*self._gradients, *(sequence for sequence in self._by_step if sequence is not None)]
+        sequences = [
+            *(sequence[begin:last] for sequence in self._inputs),
+            *(states[begin - first : last - first] for states in befores),
+            *(sequence[begin:last] for sequence in by_step),
+        ]
         columns = [
-            *(back(sequence) for sequence in self._inputs),
-            *(back(states, first) for states in befores),
             *([value] * count for value in self._constants),
-            *(back(sequence) for sequence in self._gradients),
             *before,
-            *(back(sequence) for sequence in self._by_step if sequence is not None),
-            *(back(sequence) for sequence in _needed(self._input_grads, step.inputs)),
+            *(rows_of(sequence, begin, last)[::-1] for sequence in _needed(self._input_grads, step.inputs)),
             *after,
             *([value] * count for value in _needed(self._sums, step.lifted)),
         ]
         if is_steady:
-            _run(step.step, columns)
+            step.step.run(range(count - 1, -1, -1), sequences, columns)
         else:
-            step.step.module(*(rows[0] for rows in columns))
+            step.step.module(0, *sequences, *(rows[0] for rows in columns))
         return begin
 
     def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
@@ -307,7 +415,8 @@ class _BackwardRun:
         if interval == 1:
             if number:
                 yield 1, self._steps, [saved[:number] for saved in self._saved]
-            yield 0, 1, [_like_rows(state, [row])[None] for state, row in zip(self._states, like, strict=True)]
+            rows = [_like_rows(state, [row]) for state, row in zip(self._states, like, strict=True)]
+            yield 0, 1, [row.as_strided((1, *row.shape), (row.numel(), *row.stride())) for row in rows]
             return
         memory = [_sequence(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
         for segment in range(number, -1, -1):
@@ -324,18 +433,13 @@ class _BackwardRun:
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
             columns = [
-                *(sequence[begin : begin + count].unbind(0) for sequence in self._inputs),
-                *(sequence[start : start + count].unbind(0) for sequence in memory),
+                *(rows_of(sequence, start, start + count) for sequence in memory),
                 *([value] * count for value in self._constants),
-                *(sequence[start + 1 : start + count + 1].unbind(0) for sequence in memory),
+                *(rows_of(sequence, start + 1, start + count + 1) for sequence in memory),
             ]
-            _run(self._graphs.forward, columns)
-
-
-def _run(step: WritingStep, columns: Sequence[Rows]) -> None:
-    code = step.code(columns)
-    for args in zip(*columns, strict=True):
-        code([*args])
+            self._graphs.forward.run(
+                range(count), [sequence[begin : begin + count] for sequence in self._inputs], columns
+            )
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
@@ -364,11 +468,17 @@ def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
 
 def _time_major(sequence: torch.Tensor) -> torch.Tensor:
     """The sequence with dense rows, one after the other: the layout of a row says nothing of the number of steps."""
-    order = order_like(sequence)
-    ours = (0, *(d for d in order if d != 0))
-    if sequence.stride() == dense_strides(sequence.shape, ours):
-        return sequence
-    return copy_in_order(sequence, ours)
+    return _copied(sequence, _needed_order(sequence))
+
+
+def _needed_order(sequence: torch.Tensor) -> Order | None:
+    """The order of the copy of a sequence that has dense rows, one after the other; None if the sequence has."""
+    ours = (0, *(d for d in order_like(sequence) if d != 0))
+    return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
+
+
+def _copied(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
+    return sequence if order is None else copy_in_order(sequence, order)
 
 
 def _like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,14 +11,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_hop._layout import BackwardLayout
+from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import ALIGNMENT, StepCode, compile_step
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.loop._absent import StepVJP
 
-__all__ = ["BackwardStep", "StepCodeError", "WritingStep", "backward_step", "bind_sizes", "forward_step"]
+__all__ = ["BLOCK", "BackwardStep", "StepCodeError", "WritingStep", "backward_step", "bind_sizes", "forward_step"]
 
 _aten = torch.ops.aten
+
+BLOCK = 1024
+"""Number of steps whose rows are objects at a time: a tensor that is a row takes some 500 bytes by itself."""
 
 
 class StepCodeError(LoweringError):
@@ -25,28 +29,38 @@ class StepCodeError(LoweringError):
 
 
 class WritingStep:
-    """A step whose last arguments are the tensors that it writes its results into.
+    """A step that reads rows of sequences by their number, and writes its results into its last arguments.
 
-    Its code is compiled once for each layout of its arguments in memory.
+    Its graph takes the number, the sequences, and tensors. Its code is compiled once for each layout in memory.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
-    def code(self, columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
-        """Code for arguments like the first ones of each of the columns, which are alike.
+    def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Take steps: with the rows of these numbers, at most ``BLOCK``, of the sequences, and an entry of each column.
+
+        Entries of a column are alike. The sequences are dense, and time leads in them.
 
         Raises:
             StepCodeError: Inductor fails to compile it.
         """
+        code = self._code(sequences, columns)
+        repeated = ([sequence] * len(numbers) for sequence in sequences)
+        # A loop in C: one in Python is a large part of a small step.
+        deque(map(code, map(list, zip(numbers, *repeated, *columns, strict=True))), maxlen=0)
+
+    def _code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
         rows = [column[0] for column in columns]
-        aligned = [_are_aligned(column) for column in columns]
-        layouts = [(row.shape, row.stride(), row.dtype, row.device) for row in rows]
-        key = (*layouts, *aligned)
+        aligned = [_are_aligned(column) for column in (*((sequence,) for sequence in sequences), *columns)]
+        layouts = [(sequence.shape[1:], sequence.dtype, sequence.device) for sequence in sequences]
+        strides = [tensor.stride() for tensor in (*sequences, *rows)]
+        layouts += [(row.shape, row.dtype, row.device) for row in rows]
+        key = (*layouts, *strides, *aligned)
         if key not in self._codes:
             try:
-                self._codes[key] = compile_step(self.module, rows, aligned)
+                self._codes[key] = compile_step(self.module, sequences, rows, aligned, BLOCK)
             except Exception as error:
                 reason = str(error).strip().splitlines() or [""]
                 raise StepCodeError(
@@ -85,9 +99,17 @@ class _Builder:
         self._source = source
         self._graph = fx.Graph()
         self._writes: list[tuple[fx.Node, Any]] = []
+        self._number = self.argument("number")
 
     def argument(self, kind: str) -> fx.Node:
         return self._graph.placeholder(f"{kind}_{len(self._graph.nodes)}")
+
+    def arguments(self, kind: str, count: int) -> list[fx.Node]:
+        return [self.argument(kind) for _ in range(count)]
+
+    def row(self, sequence: fx.Node) -> fx.Node:
+        """A step's row; arguments come before."""
+        return self._graph.call_function(_aten.select.int, (sequence, 0, self._number))
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
         """The results of the step for these arguments."""
@@ -110,13 +132,15 @@ class _Builder:
         return WritingStep(fx.GraphModule(self._source, self._graph, "WritingStep"))
 
 
-def forward_step(core: fx.GraphModule, skipped: int = 0) -> WritingStep:
+def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
     """A step that takes what ``core`` takes, and then memory for each of its results but the first ``skipped``."""
     builder = _Builder(core)
-    arguments = [builder.argument("value") for _ in core.graph.find_nodes(op="placeholder")]
+    sequences = builder.arguments("sequence", layout.num_inputs)
+    constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
     (output,) = core.graph.find_nodes(op="output")
-    into = [builder.argument("into") for _ in output.args[0][skipped:]]
-    for memory, result in zip(into, builder.inline(arguments)[skipped:], strict=True):
+    into = builder.arguments("into", len(output.args[0][skipped:]))
+    results = builder.inline([*map(builder.row, sequences), *constants])
+    for memory, result in zip(into, results[skipped:], strict=True):
         builder.write(memory, result)
     return builder.close()
 
@@ -125,9 +149,10 @@ def forward_step(core: fx.GraphModule, skipped: int = 0) -> WritingStep:
 class BackwardStep:
     """A step of the backward, for cotangents of the active states of which some are absent.
 
-    It takes the values of the step; the gradients of the outputs; the cotangents that are present; the gradients
-    of the states' sequences; and memory for the gradients of inputs that are present, for the cotangents that are
-    present before the step, and for the sums of the gradients of lifted tensors that are present.
+    Its sequences are the inputs; the states before each step; the gradients of the outputs; and those of the states'
+    sequences. After them it takes the lifted tensors; the cotangents that are present; and memory for the gradients of
+    inputs that are present, for the cotangents that are present before the step, and for the sums of the gradients of
+    lifted tensors that are present.
 
     Attributes:
         step: The step itself.
@@ -147,27 +172,27 @@ def backward_step(
     is_present = [c or s for c, s in zip(carried, in_sequences, strict=True)]
     partial = vjp.partial([*[True] * sum(layout.output_grads), *is_present])
     builder = _Builder(partial.graph)
-    values = [builder.argument("value") for _ in range(num_values)]
-    gradients = [builder.argument("gradient") for _ in range(sum(layout.output_grads))]
-    cotangents = [builder.argument("cotangent") if there else None for there in carried]
+    num_by_step = layout.scan.num_inputs + layout.scan.num_states
+    values = builder.arguments("sequence", num_by_step)
+    gradients = builder.arguments("gradient", sum(layout.output_grads))
     by_step = [builder.argument("gradient") if there else None for there in in_sequences]
+    lifted = builder.arguments("value", num_values - num_by_step)
+    cotangents = [builder.argument("cotangent") if there else None for there in carried]
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     ends = (0, num_inputs, num_inputs + len(carried), len(partial.results))
     parts = [partial.results[first:last] for first, last in pairwise(ends)]
-    into = [[builder.argument("into") for there in part if there] for part in parts]
+    into = [builder.arguments("into", sum(part)) for part in parts]
 
-    states = [value for value, active in zip(_states(layout, values), layout.active_states, strict=True) if active]
+    values = [*map(builder.row, values), *lifted]
+    by_step = [None if sequence is None else builder.row(sequence) for sequence in by_step]
+    states = values[layout.scan.num_inputs : num_by_step]
+    states = [value for value, active in zip(states, layout.active_states, strict=True) if active]
     received = [
         builder.add(one, other) if one is not None and other is not None else one or other or like
         for one, other, like in zip(cotangents, by_step, states, strict=True)
     ]
-    results = builder.inline([*values, *gradients, *received])
+    results = builder.inline([*values, *map(builder.row, gradients), *received])
     sums = into[2]
     for memory, result in zip([memory for part in into for memory in part], results, strict=True):
         builder.write(memory, builder.add(memory, result) if memory in sums else result)
     return BackwardStep(builder.close(), *parts)
-
-
-def _states(layout: BackwardLayout, values: Sequence[fx.Node]) -> Sequence[fx.Node]:
-    first = layout.scan.num_inputs
-    return values[first : first + layout.scan.num_states]

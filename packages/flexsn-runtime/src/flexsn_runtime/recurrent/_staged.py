@@ -48,7 +48,7 @@ from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
-from flexsn_runtime.recurrent._weights import summed_product
+from flexsn_runtime.recurrent._weights import compilations_of_sum, summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class StagedScan:
             if over.num_steps > 1:
                 loops.told[over.direction] = f"launches step by step, because {error}"
             return False
-        noted(loops.told.__setitem__, over.direction, how)
+        loops.told[over.direction] = how
         return True
 
     def _step_by_step(self) -> None:
@@ -557,6 +557,13 @@ class StagedScan:
         """True for what the forward writes numbers of bfloat16 to."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
+
+    def compilations_of(self, term: Term) -> list[Callable[[], object]]:
+        """Functions that compile `summed`."""
+        if term.op is not _aten.mm.default:
+            return []
+        left, right = (self._read(view).sequence for view in term.values)
+        return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
         """A part of the gradient of a lifted tensor."""

@@ -194,18 +194,12 @@ def _compiling_backward(
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # no other thread may allocate memory
 
-    def prepare() -> Callable[[], None]:
+    def prepare() -> list[Callable[[], object]]:
         trace = step.trace
         grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
         grads += [None] * trace.num_states
         backward = _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs)
-        scans = list(backward.scans())
-
-        def compile() -> None:
-            for scan in scans:
-                scan.compile()
-
-        return compile
+        return backward.compilations()
 
     return compiling(prepare)
 
@@ -317,6 +311,17 @@ class _Backward:
                 arriving=arriving,
             )
             yield StagedScan(step, over)
+
+    def compilations(self) -> list[Callable[[], object]]:
+        """Functions that compile `run`."""
+        first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
+        found: list[Callable[[], object]] = []
+        for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
+            found.append(scan.compile)
+            for term in segment.staged.terms:
+                if self._needed[first_lifted + term.lifted]:
+                    found += scan.compilations_of(term)
+        return found
 
     def run(self) -> list[Tensor | None]:
         """The gradients."""

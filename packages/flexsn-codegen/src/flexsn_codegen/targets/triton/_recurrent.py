@@ -245,11 +245,11 @@ class _LoopWriter:
                     name, in_parts = f"matrix_{i}_{first}_{j}", self._exchange(part.operand.port).dtype == torch.float32
                     if in_parts:
                         self._line(f"whole = dev.fetch({place}, {mask})")
-                        self._split(name, "whole", 3)
+                        self._split(name, "whole", self._spec.parts)
                     else:
                         self._line(f"{name}_0 = dev.fetch({place}, {mask})")
                     if not self._tiles.exchanged:
-                        for k in range(3 if in_parts else 1):
+                        for k in range(self._spec.parts if in_parts else 1):
                             self._line(f"{name}_{k} = dev.hold({name}_{k}, BLOCK)")
                 if part.added is not None:
                     row = self._param(Role.MATRIX, part.added)
@@ -258,9 +258,9 @@ class _LoopWriter:
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
     def _split(self, name: str, value: str, parts: int) -> None:
-        """A float32 value as bfloat16 values that it is the sum of."""
+        """A float32 value as bfloat16 values that it is the sum of, or nearly so."""
         for k in range(parts):
-            self._line(f"{name}_{k} = dev.first_part({value})")
+            self._line(f"{name}_{k} = dev.{'first' if k + 1 < parts else 'last'}_part({value})")
             if k + 1 < parts:
                 self._line(f"rest_{name}_{k} = dev.rest({value})")
                 value = f"rest_{name}_{k}"
@@ -559,7 +559,8 @@ class _LoopWriter:
         exchange = self._exchange(operand.port)
         name, chunks = self._name(operand), range(len(self._blocks(operand)))
         dot = "dot" if self._tiles.exchanged else "dot_held"
-        terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
+        most = self._spec.parts
+        terms = [(a, b) for a in range(self._parts(exchange)) for b in range(most) if a + b < most]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
         # Sums that do not wait for each other: of the terms of a float32, or else of the chunks.
@@ -618,7 +619,7 @@ class _LoopWriter:
         return self._loop.exchanges[self._number[port]]
 
     def _parts(self, exchange: Exchange) -> int:
-        return exchange.parts(from_zero=self._spec.from_zero)
+        return min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
 
     def _slot_dtype(self, exchange: Exchange) -> torch.dtype:
         return torch.bfloat16 if exchange.dtype == torch.float32 else exchange.dtype
