@@ -196,24 +196,24 @@ def main() -> None:
 
     def measured(what: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
         if time.perf_counter() - begun < options.seconds:
-            cells = in_words(*in_turns(first, second, device, turns))
+            called = in_turns(first, second, device, turns)
+            cells = in_words(*called)
             if device.type == "cuda":
                 try:
                     times = IN_A_GRAPH if turns > 4 else 1
                     both = in_turns(as_graph(first, times), as_graph(second, times), device, turns)
                     cells += in_words(*(one / times for one in both))
+                    if "published" in what:
+                        faster = called[1] / called[0], called[1] / both[0], both[1] / both[0]
+                        notes.append(
+                            "{}, {}: {:.0f} times as fast as the loop, both called from Python; as a CUDA graph {:.0f} "
+                            "times that loop, and {:.0f} times the loop as a CUDA graph.".format(what, shape, *faster)
+                        )
                 except RuntimeError as error:
                     notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
                     torch.cuda.synchronize()
             rows.append([what, " x ".join(map(str, shape)), *cells, *[""] * (6 - len(cells))])
 
-    for shape in shapes:
-        for what, first, second in neurons(shape, device):
-            measured(what, shape, first, second, turns)
-    for shape in [(12, 3, 16)] if options.check else [(250, 4096, 64), (250, 256, 256)]:
-        for what, first, second in recurrent_lengths(shape, device):
-            measured(what, shape, first, second, 4)
-    notes.append(BOUND)
     notes += [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
     for shape in [(12, 3, 16)] if options.check else [(100, 256, 256), (100, 128, 512)]:
         for interpolation, width in (("linear", 1.0), ("triangle", 10.0)):
@@ -224,6 +224,14 @@ def main() -> None:
             last = ours[0]  # type: ignore[index]
             assert isinstance(last, Recurrent)
             notes += [f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line]
+            del ours, published, first, last
+    for shape in [(12, 3, 16)] if options.check else [(250, 4096, 64), (250, 256, 256)]:
+        for what, first, second in recurrent_lengths(shape, device):
+            measured(what, shape, first, second, 4)
+    for shape in shapes:
+        for what, first, second in neurons(shape, device):
+            measured(what, shape, first, second, turns)
+    notes.append(BOUND)
     head = [
         "# Lengths, resets and delays",
         "",
