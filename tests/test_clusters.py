@@ -20,6 +20,7 @@ from recurrent_cores import (
     Dense,
     GatedGRU,
     Hidden,
+    Late,
     LowRank,
     Masked,
     Powers,
@@ -105,10 +106,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "LowRank-float32"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "Late-float32", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank, SLSTM], ids=lambda cell: cell.__name__
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, Late, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None

@@ -1,8 +1,8 @@
 """Gradients of a filter over past steps, as a filter over later ones.
 
-A state that is another one some steps later has a gradient that goes through as many steps: each of them adds its part,
-of a product in that step and of weights that are the same in all steps. So the gradient at the end of this chain is a
-function of the products of later steps, which a backward has computed before it, and none has to be carried.
+The gradient of a state that is shifted by some steps passes through these steps. Each step adds a part to it: a product
+of that step, times a weight that all steps have in common. So the gradient at the end is a function of the products of
+later steps. A backward has computed these before it, and carries none of the gradients between.
 """
 
 from __future__ import annotations
