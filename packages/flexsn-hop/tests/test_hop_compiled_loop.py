@@ -243,7 +243,7 @@ def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
         return carry, carry.sum(-1) + x[1].sum()
 
     network = torch.compile(lambda *args: scan(step, *args), fullgraph=True, dynamic=True)
-    for steps in (2, 3, 2 * _compiled_loop.BLOCK + 5):
+    for steps in (2, 3, 2 * _step_graphs.BLOCK + 5):
         xs = [torch.randn(steps, 2, 3, dtype=torch.float64), torch.randn(steps, 3, dtype=torch.float64)]
         leaves = [torch.randn(2, 3, dtype=torch.float64), *xs]
         for leaf in leaves:
