@@ -230,10 +230,17 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: li
     assert told == ["forward"]
 
 
-def check_dense(cell: type[Cell], size: int) -> None:
+@gpu
+@pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
+def test_gates_in_half_precision(cell: type[Cell], told: list[str]) -> None:
+    check_dense(cell, 144, torch.bfloat16, 6e-2)
+    assert told == ["forward", "backward"]
+
+
+def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
     """Compares dense matrices with float64, within float32's rounding."""
-    core = made(cell, size, Dense(), torch.float32)
-    tensors = sequences(core, 12, 50, size, dtype=torch.float32, bits=10)
+    core = made(cell, size, Dense(), dtype)
+    tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     exact = made(cell, size, Dense(), torch.float64)
     wanted, exact_gradients = differentiated(
@@ -242,7 +249,7 @@ def check_dense(cell: type[Cell], size: int) -> None:
     for a, b in zip([*got, *gradients], [*wanted, *exact_gradients], strict=True):
         assert a is not None
         assert b is not None
-        assert (a.double() - b).abs().max() < 2e-5 * b.abs().max().clamp(min=1)
+        assert (a.double() - b).abs().max() < tolerance * b.abs().max().clamp(min=1)
 
 
 @gpu

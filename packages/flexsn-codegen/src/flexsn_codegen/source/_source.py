@@ -118,6 +118,7 @@ class RowStage:
         whole: they have an element for each of a row; else there is one for the row.
         dtypes: of its results.
         again: numbers of results that are written twice, as the last of `written`.
+        kept: its last results, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -126,6 +127,7 @@ class RowStage:
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
     again: tuple[int, ...] = ()
+    kept: tuple[tuple[Port, torch.dtype], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:

@@ -158,6 +158,7 @@ class Target(ABC):
         segments: True if programs can walk segments of time side by side.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
         weaves: True if it has kernels that write interleaved results (`woven_kernel`).
+        keeps_rows: True if these keep values of a row from one stage to a later one.
         columns_in_runs: True if these need columns that are evenly spaced in each operand.
         most_columns: of a row that they sum best.
         rules: how each op is written.
@@ -171,6 +172,7 @@ class Target(ABC):
     segments: bool = False
     reduces_rows: bool = False
     weaves: bool = False
+    keeps_rows: bool = False
     columns_in_runs: bool = False
     most_columns: int = sys.maxsize
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.recurrent import Loop, Multiply, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
@@ -29,9 +29,10 @@ _SPARE = {4: 8, 8: 18, 16: 18}
 _MOST_OF_MATRICES = 192
 # Of matrices that a block reads again in every step: more take longer than launches step by step, few come in time.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# On an H100, of wider steps forwards of gates are faster than others, where all rows run at a time; those in half
-# precision are slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
-_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
+# On an H100, of wider steps forwards are faster than others, where all rows run at a time and a block has all of its
+# matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions_h200.md).
+# Spikes are sent as bits.
+_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
 def clusters_wanted() -> bool:
@@ -61,7 +62,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    if dtypes != {torch.float32}:
+    if dtypes != {torch.float32} and not (_of_gates(loop) and loop.width <= _MOST_COLUMNS_OF_HALF):
         return
     fitting = [
         cluster
@@ -81,8 +82,20 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
     most = most_turns(loop, from_zero=from_zero, backwards=backwards)
-    found = sorted((preferred(cluster), i) for i, cluster in enumerate(fitting))
-    yield from (fitting[i] for (in_turn, *_), i in found if most is None or in_turn <= most)
+    if most is not None:
+        fitting = [
+            cluster
+            for cluster in fitting
+            if turns(loop, cluster, processors, from_zero=from_zero) <= most
+            and not cluster_needs(loop, cluster, from_zero=from_zero).away
+        ]
+    yield from sorted(fitting, key=preferred)
+
+
+def _of_gates(loop: Loop) -> bool:
+    """True for several matrices side by side, or gradients of their products."""
+    products = [part for part in loop.parts if isinstance(part, Multiply)]
+    return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
@@ -90,7 +103,7 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None
-    return 0 if of_bits or backwards else 1
+    return 0 if backwards else 1
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:

@@ -38,6 +38,7 @@ class Cpp(Target):
     segments = True
     reduces_rows = True
     columns_in_runs = True
+    keeps_rows = True
     once = True  # a loop over time is around those over lanes
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
