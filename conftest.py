@@ -150,7 +150,7 @@ def interpreted() -> None:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
 
 
-# Tests of kernels themselves, which are as users have them.
+# Tests of kernels themselves, compiled as for users.
 VECTORS = (
     "packages/flexsn-codegen/",
     "packages/flexsn-runtime/",
@@ -163,8 +163,8 @@ WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
 
 @pytest.fixture(autouse=True, scope="module")
 def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compile kernels in C++ without vector code, of the same bits, in half of the time; but for `VECTORS`, and not
-    with `--long`.
+    """Compiles kernels in C++ without vector code, with equal bits, in half of the time, unless a test is in `VECTORS`
+    or `--long` is given.
     """
     place = request.node.nodeid.startswith(VECTORS)
     if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():

@@ -82,10 +82,10 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
     """Reads the command line, and writes a table.
 
     Args:
-        name: Name of the script, without its ending.
-        title: Title of the table.
-        cores: Step functions, each made with a number of neurons.
-        layer: Function that makes a layer from a core and the name of a backend.
+        name: name of the script, without its ending.
+        title: title of the table.
+        cores: step functions, each made with a number of neurons.
+        layer: function that makes a layer from a core and the name of a backend.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"{name}.md")

@@ -64,7 +64,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
     """Returns the rows: a warm call of each kind.
 
     Args:
-        one_launch: Whether to return recurrent steps in one launch, or all others.
+        one_launch: whether to return recurrent steps in one launch, or all others.
     """
     os.environ["FLEXSN_LAUNCHER"] = "python"
     torch.manual_seed(0)

@@ -100,9 +100,9 @@ class Idle(NamedTuple):
     """Empty kernels in a graph, each of which waits for the one before: µs for each.
 
     Attributes:
-        period: Time from the begin of one to the begin of the next.
-        kernel: Time of one, in the profiler.
-        alone: Time from the begin of a graph of one to the begin of the next graph.
+        period: time from the begin of one to the begin of the next.
+        kernel: time of one, in the profiler.
+        alone: time from the begin of a graph of one to the begin of the next graph.
     """
 
     period: float

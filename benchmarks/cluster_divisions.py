@@ -48,7 +48,7 @@ class Caught:
     """A loop whose launch is stopped, with the arguments for other ways of launching it.
 
     Attributes:
-        started: The states before the loop, since launches overwrite them.
+        started: the states before the loop, since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -124,7 +124,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 @torch.no_grad()
 def differs(one: Caught) -> str:
-    """How far what is stored is from what launches step by step stored."""
+    """Returns the difference of the stored values from those of launches step by step."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
     spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:
@@ -224,10 +224,10 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels in threads: compilers of both kinds work outside of Python."""
+    """Compiles kernels in threads, since both compilers run outside of Python."""
 
     def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
-        with contextlib.suppress(Exception):  # measuring it says what is wrong
+        with contextlib.suppress(Exception):  # the measurement reports the error
             if isinstance(launch, InClusters):
                 launch.compile(one.over)
             else:

@@ -63,7 +63,7 @@ CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 DEVICE = torch.device("cuda")
-_MOST_SECONDS = 60.0  # in which others compile
+_MOST_SECONDS = 60.0  # limit of the wait for others to compile
 
 
 class Made:
@@ -80,8 +80,8 @@ class Made:
         self.training: Run = training(layer, x, torch.randn_like(x))
 
     def times(self) -> tuple[str, str]:
-        """Microseconds a step of the forward, ms of a training step."""
-        gc.collect()  # of graphs before, whose nodes of leaves have other streams
+        """Returns microseconds a step of the forward, and ms of a training step."""
+        gc.collect()  # collects earlier graphs, whose nodes of leaves have other streams
         forward = milliseconds(graphed(self.forward), DEVICE, warmup=5, rep=60)
         both = milliseconds(graphed(self.training), DEVICE, warmup=5, rep=80)
         return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
@@ -115,7 +115,7 @@ def tf32(allowed: bool) -> AbstractContextManager[object]:
 
 @contextmanager
 def two_parts() -> Iterator[None]:
-    """Float32 is multiplied in two parts, or in TF32, as PyTorch's setting allows."""
+    """Allows products of float32 in two parts, or in TF32, with PyTorch's setting."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
@@ -123,7 +123,7 @@ def two_parts() -> Iterator[None]:
 
 
 def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
-    """Name of each way, whether it is ours, and what it runs in."""
+    """Yields the name of each way, whether it is this project's, and its context."""
     yield "ours", True, contextlib.nullcontext()
     yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
     if steps:
@@ -138,7 +138,7 @@ def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, b
 
 
 def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> tuple[list[Made], str]:
-    """The layer in each way, and the seconds of the first training step of the first one."""
+    """Returns the layer in each way, and the seconds of the first training step of the first way."""
     hidden = int(shape.split("x")[2])
     found, first = [], ""
     for _, is_ours, within in ways(name, dtype, steps=steps):

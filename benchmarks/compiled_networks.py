@@ -175,7 +175,7 @@ def first_step(function: str, own_launcher: str, steps: int, device: torch.devic
     """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a process with empty caches.
 
     Args:
-        bytecode: Folder where Python keeps the byte code of its imports.
+        bytecode: folder where Python keeps the byte code of its imports.
     """
     code = f"""
 import sys, time

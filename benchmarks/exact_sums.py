@@ -116,8 +116,8 @@ class Job(NamedTuple):
     """A network to run in all ways.
 
     Attributes:
-        elements: Number of element-steps of each way.
-        deadline: Time in `time.time` after which no way begins.
+        elements: number of element-steps of each way.
+        deadline: time in `time.time` after which no way begins.
     """
 
     kind: str

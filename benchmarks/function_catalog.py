@@ -1,6 +1,7 @@
-"""Functions of the kinds that people fuse: each as one would write it in a project of one's own.
+"""Functions of the kinds that people fuse, each written as in a project of its own.
 
-A row is a function and how its arguments are made. What it writes to is said, so that it can be compared, too.
+A row is a function and the way its arguments are made. It names the arguments that the function writes to, so that
+they can be compared, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Steps of several blocks of a kernel, with sizes that are multiples of nothing.
+# Shapes of several blocks of a kernel, with sizes that are no multiples.
 ROWS, WIDTH = 37, 24
 
 
@@ -23,9 +24,9 @@ class Values:
     """A floating-point argument: numbers from `low` to `high`, in the requested dtype.
 
     Attributes:
-        whole: whole numbers.
-        dtype: replaces the requested dtype.
-        requires_grad: whether the gradient by it is compared.
+        whole: whether the numbers are whole.
+        dtype: dtype that replaces the requested one.
+        requires_grad: whether the gradient for it is compared.
     """
 
     low: float = -3.0
@@ -42,7 +43,7 @@ class Values:
 
 
 def signal(*shape: int) -> Values:
-    """From -3 to 3."""
+    """Returns values from -3 to 3."""
     return Values(shape=shape or (ROWS, WIDTH))
 
 
@@ -51,17 +52,17 @@ def positive(*shape: int) -> Values:
 
 
 def share(*shape: int) -> Values:
-    """Inside of 0 and 1."""
+    """Returns values inside of 0 and 1."""
     return Values(0.02, 0.98, shape or (ROWS, WIDTH))
 
 
 def data(low: float = -3.0, high: float = 3.0, *shape: int) -> Values:
-    """Values without a gradient."""
+    """Returns values without a gradient."""
     return Values(low, high, shape or (ROWS, WIDTH), requires_grad=False)
 
 
 def labels(count: int = 2, *shape: int) -> Values:
-    """0, 1, … `count - 1`, as floating-point numbers."""
+    """Returns 0, 1, … `count - 1`, as floating-point numbers."""
     return Values(0, count, shape or (ROWS, WIDTH), whole=True, requires_grad=False)
 
 
@@ -74,12 +75,12 @@ class Row:
     """One function.
 
     Attributes:
-        name: of the function.
-        kind: what it is for.
+        name: name of the function.
+        kind: purpose of the function.
         call: the function.
         arguments: `Values`, or numbers that are passed as they are.
         writes: positions of the arguments that it writes to.
-        gradient: whether it has one.
+        gradient: whether it has a gradient.
     """
 
     name: str
@@ -837,5 +838,5 @@ def great_circle(latitude: Tensor, longitude: Tensor) -> Tensor:
 
 
 def rows() -> tuple[Row, ...]:
-    """All functions."""
+    """Returns all functions."""
     return tuple(ROWS_BY_NAME.values())

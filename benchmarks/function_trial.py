@@ -2,15 +2,15 @@
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Medians of whole calls, taken in turns within one process; ratios are medians of the ratios of single rounds. On the
-CPU, in one thread, the time is that of the process with what Python needs, which others on the machine do not change.
-The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike, take most of
-the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest
+Figures are medians of whole calls, taken in turns within one process; ratios are medians of the ratios of single
+rounds. On the CPU, in one thread, the time is that of the process including Python, which other processes on the
+machine do not change. The C library keeps freed memory: otherwise, page faults of new memory, equal for all three, take
+most of the time on a CPU, and vary. Training is a forward and a backward with one gradient. `differs by` is the largest
 difference between the kernel's result and eager mode's. `raises`: `torch.compile` of the function raises in this pass.
 
-On a GPU, each function has a process of its own. All of them compile at the same time, and measure one after the other.
-The GPU waits until the calls of a round are in its queue, so that the time is its own, without Python's. `--times 16`
-makes tensors 16 times larger along the first dimension.
+On a GPU, each function has a separate process. All of them compile at the same time, and measure one after the other.
+The GPU waits until the calls of a round are in its queue, so that the time excludes Python. `--times 16` makes tensors
+16 times larger along the first dimension.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Trial:
     """One function.
 
     Attributes:
-        shapes: of its arguments.
-        dtypes: of its arguments; by default float32.
+        shapes: shapes of its arguments.
+        dtypes: dtypes of its arguments; by default float32.
         trains: whether a backward is measured.
         low, high: limits of the arguments' values.
-        transposed: the last argument is a transposed view.
+        transposed: whether the last argument is a transposed view.
     """
 
     name: str
@@ -293,7 +293,7 @@ def _results(returned: Any) -> list[Tensor]:
 
 
 def larger(trial: Trial, times: int) -> Trial:
-    """The function on tensors that are `times` times larger along the first dimension."""
+    """Returns the function on tensors that are `times` times larger along the first dimension."""
     dimensions = max(map(len, trial.shapes))
     most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
@@ -303,10 +303,10 @@ def larger(trial: Trial, times: int) -> Trial:
 
 
 def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
-    """The time in ms that a GPU takes for a call, of several that are in its queue before it begins.
+    """Returns the time in ms that a GPU takes for a call, of several in its queue before it begins.
 
     Args:
-        cycles: of the GPU's wait. Where it ends before all calls are in the queue, all is repeated with a longer one.
+        cycles: length of the GPU's wait. If it ends before all calls are in the queue, a longer one is tried.
     """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
@@ -323,7 +323,7 @@ _QUEUED = 20
 
 
 def by_process(call: Callable[[], Any]) -> float:
-    """The time in ms of a call on the CPU."""
+    """Returns the time in ms of a call on the CPU."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     begun = clock()
     for _ in range(3):
@@ -332,7 +332,7 @@ def by_process(call: Callable[[], Any]) -> float:
 
 
 def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
-    """Times in ms, a list for each call; empty for `None`."""
+    """Returns times in ms, a list for each call; empty for `None`."""
     for call in calls:
         for _ in range(3):
             if call is not None:
@@ -351,7 +351,7 @@ Calls = dict[str, list[Callable[[], Any] | None]]
 
 
 def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
-    """For each pass the calls of the three ways, which have compiled, and the largest difference of the results.
+    """Returns, for each pass, the compiled calls of the three ways, and the largest difference of the results.
 
     A call of `torch.compile` that raises is `None`.
     """
@@ -396,7 +396,7 @@ def rows_of(name: str, found: Calls, differs: float, device: torch.device, round
 
 
 def keep_memory() -> None:
-    """Makes the C library keep what is freed."""
+    """Makes the C library keep freed memory."""
     threshold, mapped = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(mapped, 1 << 30)
@@ -404,7 +404,7 @@ def keep_memory() -> None:
 
 
 def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
-    """Compiles one function, waits until all have, and measures it while no other process does."""
+    """Compiles one function, waits until all are compiled, and measures it while no other process does."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     device = torch.device("cuda")
     found, rows = None, []

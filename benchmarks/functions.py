@@ -1,9 +1,10 @@
-"""Functions as people write them, by `pointwise`, against eager mode: results and gradients in three dtypes; a table.
+"""Functions as people write them, in `pointwise`, against eager mode: results and gradients in three dtypes; a table.
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 
-The functions are those of `function_catalog.py`. On a GPU, if there is one. Ends with status 1 if an answer is wrong,
-an error has no name, or less than 97 % of the functions work. `tests/test_functions.py` runs some of them.
+The functions are those of `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
+answer is wrong, an error has no name, or less than 97 % of the functions work. `tests/test_functions.py` runs some of
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # Before triton is imported.
+    # This precedes the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -34,7 +35,7 @@ from measure import where  # noqa: E402
 from flexsn_codegen import ArgumentError, AutogradError, TraceError, UnsupportedOpError, pointwise  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Relative and absolute, as torch.testing.assert_close.
+# Relative and absolute tolerances, as in torch.testing.assert_close.
 TOLERANCE = {torch.float64: (1e-7, 1e-7), torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5)}
 NEEDED = 0.97
 REFUSALS = (UnsupportedOpError, TraceError, ArgumentError, AutogradError)
@@ -57,7 +58,7 @@ class Outcome:
 
 
 def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Tensors from a call: its results, or the arguments that it wrote to."""
+    """Returns tensors of a call: its results, or the arguments that it wrote to."""
     given = arguments(row, dtype, wide=wide)
     results = call(*given)
     written = [given[i] for i in row.writes]
@@ -65,7 +66,7 @@ def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool
 
 
 def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Its results, and the gradients of a weighted sum of those that have one."""
+    """Returns its results, and the gradients of a weighted sum of those that have one."""
     given = arguments(row, dtype, wide=wide)
     asked = []
     for value, made in zip(given, row.arguments, strict=True):
@@ -81,7 +82,7 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Arguments of a call, with equal numbers in each call."""
+    """Returns arguments of a call, with equal numbers in each call."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -92,7 +93,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 
 
 def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) -> Outcome:
-    """One function in one dtype: `compute` is `values` or `gradients`."""
+    """Checks one function in one dtype: `compute` is `values` or `gradients`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -116,7 +117,7 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """Error in words, if any; an element may be as near to `exact`, eager mode in float64, as `expected` is."""
+    """Returns an error in words, or none; an element may be as near to `exact`, eager float64, as `expected` is."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     if not expected.is_floating_point() or expected.dtype not in TOLERANCE:
@@ -131,7 +132,7 @@ def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
 
 
 def main() -> int:
-    """Writes the table; returns the exit status."""
+    """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", help="names of functions; by default all")
     parser.add_argument("--output", type=Path, help="by default benchmarks/results/functions.md, or nowhere for some")

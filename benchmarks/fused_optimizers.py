@@ -3,8 +3,8 @@
     python benchmarks/fused_optimizers.py [--output FILE]
 
 The model has the parameters of a GPT-2 with 124 million. The copy floor is a copy of the bytes that a step has to
-move: four tensors read and three written for AdamW, three and two for Lion. "GPU" is what its kernels take in a
-profile, "call" the time between calls, with what Python needs.
+move: four tensors read and three written for AdamW, three and two for Lion. "GPU" is the time of its kernels in a
+profile, and "call" the time between calls, including Python.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def optimizer(leaves: list[Tensor], *, fused: bool) -> torch.optim.Optimizer:
 
 
 def steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
-    """The steps, and how many tensors of the parameters' size each moves."""
+    """Returns the steps, and the number of tensors of the parameters' size that each moves."""
     params = [torch.randn(size, device=device) for size in SIZES]
     grads = [torch.randn(size, device=device) for size in SIZES]
     m, v = like(params), like(params)

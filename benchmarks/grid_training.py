@@ -3,9 +3,9 @@
     python benchmarks/grid_training.py [--output FILE] [--seeds 5] [--epochs 25] [--bits 16 8] [--device cpu]
         [--task digits evidence mnist1d]
 
-All linear layers are on a grid from the first step on; what is learned is not rounded. MNIST-1D (Greydanus and Kobak,
-"Scaling down deep learning with MNIST-1D", ICML 2024) is made by the package `mnist1d`, without a download: 4,000
-sequences of 40 numbers to learn from, 1,000 to be tested on. Two recurrent layers of LIF neurons read one number a
+All linear layers are on a grid from the first step on; the learned tensors are not rounded. The package `mnist1d` makes
+MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a download: 4,000
+sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read one number a
 step.
 """
 
@@ -69,7 +69,7 @@ def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int
 
 
 class Mnist1d(nn.Module):
-    """`[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
+    """A network from `[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Mnist1d(nn.Module):
 
 
 def mnist1d(device: torch.device) -> list[Tensor]:
-    """Sequences `[T, samples, 1]` and labels: those to learn from, and those held out."""
+    """Returns sequences `[T, samples, 1]` and labels: those for training, and those held out."""
     data = importlib.import_module("mnist1d.data")
     made = data.make_dataset(data.get_dataset_args())
     sequences = [torch.tensor(made[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]
@@ -113,7 +113,7 @@ def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: in
 
 
 class Run(NamedTuple):
-    """One training, in a process of its own."""
+    """One training run, in a separate process."""
 
     task: str
     bits: int | None

@@ -1,4 +1,4 @@
-"""Steps in which the neurons of a row inhibit each other: training steps of compiled kernels beside those of the loop.
+"""Steps in which the neurons of a row inhibit each other: training steps of compiled kernels and of the loop.
 
     python benchmarks/inhibition.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
@@ -20,7 +20,7 @@ Results = tuple[Tensor, Tensor, Tensor]
 
 
 class Inhibited(nn.Module):
-    """A LIF neuron; spikes of the step before inhibit it."""
+    """A LIF neuron that is inhibited by the spikes of the previous step."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Inhibited(nn.Module):
 
 
 class Lateral(Inhibited):
-    """By the mean of the row."""
+    """Inhibition by the mean of the row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x - s.mean(-1, keepdim=True), v)
 
 
 class Winner(Inhibited):
-    """The largest neuron of a row alone spikes."""
+    """A row where the largest neuron alone spikes."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         h = v + (x - s - v) / 2
@@ -49,14 +49,14 @@ class Winner(Inhibited):
 
 
 class Soft(Inhibited):
-    """By a softmax over the neurons."""
+    """Inhibition by a softmax over the neurons."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x * torch.softmax(v, -1) * x.shape[-1], v)
 
 
 class Normed(Inhibited):
-    """A layer norm of the current."""
+    """A neuron with a layer norm of the current."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(F.layer_norm(x - s + v, x.shape[-1:]), v)

@@ -1,4 +1,4 @@
-"""Outcomes of random programs, by several processes, of which a run that is started again goes on with the others."""
+"""Outcomes of random programs from several processes; a run that is started again continues with the others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def outcomes(
     *,
     tasks: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes of all seeds, first of those in the journal.
+    """Yields outcomes of all seeds, first those in the journal.
 
     Args:
-        run: from a seed to the seed and its outcome, in another process.
-        made: the dataclass of an outcome.
-        tasks: after this many seeds, a process is replaced.
+        run: function from a seed to the seed and its outcome, called in another process.
+        made: dataclass of an outcome.
+        tasks: number of seeds after which a process is replaced.
     """
     known: dict[int, Outcome] = {}
     if journal is not None and journal.exists():
@@ -44,7 +44,7 @@ def outcomes(
 
 
 def publish_counts(lines: Sequence[str], counts: Mapping[Any, int], wrong: Sequence[str], path: Path) -> int:
-    """Writes the lines, and what is wrong; returns the status to end with."""
+    """Writes the lines and the errors, and returns the exit status."""
     found = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
     path.write_text("\n".join([*lines, *found]) + "\n", encoding="utf-8")
     print(f"{dict(counts)} -> {path}")

@@ -1,12 +1,12 @@
-"""Bytes that a training step of one normalised layer moves, behind its convolution, on a GPU.
+"""Bytes that a training step of one normalised layer moves, after its convolution, on a GPU.
 
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
-The layer takes what the convolution has written: a batch norm, and ReLU or LIF behind it; or `NormNeuron`, whose steps
-compute the norm's affine part, without and with spikes written as bits besides. A stream is the bytes of the
-convolution's output once. They are counted by hardware, between the GPU and its memory, each kernel beginning with
-empty caches: needs Nsight Compute (`ncu`). `time` is that of the kernels, in times of a copy of one stream's bytes,
-half of which are read and half of which are written.
+The layer reads the convolution's output: a batch norm followed by ReLU or LIF; or `NormNeuron`, whose steps compute the
+norm's affine part, without and with spikes also written as bits. A stream is the bytes of the convolution's output
+once. The hardware counts them, between the GPU and its memory, where each kernel begins with empty caches: this needs
+Nsight Compute (`ncu`). `time` is that of the kernels, relative to a copy of one stream's bytes, half of them read and
+half of them written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 ROWS = [(name, form, dtype) for dtype in DTYPES for form in FORMATS for name in LAYERS]
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-MARK = "spin_kernel"  # what `torch.cuda._sleep` runs
+MARK = "spin_kernel"  # the kernel of `torch.cuda._sleep`
 BYTES = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
@@ -65,7 +65,7 @@ def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None
 
 
 def profiled() -> list[float]:
-    """Bytes that the kernels of a step move, of each row: by one child under `ncu`."""
+    """Returns the bytes that the kernels of a step move, for each row, from one child under `ncu`."""
     command = [
         *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
         *(sys.executable, __file__, "--child"),
@@ -84,7 +84,7 @@ def profiled() -> list[float]:
 
 
 def profile_steps() -> None:
-    """A step of each row, behind a kernel that marks where it begins."""
+    """Runs a step of each row, after a kernel that marks its begin."""
     for name, form, dtype in ROWS:
         step = training_step(name, form, DTYPES[dtype])
         torch.cuda.profiler.start()

@@ -1,14 +1,14 @@
-"""Lengths, resets and delays beside the same layers without them; recurrent delays beside their published form.
+"""Lengths, resets and delays, compared with layers without them; recurrent delays, compared with their published form.
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
 A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. Each pair is
 measured in turns within one run, and the ratio is that of the medians: once called from Python, and once replayed as a
-CUDA graph of ten steps (of recurrent layers, one), in which the host's share is absent. Lengths are uniform with a mean
-of half of T, the longest first. The published form of recurrent delays adds, in each step, one product for each delay
-to a buffer of currents to come (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights;
-ours is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`: small shapes, with whatever device there is.
-What would begin after `--seconds` is left out.
+CUDA graph of ten steps (one, for recurrent layers), without the host's share. Lengths are uniform with a mean of half
+of T, the longest first. The published form of recurrent delays adds, in each step, one product for each delay to a
+buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; this
+project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on any device.
+After `--seconds`, no measurement begins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Run = Callable[[], object]
 
 
 class Published(nn.Module):
-    """A recurrent layer with a buffer of currents to come, and one product for each delay and step."""
+    """A recurrent layer with a buffer of future currents, and one product for each delay and step."""
 
     def __init__(self, weight: Tensor, delay: Tensor, width: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 
 
 def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
-    """Medians in ms."""
+    """Returns medians in ms."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 2):
         for run, found in zip((first, second), times, strict=True):
@@ -94,7 +94,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
 
 
 def as_graph(run: Run, times: int = 1) -> Run:
-    """`times` calls of `run`, captured in a CUDA graph."""
+    """Returns `times` calls of `run`, captured in a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -130,7 +130,7 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
 
 
 def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
-    """A recurrent layer on sequences of half the data, the longest first, beside itself on all of it."""
+    """Returns a recurrent layer on sequences of half the data, the longest first, and the same layer on all of it."""
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
@@ -148,7 +148,7 @@ def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list
 def recurrent(
     shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Ours, the published form with the same parameters, and an input."""
+    """Returns this project's form, the published form with equal parameters, and an input."""
     features = shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(device, dtype)

@@ -1,10 +1,10 @@
-"""Lines of source of each package and room, now and at an earlier commit, and what came with which capability.
+"""Lines of source of each package and room, now and at an earlier commit, and the lines of each capability.
 
     python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
 
-Counted are the files in packages/*/src that end in .py, .cpp, .h or .cuh, with comments and blank lines, as `wc -l`
-counts them. A room is a folder of a package; the files beside them are its root. A capability is a list of rooms and
-files that came after the earlier commit and that nothing else needs: without them, the rest does what it did.
+The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, with comments and blank lines, as in
+`wc -l`. A room is a folder of a package; the files beside the folders are its root. A capability is a list of rooms and
+files that were added after the earlier commit and that no other file needs: without them, the rest works as before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from measure import publish, table
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
-# The last commit before the capabilities below began to be added.
+# The last commit before the first of the capabilities below.
 SINCE = "8bb9126"
-# By name: what the paths of its files contain.
+# For each name, the paths of its files contain one of these.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
     "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
@@ -67,7 +67,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 
 
 def files_of(commit: str | None) -> dict[str, int]:
-    """Lines by path; `None`: of the working tree."""
+    """Returns lines by path, where `None` stands for the working tree."""
     if commit is None:
         found = {}
         for path in sorted(ROOT.glob("packages/*/src/**/*")):
@@ -84,7 +84,7 @@ def git(*arguments: str) -> str:
 
 
 def room_of(path: str) -> tuple[str, str]:
-    """Package and room of a file."""
+    """Returns package and room of a file."""
     _, distribution, _, _, *rest = PurePosixPath(path).parts
     return distribution, rest[0] if len(rest) > 1 else "(root)"
 
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def is_listed(path: str) -> bool:
-    """True if a file belongs to a capability."""
+    """Returns True if a file belongs to a capability."""
     return any(part in path for parts in CAPABILITIES.values() for part in parts)
 
 

@@ -1,13 +1,13 @@
-"""Long sequences of few neurons: what users get, beside the serial kernels and torch.associative_scan, on a GPU.
+"""Long sequences of few neurons by default, compared with the serial kernels and torch.associative_scan, on a GPU.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with copying the bytes of the inputs and the output, training with copying these, the
-gradients that come and go, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of kernels
-have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`, other
-numbers of segments are measured, too. `--shortest` is another table: sequences from 512 steps on, in CUDA graphs and
-launched one by one, for where segments begin to be worth their launches; `--stages` one of serial kernels, by how many
-chunks of loads are in flight.
+Inference is compared with copying the bytes of the inputs and the output. Training is compared with copying these, the
+incoming and outgoing gradients, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of
+kernels have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`,
+other numbers of segments are measured, too. `--shortest` writes another table: sequences from 512 steps on, in CUDA
+graphs and launched one by one, for the length from which segments are worth their launches. `--stages` writes one of
+serial kernels, by the number of chunks of loads in flight.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ HEADER = [
     *("computed again", "spikes that differ", "gradients differ by", "at most", "associative_scan / copy"),
 ]
 SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
-CALLS = 10  # in which a warm-up is learned
+CALLS = 10  # in which a warm-up is chosen
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One eigenvalue of a linear recurrent unit, as a pair: a rotation by 0.1 that keeps 0.999 of the length."""
+    """Computes one eigenvalue of a linear recurrent unit, as a pair: rotates by 0.1 and keeps 0.999 of the length."""
     new = 0.99401 * v - 0.09973 * w + x
     return new, new, 0.09973 * v + 0.99401 * w
 
@@ -52,7 +52,7 @@ def lru() -> PointwiseProgram:
 
 
 def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """A selective scan: decay and input of each step come from outside, `[B, D, N]` each."""
+    """Computes a selective scan: decay and input of each step come from outside, each `[B, D, N]`."""
     new = a * h + b
     return new, new
 
@@ -62,20 +62,20 @@ def mamba() -> PointwiseProgram:
 
 
 def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two affine maps `h -> a h + b` after each other."""
+    """Combines two successive affine maps `h -> a h + b`."""
     return second[0] * first[0], second[0] * first[1] + second[1]
 
 
 def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Two maps of complex numbers, as pairs."""
+    """Combines two maps of complex numbers, as pairs."""
     (p, q, v, w), (r, s, x, y) = first, second
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
 
 def scanned(*leaves: Tensor) -> Tensor:
-    """States of a recurrence from `(a, b)`, or the real parts of one from `(real a, imaginary a, real b, imaginary b)`.
+    """Returns states of a recurrence of `(a, b)`, or the real parts for `(real a, imaginary a, real b, imaginary b)`.
 
-    The factors are sequences: the operator scans tensors of one shape.
+    The factors are sequences, because the operator scans tensors of one shape.
     """
     together = combined if len(leaves) == 2 else combined_pairs
     states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
@@ -103,10 +103,10 @@ class Case:
     """A neuron over a sequence.
 
     Attributes:
-        scale: of normally distributed inputs, whose mean is 0.5.
-        limit: of training, in copies.
-        inputs: their number; where there are two, the first is a decay between 0 and 1.
-        leaves: what `scanned` takes, made of the inputs; `None`: the step is not affine.
+        scale: scale of normally distributed inputs, whose mean is 0.5.
+        limit: limit of training, in copies.
+        inputs: number of inputs; of two, the first is a decay between 0 and 1.
+        leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Sequences that inference moves, and training: inputs and outputs, their gradients, and inputs once more."""
+        """Sequences of inference and of training: inputs and outputs, their gradients, and inputs once more."""
         return self.inputs + 1, 3 * self.inputs + 2
 
 
@@ -145,14 +145,14 @@ CASES = [
 
 
 Rule = SegmentRule | None | Literal["usual"]
-USUAL: Literal["usual"] = "usual"  # that users get
+USUAL: Literal["usual"] = "usual"  # the default
 
 
 class Work:
     """One kind of kernels on the data of a case.
 
     Args:
-        rule: `None`: serial kernels.
+        rule: rule of segments; `None` for serial kernels.
     """
 
     def __init__(self, case: Case, rule: Rule, device: torch.device) -> None:
@@ -196,7 +196,7 @@ class Work:
             return torch.autograd.grad(self.forward(), self._wanted, self._grad)
 
     def told(self) -> tuple[str, str]:
-        """Segments and warm-up; what was computed again."""
+        """Returns segments and warm-up, and the recomputed elements."""
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
         affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
@@ -212,10 +212,10 @@ class Work:
 
 
 def compile_one(work: tuple[Case, bool]) -> None:
-    """In a process of its own: leaves the kernels in Triton's cache.
+    """Runs in a separate process: compiles the kernels into Triton's cache.
 
     Args:
-        work: a case, and True for those of `torch.associative_scan`.
+        work: a case, and True for the kernels of `torch.associative_scan`.
     """
     case, is_associative = work
     if is_associative:
@@ -234,7 +234,7 @@ def time_of(function: Callable[[], object], device: torch.device) -> float:
 
 
 def compiled_scan(case: Case) -> Callable[..., Tensor]:
-    """`torch.associative_scan` of a case's inputs, compiled; it is inlined there."""
+    """Returns the compiled `torch.associative_scan` of a case's inputs; it is inlined there."""
     leaves = case.leaves
     assert leaves is not None
 
@@ -245,14 +245,14 @@ def compiled_scan(case: Case) -> Callable[..., Tensor]:
 
 
 def associatively(case: Case, device: torch.device) -> str:
-    """Inference of `torch.associative_scan`, in copies, and by how much the states differ; or why it does not run."""
+    """Returns the time of `torch.associative_scan`, in copies, and the difference of the states; or its error."""
     work, run = Work(case, USUAL, device), compiled_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
     try:
         with torch.no_grad():
             off = float((run(*work.inputs) - work.infer()).abs().max())
             return f"{time_of(lambda: run(*work.inputs), device) / copy:.2f}, differs by {off:.1e}"
-    except Exception as error:  # a prototype of torch's: whatever it raises
+    except Exception as error:  # torch's prototype may raise any error
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}".replace("|", "/")
 
 
@@ -296,7 +296,7 @@ SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (81
 
 
 def shortest(device: torch.device) -> list[list[str]]:
-    """Segments of sequences that are short for them."""
+    """Measures segments of short sequences."""
     rows = []
     rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, launched=1, kept=False), None)
     for neurons, dtype in SIZES:
@@ -308,7 +308,7 @@ def shortest(device: torch.device) -> list[list[str]]:
                 in_graph = [1e3 * time_of(call, device) for call in calls]
                 launched = []
                 for call in calls:
-                    timed(call, 70, device)  # the compiled launcher takes over what repeats
+                    timed(call, 70, device)  # the compiled launcher takes over repeated calls
                     launched.append(min(1e6 * timed(call, 30, device)[0] / 30 for _ in range(8)))
                 figures = [
                     text
@@ -324,7 +324,7 @@ STAGES = (1, 2, 4, 6)
 
 
 def in_flight(device: torch.device) -> list[list[str]]:
-    """Serial kernels over 1024 steps of 8192 LIFs, by chunks of loads in flight, in copies of what they move."""
+    """Measures serial kernels over 1024 steps of 8192 LIFs, by chunks of loads in flight, in copies of their bytes."""
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         work = Work(Case("LIF", LIF, 1024, 8192, dtype), None, device)

@@ -2,10 +2,10 @@
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
-Calls with one thread and with several take turns. On a machine that other processes use, too, the clock says little:
-beside the least time of a call, the table has what the busiest thread of the process computes in a call, by the
-system's count of each thread's running time (Linux). With one thread that is the whole call; with several it is the
-time of the call where each has a core. A thread that waits for another one is not to spin meanwhile, which would count.
+Calls with one thread and with several take turns. On a machine that other processes use, too, wall time means little.
+So besides the least time of a call, the table shows the busiest thread's running time in a call, from the system's
+count for each thread (Linux). With one thread, that is the whole call; with several, it is the time of the call if each
+has a core. A waiting thread must not spin, because that would count.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
     "Izhikevich": lambda: Izhikevich(a=0.2, b=0.3, backend="cpp"),
     "LI": lambda: LI(backend="cpp"),
 }
-LEARNING = 10  # calls in which a warm-up is learned
+LEARNING = 10  # calls in which a warm-up is chosen
 TOGETHER = 10  # calls between two readings of threads' times
 
 
 def running() -> dict[str, int]:
-    """Nanoseconds that each thread of the process has run."""
+    """Returns the nanoseconds that each thread of the process has run."""
     folder = Path("/proc/self/task")
     return {task.name: int((task / "schedstat").read_text().split()[0]) for task in folder.iterdir()}
 
 
 class Call:
-    """Calls of one neuron with a number of threads, and what they took."""
+    """Calls of one neuron with a number of threads, and their times."""
 
     def __init__(self, neuron: FlexSN, x: Tensor, threads: int, *, training: bool) -> None:
         self._neuron, self._threads = neuron, threads
@@ -66,7 +66,7 @@ class Call:
         return gradient
 
     def measure(self) -> None:
-        """Calls it several times: the system counts a thread's time at its ticks."""
+        """Calls it several times, because the system counts a thread's time at its ticks."""
         before = running()
         for _ in range(TOGETHER):
             begun = time.perf_counter()
@@ -82,7 +82,7 @@ class Call:
 
 
 def told(neuron: FlexSN) -> str:
-    """Segments and warm-up of the forward."""
+    """Returns segments and warm-up of the forward."""
     program = neuron._get_program()
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Training on long sequences: seconds of an epoch of examples/long_sequence.py, by what runs its neurons.
+"""Training on long sequences: seconds of an epoch of examples/long_sequence.py, for each way to run its neurons.
 
     python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
-`serial` are kernels without segments of time. On a GPU, both are measured by calls and as captured steps
+`serial` are kernels without segments of time. On a GPU, both are measured in calls and as captured steps
 (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch of the loop and of snnTorch takes as long as
-thousands of ours: one batch of at most 2,000 steps is measured, and multiplied by steps and batches; the table says so.
-The table is written after each measurement.
+thousands in kernels: one batch of at most 2,000 steps is measured, and multiplied by steps and batches; the table marks
+it. The table is written after each measurement.
 On the CPU, seconds are those that the process computes, in one thread: other processes do not lengthen them by waiting.
 """
 
@@ -33,14 +33,14 @@ from flexsn_runtime.plans._segments import using_segments
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
-WARM = 16  # batches in which kernels are compiled, warm-ups are learned and steps are captured
+WARM = 16  # batches that compile kernels, choose warm-ups and capture steps
 STEPS = 2000  # of a batch of the loops
 
 Step = Callable[[Tensor, Tensor], object]
 
 
 class Leaky(nn.Module):
-    """snnTorch's neuron, step by step: `[T, B, H]` to spikes."""
+    """snnTorch's neuron, step by step, from `[T, B, H]` to spikes."""
 
     def __init__(self, hidden: nn.Module) -> None:
         super().__init__()
@@ -62,10 +62,10 @@ class Way(NamedTuple):
     """One way to run the neurons.
 
     Attributes:
-        make: a network for a number of classes.
-        rule: the rule of its segments, as a context.
-        is_loop: True if each step of time is several launches.
-        is_captured: True if training steps are CUDA graphs.
+        make: function from a number of classes to a network.
+        rule: rule of its segments, as a context.
+        is_loop: whether each time step has several launches.
+        is_captured: whether training steps are CUDA graphs.
     """
 
     make: Callable[[int], nn.Module]
@@ -97,9 +97,9 @@ def training_step(network: nn.Module, way: Way) -> Step:
 
 
 def epoch(step: Step, data: Any, rounds: int) -> float:
-    """Seconds of an epoch: the least of some rounds."""
+    """Returns the seconds of an epoch: the least of some rounds."""
     device = data.train_x.device
-    # Batches of one size, so that there is one graph; the last one begins earlier.
+    # Batches have one size, so that there is one graph; the last batch begins earlier.
     firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
     batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time
@@ -117,7 +117,7 @@ def epoch(step: Step, data: Any, rounds: int) -> float:
 
 
 def epoch_of_loop(step: Step, data: Any) -> float:
-    """Seconds of an epoch, multiplied from one batch of at most `STEPS` steps."""
+    """Returns the seconds of an epoch, multiplied from one batch of at most `STEPS` steps."""
     device, (samples, steps) = data.train_x.device, data.train_x.shape
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     x, y = data.train_x[: example.BATCH], data.train_y[: example.BATCH]
@@ -147,7 +147,7 @@ def ways(device: torch.device) -> dict[str, Way]:
 
 
 def segments_of(network: nn.Module) -> str:
-    """Segments of time, as `explain()` names them."""
+    """Returns the segments of time in `explain()`."""
     hidden = network.hidden
     assert isinstance(hidden, FlexSN)
     lines = hidden.explain().splitlines()
@@ -155,7 +155,7 @@ def segments_of(network: nn.Module) -> str:
 
 
 def measure(way: Way, data: Any, rounds: int) -> tuple[str, str]:
-    """Seconds of an epoch, and the segments."""
+    """Returns the seconds of an epoch, and the segments."""
     torch.manual_seed(0)
     with way.rule():
         network = way.make(data.classes).to(data.train_x.device)

@@ -1,11 +1,11 @@
-"""Counts what remains when neurons are created, run and dropped: memory, modules, files, file descriptors.
+"""Counts of resources that remain when neurons are created, run and dropped: memory, modules, files, descriptors.
 
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
-Each neuron is trained for one call, by the loop or by compiled kernels (in Triton's interpreter where there is no GPU),
-and dropped. Two in three are a user's, closures of one function with five different numbers, so that there are five
-kernels; the others are ready-made. What is held is counted after the first tenth of them and at the end: what grows in
-between would grow for ever.
+Each neuron is trained for one call, in the loop or in compiled kernels (in Triton's interpreter if there is no GPU),
+and dropped. Two in three are custom ones, closures of one function with five different numbers, so that there are five
+kernels; the others are ready-made. Resources are counted after the first tenth of the neurons and at the end: any
+growth in between would continue for ever.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Held:
     """Resources that a process holds.
 
     Attributes:
-        memory: resident, in MB.
-        objects: that the garbage collector knows.
-        modules: imported.
-        generated: of these, from generated sources.
-        files: in the cache folder.
+        memory: resident memory, in MB.
+        objects: objects of the garbage collector.
+        modules: imported modules.
+        generated: imported modules from generated sources.
+        files: files in the cache folder.
         descriptors: open files.
-        handles: of kernels.
+        handles: handles of kernels.
     """
 
     memory: float
@@ -54,7 +54,7 @@ class Held:
 
     @staticmethod
     def now() -> Held:
-        """Counted after a collection of garbage."""
+        """Counts after a collection of garbage."""
         gc.collect()
         return Held(
             memory=_resident() / 2**20,
@@ -74,7 +74,7 @@ def _resident() -> int:
 
 
 def made(number: int, backend: str) -> FlexSN:
-    """A neuron of a user's; every third is a ready-made one."""
+    """Returns a custom neuron, or a ready-made one for every third number."""
     if number % 3 == 0:
         return LIF(tau=2.0 + number % NUMBERS, backend=backend)
     leak = 0.5 + number % NUMBERS / 100
@@ -87,7 +87,7 @@ def made(number: int, backend: str) -> FlexSN:
 
 
 def run(first: int, last: int, backend: str, device: str) -> None:
-    """Creates, trains for one call and drops the neurons of these numbers."""
+    """Creates the neurons of these numbers, trains each for one call, and drops it."""
     for number in range(first, last):
         x = torch.ones(2, 8, device=device, requires_grad=True)
         output = made(number, backend)(x)
@@ -96,7 +96,7 @@ def run(first: int, last: int, backend: str, device: str) -> None:
 
 
 def held_by(backend: str, device: str, early: int, neurons: int) -> tuple[Held, Held]:
-    """Resources held after the first `early` neurons, and after all."""
+    """Returns resources held after the first `early` neurons, and after all."""
     run(0, early, backend, device)
     before = Held.now()
     run(early, neurons, backend, device)

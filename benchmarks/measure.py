@@ -20,10 +20,10 @@ _Result = TypeVar("_Result")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
-    """Median time of a call: by CUDA events on a GPU, by the clock elsewhere.
+    """Returns the median time of a call, from CUDA events on a GPU, and from the clock elsewhere.
 
     Args:
-        warmup, rep: how long to warm up and to measure, in ms.
+        warmup, rep: times for warm-up and measurement, in ms.
     """
     if device.type == "cuda":
         return float(triton.testing.do_bench(function, warmup=warmup, rep=rep, return_mode="median"))
@@ -36,18 +36,18 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
 
 
 def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Time of a copy that moves the bytes of `streams` tensors of `elements`."""
+    """Returns the time of a copy that moves the bytes of `streams` tensors of `elements`."""
     source = torch.empty(elements * streams // 2, device=device, dtype=dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source), device)
 
 
 def graphed(function: Callable[[], object]) -> Callable[[], None]:
-    """`function`, captured in a CUDA graph; a call of the result replays it. Needs a GPU."""
+    """Returns `function`, captured in a CUDA graph; a call of the result replays it. This needs a GPU."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for _ in range(3):  # compiles, and lets the allocator settle
+        for _ in range(3):  # compiles, and fills the allocator's pool
             function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -57,13 +57,13 @@ def graphed(function: Callable[[], object]) -> Callable[[], None]:
 
 
 def issue_time(function: Callable[[], object], device: torch.device, *, calls: int = 20) -> float:
-    """Time in ms that the CPU needs to issue a call, whether or not the GPU has done its work yet."""
+    """Returns the time in ms that the CPU needs to issue a call, without waiting for the GPU."""
     function()
     return 1e3 * timed(function, calls, device)[1] / calls
 
 
 def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
-    """Seconds that `calls` calls take, with one synchronisation at the end, and their part that the CPU needs."""
+    """Returns the seconds of `calls` calls, with one synchronisation at the end, and the CPU's part of them."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -74,7 +74,7 @@ def timed(function: Callable[[], object], calls: int, device: torch.device) -> t
 
 
 def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, float]:
-    """Microseconds that the GPU computes per call, and how many kernels it runs for that."""
+    """Returns the microseconds that the GPU computes per call, and the number of its kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(calls):
             function()
@@ -84,14 +84,14 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
 
 
 def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
-    """Calls the function on each, in new processes at once: what it compiles is left in the caches on disk."""
+    """Calls the function on each, in new processes at once: compiled kernels stay in the caches on disk."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
         return list(pool.map(function, every))
 
 
 def where(device: torch.device) -> str:
-    """Device, versions and date."""
+    """Returns device, versions and date."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     name += ", Triton's interpreter" if interpreted else ""
@@ -100,7 +100,7 @@ def where(device: torch.device) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Returns lines of a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(str(cell) for cell in line)} |" for line in lines]
 

@@ -1,4 +1,4 @@
-"""A picture of networks beside the same networks with ReLU."""
+"""A picture of networks, compared with the same networks with ReLU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MARKERS = "osD^vP*Xhp<>"
 
 
 def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> None:
-    """Writes a picture, a panel for each figure: where networks stand by their neurons, ReLU's being 1.
+    """Draws a panel for each figure: the place of each network by its neurons, where ReLU's is 1.
 
     Args:
-        ratios: by the figure's name, and by network and neurons.
-        path: of a picture in SVG.
+        ratios: ratios by the figure's name, and by network and neurons.
+        path: file of a picture in SVG.
     """
-    mpl.rcParams["svg.hashsalt"] = "flexsn"  # or else each picture is another file
+    mpl.rcParams["svg.hashsalt"] = "flexsn"  # otherwise, each run writes another file
     pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))
     networks, neurons = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
     height = 1.6 + 0.42 * len(neurons) + 0.2 * len(networks)
@@ -37,7 +37,7 @@ def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> N
 
 
 def _ruled(panel: Axes, title: str, neurons: Sequence[str]) -> None:
-    """Names and lines around the points."""
+    """Draws names and lines around the points."""
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter("{x:g}")

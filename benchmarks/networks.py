@@ -1,6 +1,6 @@
-"""Networks as people train them, with any activation instead of the neurons: `nn.ReLU`, or a spiking one.
+"""Networks as people train them, with any activation in place of the neurons: `nn.ReLU`, or a spiking one.
 
-All take sequences `[T, B, ...]` and give `[T, B, classes]`. A layer that is no neuron works on T·B frames.
+All of them map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons work on T·B frames.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SEWBlock(nn.Module):
 
 
 def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
-    """`[T, B, 3, 224, 224]` to `[T, B, classes]`."""
+    """Returns a network from `[T, B, 3, 224, 224]` to `[T, B, classes]`."""
     blocks: list[nn.Module] = []
     before = 64
     for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -55,7 +55,7 @@ def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
 
 
 def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
-    """`[T, B, 3, 32, 32]` to `[T, B, classes]`."""
+    """Returns a network from `[T, B, 3, 32, 32]` to `[T, B, classes]`."""
     layers: list[nn.Module] = []
     before = 3
     for after, pooled in ((64, False), (128, True), (256, False), (256, True), (512, False), (512, True)):
@@ -66,7 +66,7 @@ def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
 
 
 class SpikingAttention(nn.Module):
-    """Attention without a softmax, between activations: `[T, B, width, tokens]` to the same.
+    """Attention without a softmax, between activations: `[T, B, width, tokens]` to an equal shape.
 
     Source: Zhou et al., "Spikformer: when spiking neural network meets transformer", ICLR 2023.
     """
@@ -88,7 +88,7 @@ class SpikingAttention(nn.Module):
 
 
 class SpikformerBlock(nn.Module):
-    """Attention and two projections, each added to its input. Source: as for `SpikingAttention`."""
+    """Attention and two projections, each added to its input. Source: see `SpikingAttention`."""
 
     def __init__(self, width: int, heads: int, activation: Activation) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SpikformerBlock(nn.Module):
 
 
 class Spikformer(nn.Module):
-    """Blocks over tokens that are there: `[T, B, width, tokens]` to `[T, B, classes]`."""
+    """Blocks over given tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
 
     def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Spikformer(nn.Module):
 
 
 def feed_forward(activation: Activation, *widths: int) -> nn.Module:
-    """`[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
+    """Returns a network from `[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), activation()]

@@ -2,10 +2,10 @@
 
     python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
 
-One forward and one backward of the module, as a user calls it, from a reset state. The floor of all of them is five
-streams (a stream is one `T x NCL` float32 tensor read or written once): read x, write s; read grad_s, read x again,
-write grad_x. What else a neuron moves is small, and listed: a checkpoint of each state every few steps, and a partial
-sum per element for each learned parameter. The kernels are compiled beforehand by several processes at once.
+A call is one forward and one backward of the module, as a user calls it, from a reset state. The floor of all of them
+is five streams (a stream is one `T x NCL` float32 tensor read or written once): read x, write s; read grad_s, read x
+again, write grad_x. A neuron moves few other bytes, and the table lists them: a checkpoint of each state every few
+steps, and a partial sum per element for each learned parameter. Several processes compile the kernels beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOOR_STREAMS = 5
 LIMIT = 1.3
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
 
-# With values for which every term of the equation is there.
+# Arguments with which every term of the equation is present.
 NEURONS: dict[str, Callable[[], Neuron]] = {
     "IF": neuron.IF,
     "LIF": neuron.LIF,
@@ -57,7 +57,7 @@ NEURONS: dict[str, Callable[[], Neuron]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements of one neuron: times in ms, ops per element and step, and what its kernels use."""
+    """Measurements of one neuron: times in ms, ops per element and step, and resources of its kernels."""
 
     name: str
     compiled: float
@@ -88,7 +88,7 @@ class Row:
         ]
 
     def _reason(self, floor: float, steps: int) -> str:
-        """Reason why the neuron is slow, or facts that can be the reason."""
+        """Returns why the neuron is slow, or facts that may explain it."""
         if self.graph <= LIMIT * floor:
             return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
         facts = [
@@ -115,7 +115,7 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
     def run() -> object:
         made.reset()
         spikes = made(x)
-        # Before a graph is captured, no node of another step may be left.
+        # Before the capture of a graph, no node of another step may remain.
         made.reset()
         return torch.autograd.grad(spikes, wanted, grad)
 
@@ -123,7 +123,7 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Ops of the step and of its VJP, and how many of them are transcendental. The compiled backward does both."""
+    """Returns the ops of the step and of its VJP, and the transcendental ones. The compiled backward does both."""
     made = NEURONS[name]()
     examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
     graphs = generate_forward_and_backward_graph(made.core, examples)
@@ -133,7 +133,7 @@ def count_ops(name: str) -> tuple[int, int, int]:
 
 
 def compile_one(name: str, steps: int, ncl: int, device: str) -> None:
-    """In a process of its own: leaves the kernels in Triton's cache."""
+    """Runs in a separate process: compiles the kernels into Triton's cache."""
     training_step(name, steps, ncl, torch.device(device), "triton")()
 
 
@@ -142,7 +142,7 @@ def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) ->
 
 
 def loaded_kernels() -> list[CompiledKernel]:
-    """All in this process. Triton has no list of them."""
+    """Returns all kernels in this process. Triton has no list of them."""
     return [value for value in gc.get_objects() if type(value) is CompiledKernel]
 
 

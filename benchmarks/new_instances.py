@@ -2,9 +2,9 @@
 
     python benchmarks/new_instances.py [--output benchmarks/results/new_instances.md] [--repeats 3]
 
-Each row is a process of its own. The kernels are in the cache on disk: a first process fills it. A step is a forward
-and a backward over 8 time steps, by kernels in C++; the times are of the process, one thread, medians of processes. The
-warm column is a repeated step of the first instance, which the others contain.
+Each row is a separate process. The kernels are in the cache on disk, which a first process fills. A step is a forward
+and a backward over 8 time steps, in C++ kernels; the times are those of the process with one thread, medians over
+processes. The warm column is a repeated step of the first instance, which the other columns contain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = ("first", "warm", "second instance", "deepcopy", "batch of 24", "batch
 
 
 def step(net: nn.Module, batch: int = BATCH) -> float:
-    """CPU milliseconds of a training step."""
+    """Returns the CPU milliseconds of a training step."""
     x = torch.rand(STEPS, batch, SIZE, requires_grad=True)
     functional.reset_net(net)
     begun = time.process_time()
@@ -48,7 +48,7 @@ def step(net: nn.Module, batch: int = BATCH) -> float:
 
 
 def measure(name: str) -> list[float]:
-    """One value for each of `COLUMNS`."""
+    """Returns one value for each of `COLUMNS`."""
     make = NETWORKS[name]
     first = make()
     times = [step(first)]

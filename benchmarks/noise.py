@@ -1,11 +1,11 @@
-"""Random numbers inside of a step: their statistics, and what a training step of a noisy LIF takes.
+"""Random numbers inside of a step: their statistics, and the time of a training step of a noisy LIF.
 
     python benchmarks/noise.py [--output benchmarks/results/noise.md] [--numbers 1e9] [--steps 32] [--rows 256]
         [--neurons 16384] [--rounds 20]
 
-The statistics are of numbers that a kernel draws, summed in float64; the table also has their distances from the exact
+The statistics cover numbers that a kernel draws, summed in float64; the table also shows their distances from the exact
 values in standard deviations. The times are medians of training steps, with and without noise in turns within one run.
-On a CPU, give fewer numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
+On a CPU, reduce the numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ spike = surrogate.Sigmoid()
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normal and uniform numbers as outputs."""
+    """Returns normal and uniform numbers as outputs."""
     return normal_like(v), uniform_like(v), v + x
 
 
@@ -57,7 +57,7 @@ LAYERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 
 
 def moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
-    """Rows of a table: a statistic, its value, its distance from the exact one in standard deviations."""
+    """Returns rows of a table: a statistic, its value, its distance from the exact one in standard deviations."""
     steps, rows = 16, 64
     size = min(1 << 16, max(numbers // (steps * rows), 4) // 4 * 4)
     neuron = FlexSN(drawn, 1, 1, 2, backend=backend)
@@ -91,7 +91,7 @@ def moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str,
 
 
 def steps_of(options: argparse.Namespace, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
-    """Rows of a table: a layer, the median of its training step in ms, the ratio to the one without noise."""
+    """Returns rows of a table: a layer, the median of its training step in ms, the ratio to a layer without noise."""
     x = torch.randn(options.steps, options.rows, options.neurons, device=device).add_(0.8).requires_grad_()
     gradient = torch.randn_like(x)
     layers = {name: FlexSN(core, 1, 1, 1, backend=backend) for name, core in LAYERS.items()}

@@ -1,13 +1,13 @@
-"""Time of a batch norm and a LIF as one layer, forward and backward, beside copies of the bytes that it has to move.
+"""Time of a batch norm and a LIF as one layer, forward and backward, against copies of the bytes that it has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 
-A fused layer moves nine streams, of the bytes of its input each: statistics read one; the forward reads one and writes
-one; the backward reads two and writes one; what flows through the statistics reads two and writes one. Each row is a
-layer of a ResNet18 behind its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
-of the three, so that a change of the clock meets all of them. It needs a GPU; `--check` runs small
-shapes in Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels that sum gradients: numbers
-of a thread, and programs below which none walks several rows.
+A fused layer moves nine streams, each the bytes of its input: statistics read one; the forward reads one and writes
+one; the backward reads two and writes one; the gradient through the statistics reads two and writes one. Each row is a
+layer of a ResNet18 after its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
+of the three, so that a change of the clock affects all of them. The script needs a GPU; `--check` runs small shapes in
+Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels that sum gradients: numbers of a
+thread, and the number of programs below which none walks several rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Shape of a layer: channels, side of its images, number of the norms of a ResNet18 that have it."""
+    """Shape of a layer: channels, side of its images, number of the norms of a ResNet18 with that shape."""
 
     channels: int
     side: int
@@ -47,7 +47,7 @@ SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
 
 
 class Times(NamedTuple):
-    """Milliseconds: of a copy of one stream, of the parts of the layer, of all of it, of torch's norm and ReLU."""
+    """Milliseconds of a copy of one stream, of the parts of the layer, of the whole layer, of torch's norm and ReLU."""
 
     stream: float
     torch_statistics: float
@@ -58,7 +58,7 @@ class Times(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row."""
+    """A row of the table."""
 
     dtype: str
     form: str
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 def works_of(case: Case) -> list[Callable[[], object]]:
-    """A copy of one stream, torch's statistics, ours, the forward, all of the layer, torch's norm and ReLU."""
+    """Returns a copy of one stream, statistics of torch and of this project, the forward, the layer, torch's layers."""
     device, shape = torch.device(case.device), case.shape
     size = (T * B if device.type == "cuda" else T * 2, shape.channels, shape.side, shape.side)
     frames = torch.randn(size, device=device).to(DTYPES[case.dtype]).contiguous(memory_format=FORMATS[case.form])

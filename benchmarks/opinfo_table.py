@@ -1,9 +1,10 @@
-"""All of PyTorch's elementwise ops and their gradients by `pointwise` and by `FlexSN`, against eager mode: a table.
+"""All of PyTorch's elementwise ops and their gradients in `pointwise` and in `FlexSN`, against eager mode: a table.
 
     TRITON_INTERPRET=1 python benchmarks/opinfo_table.py [--samples N] [--out FILE] [VARIANT ...]
 
-Runs in Triton's interpreter, on the CPU; about half an hour. Ends with status 1 if an answer is wrong, an error has no
-name, the two ways do not agree, or less than 95 % of the runs pass. `tests/test_opinfo.py` runs a quick subset.
+The script runs in Triton's interpreter, on the CPU, for about half an hour. It ends with status 1 if an answer is
+wrong, an error has no name, the two ways do not agree, or less than 95 % of the runs pass. `tests/test_opinfo.py` runs
+a quick subset.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Outcomes = dict[torch.dtype, Outcome]
 
 
 def main() -> int:
-    """Writes the table; returns the exit status."""
+    """Writes the table, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("variants", nargs="*", help="names of variants; by default all")
     parser.add_argument("--samples", type=int, default=4, help="of PyTorch's samples per variant and dtype")
@@ -79,7 +80,7 @@ def main() -> int:
 
 
 def _verdict(outcomes: Outcomes) -> str:
-    """The worst of the dtypes; empty if nothing ran."""
+    """Returns the worst verdict of the dtypes, or an empty text if nothing ran."""
     found = outcomes.values()
     if any(o.wrong or o.crashed or o.apart for o in found):
         return "wrong"

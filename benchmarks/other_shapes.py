@@ -1,4 +1,4 @@
-"""States of other shapes: training steps of compiled kernels beside those of the loop.
+"""States of other shapes: training steps of compiled kernels and of the loop.
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
@@ -22,7 +22,7 @@ BRANCHES = 4
 
 
 class Dendritic(nn.Module):
-    """Branches drive a soma; the largest one opens an apical compartment, which adds to the soma.
+    """A neuron whose branches drive a soma; the largest branch opens an apical compartment, which adds to the soma.
 
     A `matrix` joins the branches of a neuron.
     """
@@ -48,7 +48,7 @@ class Dendritic(nn.Module):
 
 
 class Branches(Dendritic):
-    """Dendritic neurons with branches that are not joined."""
+    """Dendritic neurons with separate branches."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__(neurons, matrix=False)
@@ -95,7 +95,7 @@ CORES = (Dendritic, Branches, Populations, Disynaptic)
 
 
 class Layer(FlexSN):
-    """A core with its states."""
+    """A layer with a core and its states."""
 
     core: Dendritic | Populations
 

@@ -1,4 +1,4 @@
-"""LIF neurons of other libraries, for use as an activation, where they are installed."""
+"""LIF neurons of other installed libraries, for use as an activation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 
 def has(library: str) -> bool:
-    """True if it is installed."""
+    """Returns True if the library is installed."""
     return importlib.util.find_spec(library) is not None
 
 
 def spikingjelly_lif() -> nn.Module:
-    """SpikingJelly 2, as installed: its Triton kernels on a GPU."""
+    """Returns SpikingJelly 2's neuron as installed, with its Triton kernels on a GPU."""
     node: nn.Module = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(tau=2.0, step_mode="m")
     return node
 
 
 def spikingjelly_loop() -> nn.Module:
-    """SpikingJelly's LIF neuron in a loop of PyTorch's operators, as SpikingJelly runs steps that are not its own."""
+    """Returns SpikingJelly's LIF neuron in a loop of PyTorch's operators, as SpikingJelly runs custom steps."""
     base = importlib.import_module("spikingjelly.activation_based.base").MemoryModule
     node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
 
@@ -34,7 +34,7 @@ def spikingjelly_loop() -> nn.Module:
 
 
 def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU: the fourth call is captured."""
+    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU, capturing call four."""
     graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
         "spikingjelly.activation_based._cuda_graph"
     ).StaticCudaGraph(step)
@@ -42,7 +42,7 @@ def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Te
 
 
 class SnnTorchLeaky(nn.Module):
-    """snnTorch's `Leaky`, which is a loop over time: `[T, B, ...]` to the same."""
+    """snnTorch's `Leaky`, which is a loop over time: `[T, B, ...]` to an equal shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class SnnTorchLeaky(nn.Module):
 
 
 def resets(net: nn.Module) -> list[Callable[[], object]]:
-    """Functions that reset the neurons of other libraries in a network."""
+    """Returns functions that reset the neurons of other libraries in a network."""
     found: list[Callable[[], object]] = []
     for module in net.modules():
-        # By what it is made of: a class of one's own that derives from theirs counts, too.
+        # The test covers base classes: a class that derives from a library's class counts, too.
         theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
         if theirs and hasattr(module, "reset"):
             found.append(module.reset)  # type: ignore[arg-type]

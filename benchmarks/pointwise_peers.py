@@ -2,10 +2,10 @@
 
     python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
-Medians of whole calls in ms, with what Python needs; training is a forward and a backward. `first` is the first call of
-each, with what is compiled. The loop is the step called T times in Python, in a function that `torch.compile` is given;
-the longer sequences are not compiled so, because that takes minutes. What is refused is named; when the time is over,
-the rest is left out, and says so.
+Figures are medians of whole calls in ms, including Python; training is a forward and a backward. `first` is each way's
+first call, including compilation. The loop calls the step T times in Python, in a function for `torch.compile`; longer
+sequences are not compiled this way, because that takes minutes. The table names refusals. When the time is over, the
+table marks the rest as left out.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Example:
     """One function in several ways.
 
     Attributes:
-        arguments: makes them; those that are to have gradients require them.
-        ways: by name, what is called; the first one is what the others are compared with.
+        arguments: function that makes them; those that need gradients require them.
+        ways: calls by name; the first one is the reference for the others.
         trains: whether a backward is measured.
     """
 
@@ -50,7 +50,7 @@ class Example:
 
 
 def gelu_gate(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-    """A gated unit, with its bias and a limit."""
+    """Computes a gated unit, with its bias and a limit."""
     return (x * functional.gelu(gate + bias, approximate="tanh")).clamp(-8.0, 8.0)
 
 
@@ -65,7 +65,7 @@ def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Feng et al., Were RNNs All We Needed?, section 3.1: gate and candidate are of the input alone."""
+    """Feng et al., Were RNNs All We Needed?, section 3.1: gate and candidate depend on the input alone."""
     gate, new = x[0].sigmoid(), x[1].tanh()
     h = (1 - gate) * h + gate * new
     return h, h
@@ -81,12 +81,12 @@ def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tenso
 
 
 def linear(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two steps of `h = decay h + new` as one."""
+    """Combines two steps of `h = decay h + new`."""
     return a[0] * b[0], b[0] * a[1] + b[1]
 
 
 def associative(function: Function) -> Function:
-    """A linear recurrence by torch's associative scan: `function` makes decays and what is new of the arguments."""
+    """Computes a linear recurrence in torch's associative scan: `function` makes decays and new terms."""
 
     def call(*tensors: Tensor) -> Tensor:
         from torch._higher_order_ops.associative_scan import associative_scan
@@ -192,7 +192,7 @@ def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
 
 
 def measured(example: Example, device: torch.device, until: float, without: list[str]) -> Iterator[list[str]]:
-    """A row for each way, but for some."""
+    """Yields a row for each way, except for some."""
     expected: Tensor | None = None
     for way, function in example.ways.items():
         if way in without:
@@ -201,7 +201,7 @@ def measured(example: Example, device: torch.device, until: float, without: list
         if time.perf_counter() > until:
             yield [*start, "the time was over", "", "", ""]
             continue
-        torch.compiler.reset()  # examples share code, of which torch compiles a few forms only
+        torch.compiler.reset()  # examples share code, and torch compiles only a few forms of it
         torch.manual_seed(0)
         tensors = example.arguments()
         plain = [t.detach() for t in tensors]
@@ -259,7 +259,7 @@ def main() -> None:
         for example in examples:
             for row in measured(example, device, until, given.without):
                 rows.append(row)
-                # After each: a row may take longer than there is time for.
+                # This writes after each row, because a row may take longer than the time allows.
                 publish([*head, *table(HEADER, rows)], given.output)
 
 

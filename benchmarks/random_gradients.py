@@ -3,11 +3,11 @@
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
         [--journal FILE]
 
-The cores and calls of `tests/gradient_cores.py`. On the CPU in Triton's interpreter, or in C++. Each call is counted
-once: where the loop itself raises an error there is nothing to compare; else the compiled scan is equal to it, or is
-different, or is refused by an error of FlexSN's that names the core's line, or fails with any other error. Ends with
-status 1 if anything is different or fails. With a journal, what became of each seed is written there at once, and a run
-that is started again goes on with the seeds that are not there.
+The cores and calls are those of `tests/gradient_cores.py`, on the CPU in Triton's interpreter, or in C++. Each call
+counts once. If the loop itself raises an error, there is no comparison; otherwise, the compiled scan is equal to it, or
+different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The script
+ends with status 1 if anything is different or fails. With a journal, the outcome of each seed is written there at once,
+and a run that is started again continues with the missing seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # Before triton is imported.
+    # This precedes the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -40,7 +40,7 @@ COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwis
 
 def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
-    # Half of them with what the forward keeps for the backward saved, half with it computed again.
+    # Half of them save values of the forward for the backward, and half recompute them.
     residuals = ("recompute", "save")[seed % 2]
     try:
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)
@@ -49,7 +49,7 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
 
 
 def kind(refusal: str) -> str:
-    """Kind of a refusal: its text without what is particular to one core."""
+    """Returns the kind of a refusal: its text without the parts that belong to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
     return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
 

@@ -3,10 +3,11 @@
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
-The networks and acts of `tests/lives`. On the CPU in C++, launched by Python and by the compiled launcher, and in
-Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python program; run
-it with `PYTHONPATH=tests`. Ends with status 1 if there is one. With a journal, the results of each piece of the run are
-written there at once, and a run that is started again goes on with the pieces that are missing.
+The networks and acts are those of `tests/lives`: on the CPU in C++, launched by Python and by the compiled launcher,
+and in Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python
+program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. With a journal, the
+results of each piece of the run are written there at once, and a run that is started again continues with the missing
+pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # Before triton is imported.
+    # This precedes the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -35,7 +36,7 @@ from lives.machine import Backends, machine, run  # noqa: E402
 from lives.twins import DifferenceError, Twins  # noqa: E402
 from measure import publish, table, where  # noqa: E402
 
-# Lives of one piece. They share a backend and a seed.
+# Number of lives in one piece. They share a backend and a seed.
 PIECE = 20
 BACKENDS: dict[str, Backends] = {
     "cpu": (("auto", "auto"), ("cpp", "compiled"), ("cpp", "auto"), ("triton", "auto")),
@@ -45,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """One piece: its counts, and the program of a difference."""
+    """Runs one piece, and returns its counts, and the program of a difference."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()
@@ -58,7 +59,7 @@ def lives_of(number: int, rules: int, device: str) -> Piece:
 
 
 def pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
-    """All pieces; first those in the journal."""
+    """Yields all pieces, first those in the journal."""
     known: dict[int, Piece] = {}
     if journal is not None and journal.exists():
         entries = map(json.loads, journal.read_text(encoding="utf-8").splitlines())

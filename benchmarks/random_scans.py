@@ -1,10 +1,11 @@
-"""Random steps of `flexsn_hop.scan`, by each lowering, three calls each, against a plain loop. A table.
+"""Random steps of `flexsn_hop.scan`, in each lowering, with three calls each, against a plain loop. A table.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs of `tests/random_steps.py`, on the CPU. Ends with status 1 if anything is different or fails. With a
-journal, the outcome of each seed is written there at once, and a run that is started again goes on with the others.
+The programs are those of `tests/random_steps.py`, on the CPU. The script ends with status 1 if anything is different or
+fails. With a journal, the outcome of each seed is written there at once, and a run that is started again continues with
+the others.
 """
 
 from __future__ import annotations

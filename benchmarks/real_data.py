@@ -1,26 +1,26 @@
-"""Accuracy on real data over seeds, with the same network in another library and the numbers that papers give: a table.
+"""Accuracy on real data over seeds, with equal networks in another library and published numbers: a table.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
     python benchmarks/real_data.py --seconds-only --device cuda [--samples FILE] [--epochs 6] ...
 
-Data sets that a package ships or makes:
+The data sets come from packages, which contain or make them:
 
-- digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as scikit-learn's own
-  example has it. Each pixel is a current at all 8 steps; two layers of `LIF`.
+- digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as in scikit-learn's
+  own example. Each pixel is a current at all 8 steps; the network has two layers of `LIF`.
 - mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
-  all 8 steps; the three convolutions of its authors' network, each followed by `Leaky`, and the mean over time of
+  all 8 steps; the network is the three convolutions of its authors, each followed by `Leaky`, and the mean over time of
   a linear layer.
 - japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers a step, 7 to 29 steps, from the package `aeon`.
   A layer of `RLeaky`, and the mean of a linear layer over each recording's own steps.
 - basic_motions: 40 and 40 recordings of four movements, 6 numbers a step, 100 steps, from `aeon`. Two
   layers of `Leaky`, and the mean of a linear layer over time.
 
-Both libraries begin at the same weights and see the same batches. Seconds of an epoch are measured in turns, training
-alone, the first epoch left out. Networks: `real_data_networks.py`.
+Both libraries begin with equal weights and get equal batches. Seconds of an epoch are measured in turns, for training
+alone, without the first epoch. Networks: `real_data_networks.py`.
 
 `--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` reads the data sets from a
-file, which it writes first where there is none: for a machine without the packages that bring them.
+file, which it writes first if it is missing, for a machine without the packages of the data.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Part:
     y: Tensor
 
     def of(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Some of the samples."""
+        """Returns some of the samples."""
         return self.x[:, chosen], self.lengths[chosen], self.y[chosen]
 
     def to(self, device: str) -> Part:
-        """All tensors on a device."""
+        """Returns all tensors on a device."""
         return Part(self.x.to(device), self.lengths.to(device), self.y.to(device))
 
 
@@ -77,8 +77,8 @@ class Task:
     """A data set, its network in both libraries, and published numbers.
 
     Attributes:
-        load: samples for training and for the test.
-        ours, theirs: make modules with parameters of the same shapes and order.
+        load: function that returns samples for training and for the test.
+        ours, theirs: functions that make modules with parameters of equal shapes and order.
         peer: the other library.
         published: numbers of a source, in words.
     """
@@ -95,12 +95,12 @@ class Task:
 
 
 def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
-    """Rows as the current of all steps."""
+    """Returns rows as the current of all steps."""
     return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
 
 
 def load_digits() -> tuple[Part, Part]:
-    """scikit-learn's handwritten digits, in halves."""
+    """Returns scikit-learn's handwritten digits, in halves."""
     from sklearn.datasets import load_digits as load
 
     found = load()
@@ -111,7 +111,7 @@ def load_digits() -> tuple[Part, Part]:
 
 
 def load_mnist1d() -> tuple[Part, Part]:
-    """MNIST-1D, made from its templates."""
+    """Returns MNIST-1D, made from its templates."""
     from mnist1d.data import get_dataset_args, make_dataset
 
     found = make_dataset(get_dataset_args())
@@ -120,7 +120,7 @@ def load_mnist1d() -> tuple[Part, Part]:
 
 
 def load_series(name: str) -> tuple[Part, Part]:
-    """Multivariate series of `aeon`, each channel with the mean and the deviation of the training set taken out."""
+    """Returns multivariate series of `aeon`, normalised by mean and deviation of each channel in the training set."""
     import aeon.datasets
 
     load = getattr(aeon.datasets, f"load_{name}")
@@ -184,7 +184,7 @@ TASKS = {
 
 
 def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
-    """A data set, from `path` if given."""
+    """Returns a data set, from `path` if given."""
     if path is None:
         return TASKS[name].load()
     if not path.is_file():
@@ -204,7 +204,7 @@ class Trained:
 
 
 def train_epoch(one: Trained, task: Task, part: Part, order: Tensor) -> None:
-    """One pass over the training set."""
+    """Trains for one pass over the training set."""
     begun = time.perf_counter()
     for chosen in order.split(task.batch):
         x, lengths, y = part.of(chosen)
@@ -221,7 +221,7 @@ def train_epoch(one: Trained, task: Task, part: Part, order: Tensor) -> None:
 
 @torch.no_grad()
 def accuracy(net: Network, part: Part) -> float:
-    """Percentage of samples that are classified correctly."""
+    """Returns the percentage of samples that are classified correctly."""
     right = 0
     for chosen in torch.arange(len(part.y), device=part.y.device).split(500):
         x, lengths, y = part.of(chosen)
@@ -230,7 +230,7 @@ def accuracy(net: Network, part: Part) -> float:
 
 
 def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
-    """Accuracy and seconds per epoch of both libraries, ours first, from the same weights and on the same batches."""
+    """Returns accuracy and seconds per epoch of both libraries, ours first, from equal weights and batches."""
     torch.manual_seed(seed)
     nets = [task.ours().to(training.x.device), task.theirs().to(training.x.device)]
     with torch.no_grad():
@@ -251,7 +251,7 @@ def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[
 
 
 def row(name: str, options: argparse.Namespace) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     task = TASKS[name]
     training, test = (part.to(options.device) for part in samples_of(name, options.samples))
     epochs = options.epochs or task.epochs
@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def kept_rows(path: Path) -> dict[str, str]:
-    """Rows of an earlier run by data set; a run of some of them leaves the others."""
+    """Returns rows of an earlier run by data set; a run of some of them keeps the others."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 

@@ -1,4 +1,4 @@
-"""Networks of `real_data.py`, in this project and in two others, with parameters of the same shapes and order."""
+"""Networks of `real_data.py`, in this project and in two others, with parameters of equal shapes and order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Network(nn.Module):
 
 
 def mean_of(values: Tensor, lengths: Tensor) -> Tensor:
-    """Means of `[T, B, C]` over the first steps of each sequence, `[B, C]`."""
+    """Returns means of `[T, B, C]` over the first steps of each sequence, as `[B, C]`."""
     steps = torch.arange(len(values), device=values.device)
     counts = (steps[:, None] < lengths).unsqueeze(2)
     return torch.where(counts, values, 0.0).sum(0) / lengths.unsqueeze(1)
 
 
 def convolutions() -> list[nn.Module]:
-    """Convolutions of the network of MNIST-1D's authors: 40 numbers become 19, 10 and 5 in `CHANNELS` channels."""
+    """Returns convolutions of MNIST-1D's authors: 40 numbers become 19, 10 and 5 in `CHANNELS` channels."""
     return [
         nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),
         nn.Conv1d(CHANNELS, CHANNELS, 3, stride=2, padding=1),
@@ -34,7 +34,7 @@ def convolutions() -> list[nn.Module]:
 
 
 class _Ours(Network):
-    """Layers on sequences; the mean over time."""
+    """Layers on sequences, with the mean over time."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

@@ -4,11 +4,11 @@
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix: as usual, with the backward in a thread of autograd's, and with all of it in one thread. Ours and the loop
-are also captured in a CUDA graph, the loop also with its step compiled by Inductor. nn.RNN, Norse and SpikingJelly's
-container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is switched off. What is not
-installed is named. A figure is the median of a few calls in a row by the clock; measurements that would begin after
-`--seconds` are left out.
+the matrix: as usual, with the backward in a thread of autograd, and with all of it in one thread. This project's layer
+and the loop are also captured in a CUDA graph, and the loop also has its step compiled by Inductor. nn.RNN, Norse and
+SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is switched off.
+Missing libraries are named. A figure is the median wall time of a few calls in a row; after `--seconds`, no measurement
+begins.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Compiled(nn.Module):
 
 
 class Peer(nn.Module):
-    """A cell of another library in a loop: `start()` gives its first states, `cell(x, states)` output and states."""
+    """A cell of another library in a loop: `start()` returns its first states, `cell(x, states)` output and states."""
 
     def __init__(self, cell: nn.Module, call: Callable[[Tensor, Any], tuple[Tensor, Any]], start: Run) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def norse(hidden: int) -> nn.Module:
 
 
 class GRUCell(nn.Module):
-    """cuDNN's form."""
+    """A GRU cell in cuDNN's form."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class GRUCell(nn.Module):
 
 
 class LSTMCell(nn.Module):
-    """Without biases."""
+    """An LSTM cell without biases."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Gates(nn.Module):
         return output
 
 
-# In the order in which they are measured. A graph captures what is named behind it.
+# Peers in the order of measurement. A graph captures the peer that its name ends with.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
     "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
@@ -195,7 +195,7 @@ def inference(call: nn.Module, x: Tensor) -> Run:
 
 
 def seconds_of(run: Run, device: torch.device) -> float:
-    """Seconds of one call, the median of three batches of calls in a row."""
+    """Returns the seconds of one call, the median of three batches of calls in a row."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -214,7 +214,7 @@ def seconds_of(run: Run, device: torch.device) -> float:
 
 
 def of_kernel(run: Run, num_steps: int) -> str:
-    """Microseconds of the kernel over all steps, for each of them."""
+    """Returns the microseconds of the kernel over all steps, divided by their number."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
@@ -257,7 +257,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
         kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
-    for _ in range(4):  # recorded, by ours, and repeated
+    for _ in range(4):  # this project records the calls and repeats them
         forward()
         both()
     training_time = seconds_of(both, device)
@@ -267,7 +267,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # fake tensors do, in seconds: no part of a layer's first step
+    importlib.import_module("torch._dynamo")  # fake tensors import it, in seconds: not part of a first step
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()
@@ -288,7 +288,7 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
                     print(shape, dtype, name, found[shape, dtype, name], flush=True)
                 except ImportError as error:
                     missing.append(f"{name}: {error}")
-                except Exception as error:  # of other libraries, of any kind: the others are measured all the same
+                except Exception as error:  # of any kind, from other libraries: the rest is still measured
                     missing.append(f"{name}, {shape}, {dtype}: {str(error).splitlines()[0][:160]}")
     rows = []
     for shape in shapes:

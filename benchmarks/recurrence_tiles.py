@@ -2,12 +2,12 @@
 
     python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
 
-A shape is T x batch x neurons. Kernels are compiled by many processes first. The kernels of a call without gradients,
-and of a training step's forward and backward, are by the profiler; a training step is all of it, replayed from a CUDA
-graph, as is the forward. Of each division into tiles, the spikes are compared with those of the exchange, for weights
-and inputs that make all sums exact, and the gradient of the input by its largest difference, of its largest value.
-cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds float32 to TF32. Measurements that would begin after
-`--seconds` are left out.
+A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
+gradients, and in a training step's forward and backward, come from the profiler; a training step is all of it, replayed
+from a CUDA graph, as is the forward. For each division into tiles, the spikes are compared with those of the exchange,
+for weights and inputs that make all sums exact, and the gradient of the input by its largest difference, relative to
+its largest value. cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds float32 to TF32. After `--seconds`,
+no measurement begins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DTYPES = ("float32", "bfloat16")
 
 
 def held(rows: int, num_warps: int) -> Tiles:
-    """Tiles of a program that has all columns."""
+    """Returns tiles of a program that has all columns."""
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
-# In the order in which they are measured; `None`: programs exchange.
+# Choices in the order of measurement; `None`: programs exchange.
 CHOICES: dict[str, Tiles | None] = {
     "exchange": None,
     "8 rows, 4 warps": held(8, 4),
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Microseconds of kernels in a step; milliseconds of a replayed forward and training step; what differs."""
+    """Microseconds of kernels in a step; milliseconds of a replayed forward and training step; differences."""
 
     inference: str
     forward: str
@@ -70,7 +70,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def divided(choice: str) -> Iterator[None]:
-    """Kernels that are made in here have these tiles."""
+    """Gives these tiles to kernels that are made inside."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
@@ -89,7 +89,7 @@ def divided(choice: str) -> Iterator[None]:
 
 
 def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """A layer, its input and a gradient of the output, of few bits."""
+    """Returns a layer, its input and a gradient of the output, of few bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -103,19 +103,19 @@ def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
 
 
 def compiled(case: Case) -> None:
-    """Leaves the kernels in the cache on disk. They are the same for any T and batch."""
+    """Compiles the kernels into the cache on disk. They are equal for any T and batch."""
     _, batch, hidden = case.shape.split("x")
     layer, x, weight = made(f"3x{batch}x{hidden}", case.dtype)
     try:
         with divided(case.tiles):
             training(layer, x, weight)()
             inference(layer, x)()
-    except Exception as error:  # what is measured says it again
+    except Exception as error:  # the measurement reports it again
         print(case, error, flush=True)
 
 
 def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Spikes, and the gradient of the input."""
+    """Returns spikes, and the gradient of the input."""
     leaf = x.clone().requires_grad_()
     spikes = layer(leaf)
     (gradient,) = torch.autograd.grad(spikes, [leaf], weight)
@@ -123,7 +123,7 @@ def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
-    """Microseconds of the kernels over all steps, for each of them: ``"forward"`` and ``"backward"``."""
+    """Returns the microseconds of the kernels over all steps, for each of them: ``"forward"`` and ``"backward"``."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
@@ -137,10 +137,10 @@ def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
 
 
 def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
-    """Times, and results.
+    """Returns times and results.
 
     Args:
-        expected: results of the exchange; `None`: these are.
+        expected: results of the exchange; `None` if these are the exchange's.
     """
     device = torch.device("cuda")
     num_steps = int(case.shape.split("x")[0])
@@ -167,7 +167,7 @@ def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times,
 
 
 def of_rnn(shape: str, dtype: str) -> list[str]:
-    """Milliseconds of cuDNN's forward and training step, and of both in a CUDA graph."""
+    """Returns the milliseconds of cuDNN's forward and training step, and of both in a CUDA graph."""
     steps, batch, hidden = map(int, shape.split("x"))
     device = torch.device("cuda")
     layer = nn.RNN(hidden, hidden, bias=False, device=device, dtype=getattr(torch, dtype))
@@ -200,7 +200,7 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
             times, got = measured(case, expected.get(key))
             expected.setdefault(key, got)
             rows[case] = [f"{one:.3g}" if isinstance(one, float) else str(one) for one in times]
-        except Exception as error:  # of compilers and devices: the others are measured all the same
+        except Exception as error:  # from compilers and devices: the rest is still measured
             rows[case] = [(str(error).splitlines() or [repr(error)])[0][:160]]
         print(*case, *rows[case], flush=True)
     theirs = []

@@ -1,4 +1,4 @@
-"""Recurrences that the benchmarks of `flexsn_hop.scan` run, as steps that PyTorch's own scan takes, too."""
+"""Recurrences for the benchmarks of `flexsn_hop.scan`, as steps that PyTorch's own scan accepts, too."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Recurrence:
     """One recurrence with its data.
 
     Attributes:
-        step: one time step, a module where it has parameters.
+        step: one time step, a module if it has parameters.
         init: the first carry, whose tensors require grad.
-        xs: the sequences, time first; they require grad where they are floating.
+        xs: the sequences, time first; floating ones require grad.
     """
 
     step: Any
@@ -118,7 +118,7 @@ class Kalman(nn.Module):
 
 
 def make(name: str, steps: int) -> Recurrence:
-    """The recurrence of this name, on random data."""
+    """Returns the recurrence of this name, on random data."""
     torch.manual_seed(0)
     batch, size = 16, 64
     if name == "EMA":

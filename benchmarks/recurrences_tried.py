@@ -1,10 +1,10 @@
-"""Recurrences of other projects as `flexsn_hop.scan`, compiled alone, and with flexsn-runtime installed.
+"""Recurrences of other projects in `flexsn_hop.scan`, compiled alone, and with flexsn-runtime installed.
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
-Each is compiled with its gradient by Inductor, once with the lowering `compiled_loop`, which needs no other package,
-and once with what is installed, and compared with the eager scan. The page says what the forward and the backward
-became, and why there is no kernel where there is none. Ends with status 1 where a result differs.
+Inductor compiles each recurrence with its gradient, once with the lowering `compiled_loop`, which needs no other
+package, and once with the installed packages; both are compared with the eager scan. The page shows the form of the
+forward and the backward, and the reasons for missing kernels. The script ends with status 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """A diagonal state space, as Mamba's, whose small last dimension is summed."""
+    """A diagonal state space as in Mamba, whose small last dimension is summed."""
     h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """RWKV's, in a numerically stable form."""
+    """RWKV's recurrence, in a numerically stable form."""
     top, bottom, largest = carry
     now = torch.maximum(largest, x["k"])
     y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
@@ -89,7 +89,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """A rotation of a complex number, as two tensors."""
+    """Rotates a complex number, as two tensors."""
     real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
     return (real, imaginary), real.square() + imaginary.square()
 
@@ -125,7 +125,7 @@ def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def indexed(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Entries of a captured tensor, by number."""
+    """Reads entries of a captured tensor, by number."""
     h = h * RATES[0] + x * RATES[1]
     return h, h - RATES[2]
 
@@ -211,9 +211,9 @@ def made(steps: int = 6) -> dict[str, Tried]:
 
 
 def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
-    """The results, and the gradients of a sum of squares."""
+    """Returns the results, and the gradients of a sum of squares."""
     results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
-    # Elements have weights of their own: the squares of a norm's results have a sum that is constant.
+    # Elements have different weights, because the squares of a norm's results have a constant sum.
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
     loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
     leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
@@ -223,7 +223,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[str]]:
-    """Passes, by name, for which kernels are made."""
+    """Yields the names of passes for which kernels are made."""
     made_for: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
@@ -245,7 +245,7 @@ def counted_kernels() -> Iterator[list[str]]:
 
 
 def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """Outcome of the compiled scan in words, why there is no kernel, and its results."""
+    """Returns the outcome of the compiled scan in words, the reason for a missing kernel, and its results."""
     torch._dynamo.reset()
     os.environ["FLEXSN_HOP_LOWERING"] = lowering
     with counted_kernels() as kernels, warnings.catch_warnings(record=True) as caught:

@@ -1,10 +1,10 @@
-"""Two recurrent layers as they start, trained for a few epochs: which settings fire and learn: a table.
+"""Two recurrent layers with default settings, trained for a few epochs: the settings that fire and learn: a table.
 
     python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
 
 The task has four classes: two groups of channels burst, or do not, in two windows of 50 steps, over noise. The network
-is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`; Adam at
-3e-3. 512 samples for training, 512 for the test; a guess has 25%.
+is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`, trained
+with Adam at 3e-3. 512 samples are for training, and 512 for the test; chance is 25%.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`[50, count, 20]` spikes and classes `[count]`."""
+    """Returns `[50, count, 20]` spikes and classes `[count]`."""
     labels = torch.randint(4, (count,), generator=generator)
     x = (torch.rand(50, count, 20, generator=generator) < 0.03).float()
     for start, channels, on in ((5, slice(0, 5), labels // 2), (25, slice(5, 10), labels % 2)):
@@ -55,7 +55,7 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def row(kind: str, options: dict[str, Any], epochs: int) -> str:
-    """Trains, and makes a row of the table."""
+    """Trains, and returns a row of the table."""
     generator = torch.Generator().manual_seed(0)
     (x, y), (x_test, y_test) = sequences(512, generator), sequences(512, generator)
     torch.manual_seed(0)

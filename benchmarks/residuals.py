@@ -1,10 +1,10 @@
-"""Training steps on a GPU: the forward keeps what the backward needs, or the backward computes it again.
+"""Training steps on a GPU: the forward keeps values for the backward, or the backward recomputes them.
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times are of replays of a CUDA graph of the step. `auto` is what is chosen by bytes: those of inputs that are read again
-and of checkpoints, against residuals, written and read. Gradients of both have to agree to rounding, or the script
-stops.
+Times are those of replays of a CUDA graph of the step. `auto` is the choice by bytes: those of inputs that are read
+again and of checkpoints, against residuals, written and read. Gradients of both have to agree to rounding; otherwise,
+the script stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER = ["neuron", "T x NCL", "recompute, ms", "save, ms", "save / recompute", 
 
 
 def four_dendrites(a: Tensor, b: Tensor, c: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """LIF of a weighted sum of four inputs."""
+    """Computes LIF of a weighted sum of four inputs."""
     return lif(a + 0.5 * b - c + 0.25 * d, v)
 
 
@@ -55,7 +55,7 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 
 def compile_one(case: Case) -> None:
-    """In a process of its own: leaves the kernels in Triton's cache."""
+    """Runs in a separate process: compiles the kernels into Triton's cache."""
     work_of(case, torch.device("cuda")).train()
 
 

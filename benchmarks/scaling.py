@@ -2,9 +2,9 @@
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
-Each process has a batch of its own (weak scaling). A step is forward, cross entropy of the mean over time, backward,
-SGD; the median of `--repeat` steps, the slowest process's. Efficiency is the throughput per GPU over that of one
-GPU in the same run. Every number of processes begins a group of its own.
+Each process has its own batch (weak scaling). A step is forward, cross entropy of the mean over time, backward, SGD;
+its time is the median of `--repeat` steps of the slowest process. Efficiency is the throughput per GPU over that of one
+GPU in the same run. Each number of processes starts its own group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
-    """The network on all processes."""
+    """Returns the network on all processes."""
     if strategy == "ddp":
         return DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     for layer in net.children():
@@ -100,7 +100,7 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
 
 
 def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
-    """One of `count` processes: measures every case, and the first one writes what was found."""
+    """Runs one of `count` processes: each measures every case, and the first one writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
     if kind == "cuda":

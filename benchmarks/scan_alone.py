@@ -1,10 +1,10 @@
-"""`flexsn_hop.scan` without any other package: against its eager form and PyTorch's own scan.
+"""`flexsn_hop.scan` without any other package, against its eager form and PyTorch's own scan.
 
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
 
-Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
-that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step,
-with what is compiled; `first, T = 4` is that for 4 steps.
+Milliseconds of a forward without gradients and of a training step (forward and backward): the least of several runs,
+which the ways take in turns, in one thread; on a CPU, they are the process's own time. `first` is the first training
+step, including compilation; `first, T = 4` is that for 4 steps.
 Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
 """
 
@@ -101,7 +101,7 @@ def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
         except Exception as error:
             failed[way.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}"
     expected = able[0].training()
-    # On a CPU, the process's own time, which others on the machine change least.
+    # On a CPU, this is the process's own time, which other processes on the machine change least.
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     for _ in range(ROUNDS):
         for way in able:

@@ -49,7 +49,7 @@ def plif_input(neuron: FlexSN, v: Tensor) -> Tensor:
     return v + (THRESHOLD - v) / torch.sigmoid(neuron.w.detach())
 
 
-# By name: the neuron, and the input that brings its membrane to the threshold.
+# For each name, the neuron, and the input that brings its membrane to the threshold.
 NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor]]] = {
     "LIF": (LIF, lif_input),
     "IF": (IF, if_input),
@@ -72,7 +72,7 @@ class Counts:
 
 @torch.no_grad()
 def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor], x: Tensor) -> Tensor:
-    """`x`, with every other step's input replaced by one that brings the membrane to the threshold, nearly."""
+    """Returns `x`, where every other step's input brings the membrane close to the threshold."""
     v = torch.zeros_like(x[0])
     for t, step in enumerate(x):
         if t % 2:
@@ -85,7 +85,7 @@ def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor]
 
 @torch.no_grad()
 def near_threshold(neuron: FlexSN, x: Tensor) -> int:
-    """How many charged membranes lie near the threshold. (Without reset, what a step leaves is its charge.)"""
+    """Counts the charged membranes near the threshold. (Without a reset, the state after a step is its charge.)"""
     v, count = torch.zeros_like(x[0]), 0
     for step in x:
         spike, after = neuron.core(step, v)
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    # No multiple of a block.
+    # The number of elements is no multiple of a block.
     shape = (chosen.steps, -(-chosen.elements // CHANNELS), CHANNELS)
     rows = []
     for name in NEURONS:

@@ -2,11 +2,11 @@
 
     python benchmarks/scan_memory.py [--output FILE] [--peers FOLDER] [--shape 32x1600000]
 
-Beyond the input and the incoming gradient, which are the caller's (4 bytes each in float32): `held` is what is
-allocated between forward and backward, and `peak` the most that is allocated during either. Both include the output
-(4); the peak includes the input's gradient too (4 more). What is left is what the scan needs for itself.
+The input and the incoming gradient belong to the caller (4 bytes each in float32), and are left out. `held` is the
+memory allocated between forward and backward, and `peak` the most that is allocated during either. Both include the
+output (4); the peak also includes the input's gradient (4 more). The scan needs the rest for itself.
 
-`counted` is what the design counts: a checkpoint of the state every K steps, 4 / K, and the final state, 4 / T.
+`counted` follows from the design: a checkpoint of the state every K steps, 4 / K, and the final state, 4 / T.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER = ["who", "held", "held, less the output", "peak", "peak, less output and
 
 
 def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
-    """`(held, peak)`, of the second step: the first one compiles."""
+    """Returns `(held, peak)` of the second step, because the first one compiles."""
     for _ in range(2):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -44,7 +44,7 @@ def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float,
 
 
 def available(peers: Path) -> list[tuple[str, Callable[[], Forward]]]:
-    """The peers that can be imported."""
+    """Returns the peers that can be imported."""
     sys.path.append(str(peers / "sj2"))
     if not has("spikingjelly"):
         return []

@@ -1,4 +1,4 @@
-"""The neurons that the scan benchmarks run, on data of a given size."""
+"""Neurons for the scan benchmarks, on data of a given size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TwoInTwoOut(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A neuron, and how many sequences go in and come out."""
+    """A neuron, and its numbers of input and output sequences."""
 
     make: Callable[[], FlexSN]
     num_inputs: int = 1
@@ -39,7 +39,7 @@ class Model:
 
     @property
     def inference_streams(self) -> int:
-        """Reads the inputs, writes the outputs."""
+        """Streams of inference: reads of the inputs, and writes of the outputs."""
         return self.num_inputs + self.num_outputs
 
     @property
@@ -59,7 +59,7 @@ MODELS: dict[str, Model] = {
 
 
 class Work:
-    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`: the calls that are timed, as a user makes them."""
+    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, with the timed calls, as a user makes them."""
 
     def __init__(
         self, model: Model, steps: int, ncl: int, device: torch.device, dtype: torch.dtype = torch.float32
@@ -78,15 +78,15 @@ class Work:
 
     @torch.no_grad()
     def infer(self) -> object:
-        """One forward without gradients, from a reset state."""
+        """Runs one forward without gradients, from a reset state."""
         return self.forward()
 
     def train(self) -> tuple[Tensor, ...]:
-        """One forward and backward, from a reset state: the gradients of inputs and parameters."""
+        """Runs one forward and backward, from a reset state, and returns the gradients of inputs and parameters."""
         return torch.autograd.grad(self.forward(), self._wanted, self._grads)
 
     def forward(self) -> Sequence[Tensor]:
-        """The outputs, from a reset state."""
+        """Returns the outputs, from a reset state."""
         self.neuron.reset()
         outputs = self.neuron(*self.inputs)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -1,14 +1,14 @@
-"""Cost of a call with next to nothing to compute: LIF at 4 x 64 x 128, on a GPU.
+"""Cost of a call with very little computation: LIF at 4 x 64 x 128, on a GPU.
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is wall time per call, over many calls and one synchronisation at the end, the least of several runs that the
-rows take in turns; `issue` is what of it the CPU needs, without waiting; `graph` is the time of a replay of the same
-call under a CUDA graph, `of 20` that of a call in a graph of 20 calls, as the layers of a network are in one, and
-`kernels` that of a call's kernels alone, as the profiler has it. A replay by itself takes as long as the CPU needs to
-launch a graph, whatever is in it. `one thread` rows run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`): without the way to the GPU's own thread and back. Training steps
-are launched by the compiled launcher, and in rows that say so by Python.
+`call` is wall time per call, over many calls and one synchronisation at the end: the least of several runs, which the
+rows take in turns. `issue` is the CPU's part of it, without waiting. `graph` is the time of a replay of the same call
+in a CUDA graph, `of 20` that of a call in a graph of 20 calls, like the layers of a network in one graph, and `kernels`
+that of a call's kernels alone, from the profiler. A single replay takes at least as long as the CPU needs to launch a
+graph with any content. `one thread` rows run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`), which saves the way to the GPU's own thread and back. The compiled
+launcher launches training steps, except in rows marked for Python.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Call = Callable[[], object]
 
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Wall time per call and the CPU's part of it; the least of several runs, which others disturbed least."""
+    """Returns wall time per call and the CPU's part of it: the least of several runs, which others disturbed least."""
     return in_turns([function], calls, device)[0]
 
 
 def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
-    """Times of several functions, whose runs alternate: a host that is slow for a while is so for all."""
+    """Returns times of several functions, whose runs alternate, so that slow periods of a host affect all of them."""
     best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
         for i, function in enumerate(functions):
@@ -55,7 +55,7 @@ def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> lis
 
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:
-    """`(name, work, call)` for the rows of the table."""
+    """Returns `(name, work, call)` for the rows of the table."""
     model, by_python = (Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device) for _ in range(2))
     kernel = FlexSNKernel(lif, 1, 1, 1)
     x = torch.randn(STEPS, BATCH, FEATURES, device=device)
@@ -72,7 +72,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
         with torch.no_grad():
             return torch.relu(x)
 
-    # A neuron's calls are handed over to what is chosen when they begin to repeat.
+    # A repeated call moves to the chosen launcher.
     for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
         for call in begin * 3:
@@ -93,7 +93,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
 
 
 def in_this_thread(call: Call) -> Call:
-    """`call`, with backward passes in the calling thread."""
+    """Returns `call` with backward passes in the calling thread."""
 
     def run() -> object:
         with torch.autograd.set_multithreading_enabled(False):
@@ -120,9 +120,9 @@ def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: in
 
 
 def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
-    """Where the Python time of the forward goes.
+    """Returns the parts of the forward's Python time.
 
-    The profiler itself slows it down, and does not see autograd's thread.
+    The profiler itself slows it down, and does not cover autograd's thread.
     """
     profile = cProfile.Profile()
     profile.enable()

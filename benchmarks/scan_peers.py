@@ -1,13 +1,13 @@
-"""LIF against what else computes it on a GPU: `torch.compile` of the loop, and the neurons of SpikingJelly.
+"""LIF against other implementations on a GPU: `torch.compile` of the loop, and the neurons of SpikingJelly.
 
     python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
 
 FOLDER (default `.peers`) holds the peers that are not installed, one folder each, as `pip install --target` fills
 them: `sj2` with spikingjelly 2 and loguru (Triton neurons, and its FlexSN), `sj14` with spikingjelly 0.0.0.0.14 (CuPy
-neurons; needs cupy). What is missing is said in the table.
+neurons; needs cupy). The table names missing peers.
 
-Each peer runs in a process of its own, which times it and this project's module side by side, whole calls through
-autograd. It is stopped when its time is over; what it measured until then stays in the table.
+Each peer runs in a separate process, which times it and this project's module side by side, in whole calls through
+autograd. The process is stopped when its time is over; earlier measurements stay in the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADER = ["peer", "T x NCL", "first step, s", "inference", *PAIR, "training", *P
 
 
 def loop(x: Tensor) -> Tensor:
-    """LIF as a plain loop."""
+    """Computes LIF as a plain loop."""
     return eager_scan_final_state(lif, 1, 1, 1, x, torch.zeros_like(x[0]))[0]
 
 
@@ -58,10 +58,10 @@ def spikingjelly_flexsn() -> Forward:
 
 
 def spikingjelly_cupy() -> Forward:
-    importlib.import_module("cupy")  # spikingjelly would go on without it
+    importlib.import_module("cupy")  # without it, spikingjelly would continue silently
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # which that version still reads
+        numpy.int = int  # that version still reads it
     return _spikingjelly(_lif_node(backend="cupy"))
 
 
@@ -93,9 +93,9 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: where it is in the folder of peers, if it is not installed.
-        seconds: how long its process may take.
-        longest: the largest T that it runs.
+        folder: its place in the folder of peers, if it is not installed.
+        seconds: time limit of its process.
+        longest: largest T that it runs.
     """
 
     make: Callable[[], Forward]
@@ -114,7 +114,7 @@ PEERS = {
 
 
 def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
-    """For each shape, what was measured in training, then in inference."""
+    """Yields the measurements of training, then of inference, for each shape."""
     forward = peer.make()
     for shape in shapes:
         steps, ncl = map(int, shape.split("x"))
@@ -142,22 +142,22 @@ def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dic
 
 
 def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
-    """The process of one peer: a line of JSON for each measurement."""
+    """Runs the process of one peer: prints a line of JSON for each measurement."""
     peer = PEERS[name]
     if peer.folder:
         sys.path.insert(0, str(peers / peer.folder))
     try:
         for record in records(peer, shapes, device):
             print(json.dumps(record), flush=True)
-    except Exception as error:  # whatever a peer raises is a line of the table
+    except Exception as error:  # any error of a peer is a line of the table
         print(json.dumps({"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}))
 
 
 def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Starts the process of one peer, and reads what it printed until its time was over."""
+    """Starts the process of one peer, and reads its output until its time is over."""
     peer = PEERS[name]
     arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
-    # No other implementation instead of the named one.
+    # This prevents another implementation in place of the named one.
     settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)

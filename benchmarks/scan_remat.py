@@ -3,10 +3,10 @@
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
 A training step of `h = h + a (x - h)` with h of `--size` elements, x a number for each step, and a gradient for a. The
-scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a process of its own; `peak` is the most memory
-that it holds beyond what it holds before the step, which has run once for 4 steps, as the system has it (`VmHWM`). It
-includes what Python needs to call code for steps. Without `remat`, T is smaller: the whole is T carries. The `bits` of
-the gradient are compared with those without `remat`, at that T.
+scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. `peak` is the most memory
+that it holds beyond its memory before the step, which has run once for 4 steps, from the system's count (`VmHWM`). It
+includes Python's memory for calling code of steps. Without `remat`, T is smaller: memory is T carries. The gradient is
+compared, in its `bits`, with that without `remat`, at that T.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T
 
 
 def memory(what: str) -> int:
-    """Bytes that this process holds (`VmRSS`), or the most that it has held (`VmHWM`)."""
+    """Returns the bytes that this process holds (`VmRSS`), or the most that it has held (`VmHWM`)."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
     return 1024 * int(line.split()[1])
 
 
 def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean of the last carry."""
+    """Returns a function that computes the mean of the last carry."""
 
     def run(a: Tensor, x: Tensor) -> Tensor:
         h, _ = scan(lambda h, x: (h + a * (x - h), None), torch.zeros(size), x, remat=remat)
@@ -46,7 +46,7 @@ def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor]
 
 
 def measure(way: str, steps: int, size: int, remat: int | None) -> str:
-    """One row's figures, in a process of its own."""
+    """Returns one row's figures, in a separate process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     a = torch.rand(size, requires_grad=True)
@@ -65,7 +65,7 @@ def measure(way: str, steps: int, size: int, remat: int | None) -> str:
 
 def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
-    # Carries in memory maps of their own: in a heap, freed ones stay where smaller objects lie between them.
+    # Each carry has its own memory map: in a heap, freed carries remain if smaller objects lie between them.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     limit = f"{2 * math.sqrt(steps):.0f}"

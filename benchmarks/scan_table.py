@@ -2,10 +2,10 @@
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor read or written once, and `copy` moves the bytes of the streams that the work
-cannot do without. Inference: inputs and outputs. Training: these, the outputs' gradients, the inputs again, and their
-gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call, captured.
-Gradients of two runs have to agree to the last bit, or the script stops.
+A stream is one `T x NCL` tensor read or written once, and `copy` moves the bytes of the streams that the work needs at
+least. For inference, these are inputs and outputs; for training, also the outputs' gradients, the inputs again, and
+their gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call,
+captured. Gradients of two runs have to agree to the last bit; otherwise, the script stops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from measure import copy_floor, graphed, in_processes, milliseconds, publish, ta
 from scan_models import MODELS, Work
 
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
-# Of time / copy, in inference and in training.
+# Limits of time / copy, in inference and in training.
 FLOAT32_LIMITS = {
     "8x6400000": (1.16, 1.18),
     "32x1600000": (1.12, 1.12),
@@ -55,7 +55,7 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 
 def compile_one(case: Case) -> None:
-    """In a process of its own: leaves the kernels in Triton's cache."""
+    """Runs in a separate process: compiles the kernels into Triton's cache."""
     work = work_of(case, torch.device("cuda"))
     work.infer()
     work.train()
@@ -68,7 +68,7 @@ def assert_gradients_repeat(work: Work, case: Case) -> None:
 
 
 def graph_time(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
-    """Milliseconds of the captured call, or why there are none."""
+    """Returns the milliseconds of the captured call, or the reason for none."""
     if device.type != "cuda":
         return None, ""
     try:
@@ -78,7 +78,7 @@ def graph_time(function: Callable[[], object], device: torch.device) -> tuple[fl
 
 
 def measure(case: Case, device: torch.device) -> tuple[list[list[str]], list[str]]:
-    """Rows of the table for inference and training, and why a capture failed."""
+    """Returns rows of the table for inference and training, and the reason of a failed capture."""
     model, shape, dtype = case
     work = work_of(case, device)
     elements = work.inputs[0].numel()

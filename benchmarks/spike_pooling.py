@@ -1,11 +1,11 @@
-"""Time of pooling of spikes, forward and backward, beside copies of the bytes that it has to move, and torch's.
+"""Time of pooling of spikes, forward and backward, against copies of the bytes that it has to move, and torch's.
 
     python benchmarks/spike_pooling.py [--output FILE]
 
 A forward reads the input and writes the result; a backward reads the result's gradient and writes the input's. Bytes of
-codes, which say where maxima are, come on top, and do not count as bytes to move. `kept` is what the backward keeps, in
-bytes of the input; torch's keeps the input, and 64 bits for each number of the result. All is replayed from CUDA
-graphs, in turns. It needs a GPU; `--check` runs small shapes in Triton's interpreter.
+codes, which store the places of maxima, are extra, and do not count as bytes to move. `kept` is the backward's memory,
+in bytes of the input; torch's keeps the input, and 64 bits for each number of the result. All is replayed from CUDA
+graphs, in turns. The script needs a GPU; `--check` runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CASES = (
 
 
 class Times(NamedTuple):
-    """Milliseconds."""
+    """Milliseconds of each work."""
 
     copy: float
     forward: float
@@ -54,13 +54,13 @@ class Times(NamedTuple):
 
 
 def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
-    """Times, and bytes kept for the backward by ours and by torch's, in bytes of the input."""
+    """Returns times, and bytes kept for the backward here and in torch, in bytes of the input."""
     frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
     spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
     x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()
     theirs, ours = case.make(), case.make()
     spike_pooling(ours)
-    with torch.no_grad():  # no graph stays alive, whose nodes would have another stream
+    with torch.no_grad():  # a graph that stays alive would have nodes of another stream
         y = theirs(x)
     gradient = torch.randn_like(y)
     moved = (x.numel() + y.numel()) // 2

@@ -1,10 +1,10 @@
-"""A small convolutional network with LIF layers: a training step on every path, and what neurons cost of it.
+"""A small convolutional network with LIF layers: a training step on every path, and the neurons' share of it.
 
     python benchmarks/spiking_conv_net.py [--output benchmarks/results/spiking_conv_net.md] [--batch 32] [--steps 16]
 
-Three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates; images of
-3 x 32 x 32 are shown for T steps. A training step is forward, cross entropy, backward. The share of the neurons is
-found by difference: the same network, on the same path, with `nn.Identity` in their places.
+The network has three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates;
+images of 3 x 32 x 32 are shown for T steps. A training step is forward, cross entropy, backward. The share of the
+neurons is a difference: from the time of an equal network on an equal path, with `nn.Identity` in their places.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATHS = (("torch", False), ("hop", False), ("triton", False), ("hop", True), ("t
 
 
 class Network(nn.Module):
-    """`[T, B, 3, 32, 32]` to `[B, 10]`."""
+    """A network from `[T, B, 3, 32, 32]` to `[B, 10]`."""
 
     def __init__(self, width: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def main() -> None:
     labels = torch.randint(CLASSES, (chosen.batch,), device=device)
 
     def measure(neuron: Callable[[], nn.Module], compiled: bool) -> tuple[float, float]:
-        """Times of a training step: the first one in s, and the median in ms."""
+        """Returns times of a training step: the first one in s, and the median in ms."""
         torch.manual_seed(0)
         network: nn.Module = Network(chosen.width, neuron).to(device)
         if compiled:
@@ -83,17 +83,17 @@ def main() -> None:
         first = time.perf_counter() - begun
         return first, milliseconds(step, device, warmup=50, rep=300)
 
-    measure(nn.Identity, False)  # the libraries' own start
+    measure(nn.Identity, False)  # starts the libraries
     alone = {compiled: measure(nn.Identity, compiled)[1] for compiled in (False, True)}
     rows, loop = [], 0.0
     for backend, compiled in PATHS:
         name = f'`backend="{backend}"`' + (" in `torch.compile`" if compiled else "")
         try:
             first, ms = measure(functools.partial(LIF, backend=backend), compiled)
-        except RuntimeError as error:  # so that one path that fails does not cost the others' numbers
+        except RuntimeError as error:  # a failed path leaves the others' numbers
             rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
             continue
-        loop = loop or ms  # the first path
+        loop = loop or ms  # of the first path
         of_neurons = ms - alone[compiled]
         cells = (f"{ms:.2f}", f"{alone[compiled]:.2f}", f"{of_neurons:.2f}", f"{of_neurons / ms:.0%}")
         rows.append((name, *cells, f"{loop / ms:.1f}", f"{first:.1f}"))

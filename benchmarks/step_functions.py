@@ -1,4 +1,4 @@
-"""Step functions that the benchmarks share, written as a user would."""
+"""Step functions that the benchmarks share, in the form that users write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class SigmoidSpike(torch.autograd.Function):
-    """1 where `x >= 0`; backward as if it were `sigmoid(4 x)`."""
+    """Computes 1 where `x >= 0`, with the gradient of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class SigmoidSpike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaky integrate-and-fire: `h = v + (x - v) / 2`, fires where `h >= 1`, hard reset to 0."""
+    """Computes leaky integrate-and-fire: `h = v + (x - v) / 2`, a spike where `h >= 1`, hard reset to 0."""
     h = v + (x - v) / 2.0
     spike: Tensor = SigmoidSpike.apply(h - 1.0)
     return spike, h * (1.0 - spike)

@@ -2,8 +2,8 @@
 
     python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
 
-On the GPU, or where there is none in Triton's interpreter; what is compared and how is in tests/step_zoo.py. `--quick`
-runs the part that the tests run. Ends with status 1 if one of the combinations does not pass.
+The script runs on the GPU, or without one in Triton's interpreter. tests/step_zoo.py defines the comparisons. `--quick`
+runs the part that the tests run. The script ends with status 1 if one of the combinations does not pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # Before triton is imported.
+    # This precedes the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
@@ -42,25 +42,25 @@ from step_zoo import (  # noqa: E402
     label,
 )
 
-# An outcome, or what went wrong instead.
+# An outcome, or an error in its place.
 Result = Outcome | str
 
 
 def measure(index: int) -> Result:
-    """One of the combinations."""
+    """Measures one of the combinations."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return compare(*combinations()[index], device=DEVICE)
         except Exception as error:
-            # The others are to run all the same.
+            # The other combinations still run.
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
     end = time.monotonic() + limit
-    # Left by `terminate`, so that a process that hangs does not block this one.
+    # The pool ends with `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (i,)) for i in indices]
         return [_result(p, end) for p in pending]
@@ -132,7 +132,7 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> int:
-    """Writes the page; returns the exit status."""
+    """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, help="by default benchmarks/results/steps_by_surrogate.md")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")

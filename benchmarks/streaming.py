@@ -1,10 +1,10 @@
-"""A network of two layers at B = 1, frame by frame, on the CPU: what a frame takes beyond its linear layers.
+"""A network of two layers at B = 1, frame by frame, on the CPU: the time of a frame beyond its linear layers.
 
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
-Neurons in step mode "s" keep their state from frame to frame. The network, its linear layers alone and the same network
-on the loop take turns, a hundred frames each; a figure is the median of its frames, and the least of them is beside it:
-a machine that does other work shows in the difference.
+Neurons in step mode "s" keep their state from frame to frame. The network, its linear layers alone and an equal network
+in the loop take turns, a hundred frames each. The table shows the median and the least of the frames: their difference
+shows other work on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Frame = Callable[[Tensor], Tensor]
 
 
 def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
-    """Two layers, each a linear one and a neuron."""
+    """Returns two layers, each a linear layer and a neuron."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(INPUTS, HIDDEN),
@@ -39,7 +39,7 @@ def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
 
 
 def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
-    """Median and minimum of a frame."""
+    """Returns median and minimum of a frame."""
     x = torch.rand(1, INPUTS)
     times: dict[str, list[float]] = {name: [] for name in runs}
     with torch.no_grad():

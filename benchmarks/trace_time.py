@@ -1,11 +1,11 @@
-"""How long a step function takes to become kernel source, on the CPU, and how that grows with its size.
+"""The time from a step function to kernel source, on the CPU, and its growth with the function's size.
 
     python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
 
-From the Python function to the two Triton sources of a training step: the forward graph (`trace`), the graph of its
-gradient (`gradient`), and the scan kernels written from both (`code`). Triton's own compilation is not in it. No
-tensor holds data, so the sizes of the step do not matter. Medians in one process that has done the same once before,
-of its CPU time: one thread works, so that is the time on an idle machine.
+The time covers the way from the Python function to the two Triton sources of a training step: the forward graph
+(`trace`), the graph of its gradient (`gradient`), and the scan kernels written from both (`code`). It excludes Triton's
+own compilation. No tensor holds data, so the sizes of the step do not matter. Figures are medians of CPU time in one
+process that has done the same work once before: one thread works, so that is the time on an idle machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Times:
 
 
 class Spike(torch.autograd.Function):
-    """`x >= 0`; backward the derivative of `sigmoid(4 x)`."""
+    """Computes `x >= 0`, with the derivative of `sigmoid(4 x)` as the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ class Spike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Hard reset, `tau = 2`, sigmoid surrogate."""
+    """Computes LIF with hard reset, `tau = 2` and a sigmoid surrogate."""
     h = v + (x - v) / 2.0
     s: Tensor = Spike.apply(h - 1.0)
     return s, h * (1.0 - s)
 
 
 def chain(nodes: int) -> Step:
-    """A step of `nodes` ops, each of which uses the one before."""
+    """Returns a step of `nodes` ops, each of which uses the previous one."""
 
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(nodes // 2):
@@ -118,7 +118,7 @@ def source_times(step: Step) -> Times:
 
 
 def median_times(step: Step, repeats: int) -> Times:
-    """Medians of each part, after a first run that fills torch's caches."""
+    """Returns medians of each part, after a first run that fills torch's caches."""
     source_times(step)
     runs = [source_times(step) for _ in range(repeats)]
     parts = (statistics.median(getattr(run, part) for run in runs) for part in ("trace", "gradient", "code"))
@@ -126,7 +126,7 @@ def median_times(step: Step, repeats: int) -> Times:
 
 
 def exponent(rows: Sequence[Times]) -> float:
-    """`p` of `total = c * nodes**p`, fitted by least squares to the logarithms."""
+    """Returns `p` of `total = c * nodes**p`, fitted by least squares to the logarithms."""
     return statistics.linear_regression(
         [math.log(row.nodes) for row in rows], [math.log(row.total) for row in rows]
     ).slope

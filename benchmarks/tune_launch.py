@@ -2,8 +2,8 @@
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
-Per shape and direction, the fastest configurations, as ratios to a copy of the bytes that the direction moves at
-least: for LIF, forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
+The script prints the fastest configurations per shape and direction, as ratios to a copy of the bytes that the
+direction moves at least: for LIF, forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
-    """`(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # the same bytes per load for each width
+    """Returns `(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
+    scale = 4 // width  # so that loads have equal bytes for each width
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),

@@ -23,7 +23,7 @@ HALVES = (torch.float16, torch.bfloat16)
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
 
-# The approximate division of backward kernels, where it reaches nothing but gradients, as an op of its own.
+# The approximate division of backward kernels, as an op of its own; they use it where it affects gradients alone.
 _LIBRARY = torch.library.Library("flexsn_sweep", "DEF")
 _LIBRARY.define("fast_div(Tensor x, Tensor y) -> Tensor")
 _LIBRARY.impl("fast_div", torch.div, "CompositeExplicitAutograd")
@@ -40,12 +40,12 @@ class Case:
     """A function whose kernel is compared with eager mode.
 
     Attributes:
-        name: unique.
-        op: the op whose rule it is about.
-        function: of `arity` tensors, one or several results.
-        limit: how many ulp it may be off.
-        keep: which arguments count; where it is false, eager mode's answer is anything.
-        why_keep: says what is left out.
+        name: unique name.
+        op: op whose rule the case tests.
+        function: function of `arity` tensors, with one or several results.
+        limit: allowed error in ulp.
+        keep: function that returns which arguments count; for the others, eager mode's answer is arbitrary.
+        why_keep: description of the arguments that count.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Case:
     why_keep: str = ""
 
 
-# Functions that are computed by an approximation, in eager mode and here. All other ops are exact.
+# Approximate functions, in eager mode and here. All other ops are exact.
 _APPROXIMATE = {
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh", "atan2", "hypot"),
     *("fast_div", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt"),
@@ -69,16 +69,16 @@ _APPROXIMATE = {
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),
     *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
 }
-# They have no integers: a half or integer argument has been converted before.
+# These have no integers: half and integer arguments are converted before the call.
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# Their series goes up from a negative argument x in steps of one, about |x| steps.
+# The series of these goes up from a negative argument x in steps of one, in about |x| steps.
 _MOST_NEGATIVE = -64.0
 
 
 def cases() -> tuple[list[Case], dict[str, str]]:
-    """All cases, and for each op that has none the reason."""
+    """Returns all cases, and for each op without a case the reason."""
     found: list[Case] = []
     uncovered: dict[str, str] = {}
     for op in supported_ops():
@@ -112,11 +112,11 @@ def _cases_of(op: Any) -> Iterator[Case]:
             keep = functools.partial(_fits, target)
             yield case(label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers that fit")
     elif name == "signbit":
-        # By itself, the prim says that it returns what it takes.
+        # The prim itself declares its argument's dtype as that of its result.
         yield case(name, torch.signbit, 1)
     elif name == "polygamma":
         for order in range(5):
-            # From the second on by zeta.
+            # Orders from two on are computed through zeta.
             some: dict[str, Any] = {"keep": _above, "why_keep": f"x > {_MOST_NEGATIVE:.0f}"} if order >= 2 else {}
             yield case(f"polygamma {order}", functools.partial(op, order), 1, **some)
     elif name == "zeta":
@@ -136,7 +136,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for exponent in (-0.5, 1.7, -3.0):
             yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # By itself, the prim refuses real numbers in eager mode, which are their own conjugates.
+        # In eager mode, the prim itself refuses real numbers, which are their own conjugates.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
         yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="not the least number")
@@ -173,7 +173,7 @@ def _has_magnitude(x: Tensor, y: Tensor) -> Tensor:
 def _fits(target: torch.dtype, x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return torch.ones_like(x, dtype=torch.bool)
-    # Unsigned integers are converted by way of int64, and wrap.
+    # Unsigned integers are converted through int64, and wrap.
     info = torch.iinfo(target if target.is_signed else torch.int64)
     return (x.double() > info.min - 1.0) & (x.double() < info.max + 1.0)
 
@@ -181,7 +181,7 @@ def _fits(target: torch.dtype, x: Tensor) -> Tensor:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-# Around them functions change their branch, their sign or their finiteness, or have been wrong somewhere.
+# Around these numbers, functions change their branch, their sign or their finiteness, or have been wrong.
 _CENTRES = (
     *(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0, 34.0, 50.0, 64.0, 100.0),
     *(math.pi / 4, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi, 105615.0),
@@ -199,13 +199,13 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many arguments.
+    """Numbers of arguments.
 
     Attributes:
-        stride: of the bit patterns of float32; odd, so that all low bits occur.
-        window: how many numbers on each side of each centre.
-        random: how many random ones of each kind.
-        specials: how many of the special values make pairs with all others.
+        stride: stride of the bit patterns of float32; it is odd, so that all low bits occur.
+        window: number of neighbours on each side of each centre.
+        random: number of random arguments of each kind.
+        specials: number of special values that make pairs with all others.
     """
 
     stride: int
@@ -221,7 +221,7 @@ CHUNK = 2**24
 
 
 def chunks(case: Case, dtype: torch.dtype, size: Size, device: torch.device) -> Iterator[Arguments]:
-    """The arguments of a case, at most about `CHUNK` elements at a time."""
+    """Yields the arguments of a case, at most about `CHUNK` elements at a time."""
     generator = torch.Generator(device).manual_seed(0)
     for part in _pairs(dtype, size, generator) if case.arity == 2 else zip(_unary(dtype, size, generator)):
         for begin in range(0, part[0].numel(), CHUNK):
@@ -240,7 +240,7 @@ def _unary(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     elif dtype.itemsize <= 2:
         yield _all_patterns(dtype, device, 1)
     elif dtype == torch.float32:
-        # In two halves: int64 bit patterns of all of them are 34 GB.
+        # The patterns come in pieces, because int64 patterns of all of them are 34 GB.
         pieces = max(1, 2**32 // size.stride // CHUNK)
         for piece in range(pieces):
             yield _all_patterns(dtype, device, size.stride, piece, pieces)
@@ -258,7 +258,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     special = _thin(_interesting(dtype, 1, device), size.specials)
     yield _product(special, special)
     if dtype in HALVES:
-        # Every number with every fifth special one, on either side.
+        # These are pairs of every number and every fifth special one, on either side.
         every = _thin(_all_patterns(dtype, device, 1), size.random)
         yield _product(every, _thin(special, 64))
         yield _product(_thin(special, 64), every)
@@ -266,7 +266,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
         y = x[torch.randperm(x.numel(), generator=generator, device=device)]
         yield x, y
         if dtype.is_floating_point:
-            # Near each other, where comparisons, remainders and differences are decided.
+            # These pairs are close together, where comparisons, remainders and differences are decided.
             yield x, (x.view(_BITS[x.itemsize]) ^ 1).view(dtype)
         yield x, _thin(special, 512)[torch.arange(x.numel(), device=device) % min(512, special.numel())]
 
@@ -281,7 +281,7 @@ def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: 
 
 
 def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Special values and the neighbourhoods of the centres, of both signs."""
+    """Returns special values and the neighbourhoods of the centres, of both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)
@@ -319,5 +319,5 @@ def _product(x: Tensor, y: Tensor) -> Arguments:
 
 
 def _thin(values: Tensor, count: int) -> Tensor:
-    """At most about `count` of the values, evenly."""
+    """Returns at most about `count` of the values, evenly spaced."""
     return values[:: max(1, -(-values.numel() // count))]

@@ -2,10 +2,10 @@
 
     python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 
-On the GPU; with `--quick` on few numbers, where there is no GPU in Triton's interpreter against eager mode on the CPU.
-With `--cpp` the rules in C++, on the CPU, on fewer numbers.
-`--stride 1` runs all float32 numbers. One process per job, because compiling takes most of the time. Ends with
-status 1 if a function is off by more than it may be and the table of exceptions does not say why.
+The script runs on the GPU; with `--quick`, on few numbers, and without a GPU in Triton's interpreter against eager mode
+on the CPU. With `--cpp`, it runs the rules in C++, on the CPU, on fewer numbers.
+`--stride 1` runs all float32 numbers. One process runs per job, because compiling takes most of the time. The script
+ends with status 1 if an error exceeds its limit without a reason in the table of exceptions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # Before triton is imported.
+    # This precedes the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "benchmarks", "packages/flexsn-codegen/tests")]
@@ -63,7 +63,7 @@ _IGAMMA = (
     "both are sums of hundreds of terms, and eager mode stops and changes the method elsewhere; in the tails, where "
     "one of the two is 1, the other has the digits that are left of a difference or of an exponential"
 )
-# By case, or by case and dtype: why it may be off by more. Roots and limits are those of mpmath, to 40 digits.
+# For a case, or a case and dtype: the reason for a larger error. Roots and limits are those of mpmath, to 40 digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
     **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
@@ -86,7 +86,7 @@ _OR_NAN = "eager mode takes a signalling NaN for the result, and of 0 and -0 the
 _EARLY = "eager mode's is infinite before the true value is"
 _IN_HALVES = "eager mode is off by that much from itself in float64, ours by 1 at most"
 _NO_ROOT = "of float16, eager mode calls pow, which has other limits at -0 and -infinity"
-# The same of the rules in C++, against eager mode on the CPU.
+# The reasons for rules in C++, against eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
     **dict.fromkeys(("pow by the number 0.5 float16", "pow by the number -0.5 float16"), _NO_ROOT),
@@ -109,7 +109,7 @@ CPP_EXCEPTIONS: dict[str, str] = {
         "large terms, noise in both"
     ),
 }
-# Of these float32 and half results are held to eager mode's in float64 instead, where they are exceptions.
+# Among the exceptions, float32 and half results of these are compared with eager mode in float64 instead.
 _ACCURATE = {
     *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
     *("special_modified_bessel_i0", "special_modified_bessel_i1"),
@@ -123,16 +123,16 @@ class Row:
     """Result of one case in one dtype.
 
     Attributes:
-        values: how many arguments, or pairs of them.
-        differ: how many results have other bits (NaN is NaN).
-        ulp: the largest distance, NaN apart.
-        worst: the argument of it, and the two results.
-        nan: how many are NaN on one side only.
-        zero: how many are zero on both sides, with other signs.
-        off: the largest distance of our and of eager mode's results from eager mode's in float64, rounded.
-        skipped: why there is nothing.
-        failed: what went wrong instead.
-        cpp: it is about the rule in C++.
+        values: number of arguments, or of pairs of them.
+        differ: number of results with other bits (NaN is NaN).
+        ulp: largest distance, NaN apart.
+        worst: argument with that distance, and the two results.
+        nan: number of results that are NaN on one side only.
+        zero: number of results that are zero on both sides, with different signs.
+        off: largest distances of this project's and of eager mode's results from eager float64, rounded.
+        skipped: reason for no measurement.
+        failed: error in place of a measurement.
+        cpp: whether it is about the rule in C++.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it may be over; empty also where the reason given does not hold."""
+        """Reason for a larger error; empty, too, if a given reason does not hold."""
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
         reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
@@ -177,7 +177,7 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: the function in C++, or why there is none; nothing: the function in Triton.
+        kernel: function in C++, or the reason for none; empty for the function in Triton.
     """
     begun = time.perf_counter()
     case = _cases()[name]
@@ -188,14 +188,14 @@ def measure(
         else:
             row.skipped = _fill(row, case, kernel or pointwise(case.function, name=case.name), dtype, size, device)
     except Exception as error:
-        # The others are to run all the same.
+        # The other cases still run.
         row.failed = f"{type(error).__name__}: {_first_line(error)}"
     row.seconds = time.perf_counter() - begun
     return row
 
 
 def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
-    """The functions of cases in C++, compiled together, or why there are none."""
+    """Returns the functions of cases in C++, compiled together, or the reasons for none."""
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
     for name, dtype in tasks:
@@ -211,7 +211,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
 
 
 def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
-    """Counts into the row; returns why there is nothing to count."""
+    """Adds counts to the row, and returns the reason if there is nothing to count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
@@ -336,7 +336,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
     return "\n".join(lines)
 
 
-# Each is several rules, of which the table has one at a time.
+# Each stands for several rules, of which the table shows one at a time.
 _FUSED = [
     "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. Eager mode's vectors do so in one",
     "instruction on processors that have it, and round once; kernels round the product, too. Where the sum cancels,",
@@ -386,7 +386,7 @@ def _skipped(rows: Iterable[Row]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page; returns the exit status."""
+    """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cpp", action="store_true", help="the rules in C++")
     parser.add_argument("--output", type=Path, help="by default in benchmarks/results, or nowhere for some")
@@ -433,7 +433,7 @@ def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit:
     if jobs == 1:
         return [measure(name, dtype, size) for name, dtype in tasks]
     end = time.monotonic() + limit
-    # Left by `terminate`, so that a process that hangs does not block this one.
+    # The pool ends with `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
         return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]

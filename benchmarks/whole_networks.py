@@ -1,21 +1,21 @@
-"""Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
+"""Whole networks, compared with the same networks with ReLU: a training step's time, its kernels' time, peak memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
-T·B frames, is the limit: a network whose neurons cost nothing. Eager training steps are launched by the compiled
-launcher, unless FLEXSN_LAUNCHER says something else. FlexSN's neurons run behind the norms, with the norms in
-their steps (`fuse_norms`), the same with pooling by kernels (`spike_pooling`), and with spikes kept as bits besides
-(`PackedSpikes`): written by the kernels, and packed afterwards by PyTorch operations. Then ReLU's and FlexSN's
-networks compiled, the latter with norms and residual additions in the neurons' steps (`AbsorbingBackend`), with bits
-(`PackingBackend`), and with both. SpikingJelly's LIFNode (its Triton kernels; its loop; compiled) and, in networks
-without norms, snnTorch's Leaky run where they are installed. In each memory format (of the convolutions' weights and of
-the input), eager and as a CUDA graph. Rows "captured" are steps as their users call them: `flexsn_nn.graphs.capture`,
-and SpikingJelly's `StaticCudaGraph` of forward and backward, with the optimizer and resets after it, as in its own
-training script; such a call copies its arguments into the graph's memory, and its peak is that of the capture. A
-picture of the ratios to ReLU is written beside the table. Numbers are printed as they are found. What fails has its
-error in its row, and `--seconds` is when nothing else is begun.
+T·B frames, is the limit: a network whose neurons cost nothing. The compiled launcher launches eager training steps,
+unless FLEXSN_LAUNCHER names another one. FlexSN's neurons run after the norms; with the norms in their steps
+(`fuse_norms`); the same with pooling in kernels (`spike_pooling`); and with spikes also kept as bits (`PackedSpikes`),
+written by the kernels, or packed afterwards by PyTorch operations. Then ReLU's and FlexSN's networks run compiled, the
+latter with norms and residual additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and
+with both. SpikingJelly's LIFNode (its Triton kernels; its loop; compiled) and, in networks without norms, snnTorch's
+Leaky run if they are installed. Each network runs in each memory format (of the convolutions' weights and of the
+input), eager and as a CUDA graph. Rows "captured" are steps as their users call them: `flexsn_nn.graphs.capture`, and
+SpikingJelly's `StaticCudaGraph` of forward and backward, with the optimizer and resets after it, as in its own training
+script. Such a call copies its arguments into the graph's memory, and its peak is that of the capture. The script also
+draws the ratios to ReLU in a picture with the table's name. Numbers are printed at once. A failed step has its error in
+its row. After `--seconds`, no step begins.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Case:
 
     @property
     def normed(self) -> bool:
-        """True if norms stand before the neurons."""
+        """True if norms precede the neurons."""
         return len(self.shape) > 3
 
 
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
-# Of a turn, at most eight steps.
+# Time of a turn, which has at most eight steps.
 MEASURED_MS = 100
 
 CASES = (
@@ -106,16 +106,16 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Which neurons, and how.
+    """Neurons, and the way to run them.
 
     Attributes:
         fused: whether norms are in the neurons' steps.
         packed: whether spikes are kept as bits.
         by_kernels: whether kernels write the bits.
-        compiled: whether by `torch.compile`, and with `packed`, by `PackingBackend`.
-        absorbed: whether by `AbsorbingBackend`.
-        pooled: whether by `spike_pooling`.
-        captured: by `flexsn_nn.graphs.capture`; neurons of SpikingJelly, by its `StaticCudaGraph`.
+        compiled: whether `torch.compile` is used, and with `packed`, `PackingBackend`.
+        absorbed: whether `AbsorbingBackend` is used.
+        pooled: whether `spike_pooling` is used.
+        captured: whether `flexsn_nn.graphs.capture` is used, or SpikingJelly's `StaticCudaGraph` for its neurons.
     """
 
     activation: Activation
@@ -237,7 +237,7 @@ def spikingjelly_step(
     frames: Tensor,
     labels: Tensor,
 ) -> Callable[[], None]:
-    """A step by SpikingJelly's `StaticCudaGraph`, as its training script uses it."""
+    """Returns a step in SpikingJelly's `StaticCudaGraph`, as in its training script."""
 
     def forward_and_backward(frames: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(frames.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
@@ -261,16 +261,16 @@ Steps = dict[RowName, Callable[[], None]]
 
 
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
-    """Steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
+    """Measures steps of one network: wall time in ms, with the backward in the caller's thread, too, and peak memory.
 
-    Both times are the median of several turns, and the least. The steps alternate: a host that is slow for a while is
-    so for all.
+    Both times are the median of several turns, and the least. The steps alternate, so that slow periods of a
+    host affect all of them.
 
     Args:
-        until: nothing is prepared any more then, by `time.perf_counter`.
+        until: time in `time.perf_counter` after which no step is prepared.
 
     Returns:
-        The results, and the steps that are not captured: what has no graph holds little memory.
+        The results, and the steps that are not captured: a step without a graph holds little memory.
     """
     steps: Steps = {}
     found: dict[RowName, Row | str] = {}
@@ -282,7 +282,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
         try:
             before = torch.cuda.memory_allocated()
             step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
-            # A replay allocates nothing: of a captured step, the peak is that of the capture.
+            # A replay allocates nothing: the peak of a captured step is that of the capture.
             before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
             for _ in range(before_peak):
                 step()
@@ -309,7 +309,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
-    """Wall time in ms of one of several steps, the first of which waits for nothing on the GPU."""
+    """Returns the wall time in ms of one of several steps, the first of which waits for nothing on the GPU."""
     step()
     torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -320,10 +320,10 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
 
 
 def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
-    """Time of a step's kernels, and of its CUDA graph, in ms; or why there is none.
+    """Returns the time of a step's kernels, and of its CUDA graph, in ms; or the reason for none.
 
     Args:
-        step: a step that ran before; `None`: one is made.
+        step: a step that has run; `None` for a new one.
     """
     try:
         return _device_times(row, step)
@@ -343,24 +343,24 @@ def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
     try:
         in_graph = milliseconds(step if captured else graphed(step), device, warmup=50, rep=200)
     except Exception:
-        in_graph = float("nan")  # what waits for the device cannot be captured
+        in_graph = float("nan")  # a step that waits for the device cannot be captured
     return kernels / 1e3, in_graph
 
 
 def said(error: Exception) -> str:
-    """Text of a failure in its row."""
+    """Returns the text of a failure in its row."""
     return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
 
 
 def clean() -> None:
-    """Gives back what a row has taken."""
+    """Releases the memory of a row."""
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # of the streams of a capture: 32 MiB each, and no part of the next row
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, not part of the next row
     torch.cuda.empty_cache()
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """`count` numbers, with ratios to `limit`, or why there are none."""
+    """Returns `count` numbers, with ratios to `limit`, or the reason for none."""
     if isinstance(found, str):
         return [found, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):
@@ -369,7 +369,7 @@ def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
 
 
 def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
-    """To ReLU's in the same network, by the figure's name, and by network and neurons."""
+    """Returns ratios to ReLU in the same network, by the figure's name, and by network and neurons."""
     drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
     for (case, form, name), results in found.items():
         limits = found[RowName(case, form, "ReLU")]
@@ -377,7 +377,7 @@ def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple
             value, limit = results[of], limits[of]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
                 ratio = value[column] / limit[column]
-                if math.isfinite(ratio):  # what cannot be captured has none
+                if math.isfinite(ratio):  # a step without a capture has none
                     drawn[title][f"{case.name}, {form}", name] = ratio
     return drawn
 
@@ -410,7 +410,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
-    warnings.simplefilter("error", CaptureWarning)  # what runs by Python is not "captured"
+    warnings.simplefilter("error", CaptureWarning)  # a step run in Python is not "captured"
     begun = time.perf_counter()
     rows = [
         RowName(case, FORMATS[memory_format], name)
@@ -421,7 +421,7 @@ def main() -> None:
         for name in variants(case)
         if name == "ReLU" or name.startswith(tuple(chosen.neurons))
     ]
-    # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
+    # The profiler may leave launches slower in this process: measurements without it come first.
     found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
     steps: Steps = {}
     for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):

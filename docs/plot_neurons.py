@@ -1,4 +1,4 @@
-"""Draws how every ready-made neuron of `flexsn_nn.neuron` answers to an input that is switched on and off.
+"""Draws the response of every ready-made neuron of `flexsn_nn.neuron` to an input that is switched on and off.
 
 python docs/plot_neurons.py [--out docs/images/neurons.svg]
 """
@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 COLUMNS = 3
 STEPS = 60
 ON, OFF = 5, 45
-# Parameters and an input with which a neuron shows what it is about within these steps; for others, `DEFAULT`.
+# Parameters and an input with which a neuron shows its character within these steps; `DEFAULT` for the others.
 SHOWN: dict[str, tuple[dict[str, Any], float]] = {
     "IF": ({}, 0.15),
     "LIF": ({"tau": 8.0}, 1.3),
@@ -59,15 +59,15 @@ DEFAULT: tuple[dict[str, Any], float] = ({}, 1.3)
 
 
 def neurons() -> list[type[Neuron]]:
-    """The classes to be used as they are, in the order of `neuron.__all__`; aliases once."""
+    """Returns the ready-made classes, in the order of `neuron.__all__`; aliases once."""
     exported = [getattr(neuron, name) for name in neuron.__all__]
-    bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # the last one is a neuron around another
+    bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # the last one wraps another neuron
     classes = [c for c in exported if inspect.isclass(c) and issubclass(c, Neuron) and c not in bases]
     return list(dict.fromkeys(classes))
 
 
 def title(kind: type[Neuron]) -> str:
-    """The class and the parameters that are not its defaults, `LIF(tau=8)`."""
+    """Returns the class and its parameters that differ from the defaults, `LIF(tau=8)`."""
     values = {
         name: value.__name__ if callable(value) else value
         for name, value in SHOWN.get(kind.__name__, DEFAULT)[0].items()
@@ -77,7 +77,7 @@ def title(kind: type[Neuron]) -> str:
 
 
 def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
-    """Input, membrane and output of one neuron, `[STEPS]` each."""
+    """Returns input, membrane and output of one neuron, `[STEPS]` each."""
     parameters, high = SHOWN.get(kind.__name__, DEFAULT)
     x = torch.zeros(STEPS, 1)
     x[ON:OFF] = high
@@ -92,7 +92,7 @@ def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
 def draw(path: Path) -> list[str]:
     """Writes the drawing, and returns the titles in it."""
     drawn = neurons()
-    # Text stays text, and nothing depends on when or where: the same drawing is the same file.
+    # Text stays text, and nothing depends on time or machine: equal drawings are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")
@@ -130,7 +130,7 @@ def draw(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws, and says what."""
+    """Draws the neurons, and prints a summary."""
     parser = argparse.ArgumentParser(prog="plot_neurons", description="Draws the response of every ready-made neuron.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images" / "neurons.svg")
     chosen = parser.parse_args(arguments)

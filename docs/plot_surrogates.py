@@ -25,14 +25,14 @@ COLUMNS = 4
 
 
 def surrogates() -> list[Surrogate]:
-    """One of each class with its defaults, in the order of `surrogate.__all__`; aliases once."""
+    """Returns one of each class with its defaults, in the order of `surrogate.__all__`; aliases once."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__]
     found = [c for c in classes if inspect.isclass(c) and issubclass(c, Surrogate) and not inspect.isabstract(c)]
     return [kind() for kind in dict.fromkeys(found)]
 
 
 def title(g: Surrogate) -> str:
-    """The class and its parameters, `ATan(alpha=2)`."""
+    """Returns the class and its parameters, `ATan(alpha=2)`."""
     parameters = [f"{f.name}={getattr(g, f.name):g}" for f in fields(g) if f.name != "strict"]
     return f"{type(g).__name__}({', '.join(parameters)})"
 
@@ -40,9 +40,9 @@ def title(g: Surrogate) -> str:
 def draw(path: Path) -> list[str]:
     """Writes the drawing, and returns the titles in it."""
     drawn = surrogates()
-    # Not 0 itself: a gradient may be infinite or jump there.
+    # The points avoid 0, where a gradient may be infinite or jump.
     x = torch.linspace(-4.0, 4.0, 400)
-    # Text stays text, and nothing depends on when or where: the same drawing is the same file.
+    # Text stays text, and nothing depends on time or machine: equal drawings are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")
@@ -62,7 +62,7 @@ def draw(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws, and says what."""
+    """Draws the surrogates, and prints a summary."""
     parser = argparse.ArgumentParser(prog="plot_surrogates", description="Draws every surrogate gradient.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images" / "surrogates.svg")
     chosen = parser.parse_args(arguments)

@@ -1,10 +1,10 @@
-"""Converts modules written as for two other libraries to FlexSN: spikes and gradients stay as they were.
+"""Converts modules in the styles of two other libraries to FlexSN, with unchanged spikes and gradients.
 
     python examples/convert.py [--backend auto] [--device cpu] [--steps 32] [--neurons 2000] [--seed 0]
 
-The two are written in the style of the field. `KeepsState` is called step by step and holds its membrane, as neurons
-in SpikingJelly do. `HandsStateOn` takes the membrane and returns it, as neurons in snnTorch do. The conversion is the
-same for both: what one step does with the input and the state becomes the step function, and the loop over time goes.
+`KeepsState` is called step by step and holds its membrane, as neurons in SpikingJelly do. `HandsStateOn` takes the
+membrane and returns it, as neurons in snnTorch do. The conversion is the same for both: the computation of one step
+with the input and the state becomes the step function, and the loop over time disappears.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ spike = surrogate.Sigmoid(alpha=4.0)
 
 
 class KeepsState(nn.Module):
-    """Leaky integrate and fire with a hard reset and one learned time constant. Before."""
+    """Leaky integrate and fire with a hard reset and one learned time constant, before the conversion."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class KeepsState(nn.Module):
 
 
 class KeepsStateStep(nn.Module):
-    """`KeepsState`. After: `self.v` became an argument and a result, and the three methods one."""
+    """`KeepsState` after the conversion: `self.v` is an argument and a result, and the three methods are one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class KeepsStateStep(nn.Module):
 
 
 class HandsStateOn(nn.Module):
-    """Leaky integrate and fire with a soft reset in the next step, a decay per neuron. Before and after."""
+    """Leaky integrate and fire with a soft reset in the next step, a decay per neuron, before and after."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
@@ -98,10 +98,10 @@ def run(network: Callable[[Tensor], Tensor], parameter: nn.Parameter, x: Tensor,
 def compare(
     steps: int, neurons: int, seed: int, device: torch.device, backend: str = "auto"
 ) -> dict[str, tuple[Run, Run]]:
-    """Runs each module before and after its conversion, on the same input."""
+    """Runs each module before and after its conversion, on equal inputs."""
     torch.manual_seed(seed)
     x = 3.0 * torch.rand(steps, 4, neurons, device=device)
-    weights = torch.randn(steps, 4, neurons, device=device)  # of the spikes in the loss
+    weights = torch.randn(steps, 4, neurons, device=device)  # weights of the spikes in the loss
 
     keeps, keeps_step = KeepsState().to(device), KeepsStateStep().to(device)
     hands = HandsStateOn(neurons).to(device)

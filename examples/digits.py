@@ -1,10 +1,10 @@
-"""Trains a spiking network on handwritten digits, with a neuron that is written here.
+"""Trains a spiking network on handwritten digits, with a neuron that is defined here.
 
     hatch run demo [--backend auto] [--device cpu] [--steps 8] [--epochs 25] [--seed 0] [--out digits.png]
 
-The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. Each image
-is shown to the network for `--steps` time steps as a constant current (direct coding); the class whose output
-neuron fires most is the answer.
+The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. The network sees
+each image for `--steps` time steps as a constant current (direct coding); the answer is the class whose output neuron
+fires most.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 64
 
 
 class Spike(torch.autograd.Function):
-    """1 where `x >= 0`, else 0; backward as if it were `sigmoid(4 x)`."""
+    """Computes 1 where `x >= 0`, else 0, with the gradient of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class LIFStep(nn.Module):
 
 
 class Network(nn.Module):
-    """Two layers of neurons. `[B, 64]` pixels to `[B, 10]` firing rates."""
+    """Two layers of neurons, from `[B, 64]` pixels to `[B, 10]` firing rates."""
 
     def __init__(self, steps: int, backend: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Network(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         self.hidden.reset()
         self.readout.reset()
-        # The same current at every step: a view, nothing is copied.
+        # The current is equal at every step: a view, without a copy.
         current = self.inward(pixels).expand(self.steps, -1, -1)
         spikes: Tensor = self.readout(self.outward(self.hidden(current)))
         return spikes.mean(0)
@@ -112,7 +112,7 @@ def accuracy(network: Network, x: Tensor, y: Tensor) -> float:
 def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[float], list[float]]:
     """Returns the loss and the held-out accuracy after each epoch."""
     on_gpu = data.train_x.is_cuda
-    # A captured step reads a rate that is a tensor on the GPU, and has one that is a number as a constant.
+    # A captured step reads a rate that is a tensor on the GPU; a rate that is a number is a constant in it.
     rate = torch.tensor(4e-3, device=data.train_x.device) if on_gpu else 4e-3
     optimizer = torch.optim.Adam(network.parameters(), lr=rate, capturable=on_gpu)
     step = graphs.capture(network, lambda rates, labels: nn.functional.cross_entropy(5.0 * rates, labels), optimizer)
@@ -133,14 +133,14 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[fl
 
 
 def draw(path: Path, network: Network, image: Tensor, losses: list[float], accuracies: list[float]) -> None:
-    """Learning curve, spikes of the hidden layer for one image, and one neuron's membrane."""
+    """Draws the learning curve, spikes of the hidden layer for one image, and one neuron's membrane."""
     network.hidden.store_state_seqs = True
     with torch.no_grad():
         network.hidden.reset()
         current = network.inward(image).expand(network.steps, -1, -1)
         spikes = network.hidden(current)[:, 0].cpu()
         after = network.hidden.state_seqs[0][:, 0].cpu()
-        # What the neuron compared with the threshold: the step once more, without the reset.
+        # These values were compared with the threshold: the step is computed once more, without the reset.
         rates = torch.sigmoid(network.hidden_step.w).cpu()
         before = torch.cat([torch.zeros_like(after[:1]), after[:-1]])
         charged = before + (current[:, 0].cpu() - before) * rates
@@ -173,7 +173,7 @@ def _handles(*axes: Any) -> tuple[list[Any], list[str]]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """A parser that reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"digits: {message}\n")
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
-    # The layers are small: several threads would wait for one another, and beside other work for long.
+    # The layers are small: several threads would wait for one another, and for long if other work runs.
     torch.set_num_threads(1)
     data = load(device, chosen.seed)
     network = Network(chosen.steps, chosen.backend).to(device)

@@ -3,10 +3,10 @@ number of processes can resume from.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
-On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU the processes talk
-through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every batch. With
-`--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and the last one that is
-there is resumed from, on any number of processes. On several machines, DIR has to be one that all of them see.
+On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU, the processes
+communicate through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every
+batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and a run
+resumes from the last complete one, on any number of processes. On several machines, all of them must see DIR.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flexsn_nn import LIF, PLIF, OverTime, functional, loss
 
 
 def network(backend: str) -> nn.Sequential:
-    """`[T, B, 1, 8, 8]` to `[T, B, 10]`."""
+    """Returns a network from `[T, B, 1, 8, 8]` to `[T, B, 10]`."""
     return nn.Sequential(
         OverTime(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)),
         PLIF(backend=backend),
@@ -45,8 +45,8 @@ def network(backend: str) -> nn.Sequential:
 
 
 def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
-    """The network with its parameters on all processes, or a part of them on each."""
-    if device.type == "cuda":  # where statistics can be taken over all processes' parts of a batch
+    """Returns the network with its parameters on all processes, or a part of them on each."""
+    if device.type == "cuda":  # there, statistics can cover all processes' parts of a batch
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = net.to(device)
     if strategy == "ddp":
@@ -67,14 +67,14 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def current(images: Tensor, steps: int) -> Tensor:
-    """Each image, doubled, at every step: a view."""
+    """Returns each image, doubled, at every step, as a view."""
     return (2 * images).expand(steps, *images.shape)
 
 
 def train(
     net: nn.Module, loader: DataLoader[Any], optimizer: torch.optim.Optimizer, steps: int, device: torch.device
 ) -> float:
-    """One epoch; the mean loss over all processes."""
+    """Trains for one epoch, and returns the mean loss over all processes."""
     net.train()
     total = torch.zeros((), device=device)
     for images, labels in loader:
@@ -91,7 +91,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: DataLoader[Any], steps: int, device: torch.device) -> float:
-    """Over all processes' parts."""
+    """Returns the accuracy over all processes' parts."""
     net.eval()
     counts = torch.zeros(2, device=device)
     for images, labels in loader:
@@ -114,7 +114,7 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 
 
 def epochs_in(folder: Path | None) -> int:
-    """How many epochs the last complete checkpoint has been trained for; 0 without one."""
+    """Returns the number of epochs of the last complete checkpoint, or 0 without one."""
     # The metadata are written last.
     found = [] if folder is None else folder.glob("epoch_*/.metadata")
     return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
@@ -168,7 +168,7 @@ def run(chosen: argparse.Namespace, device: torch.device) -> int:
     training, held_out = load_data(chosen.seed)
     sampler: DistributedSampler[Any] = DistributedSampler(training, seed=chosen.seed)
     loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
-    # Each process looks at every count-th image; none is looked at twice.
+    # Each process evaluates every count-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
     found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
     if begin and rank == 0:

@@ -1,10 +1,10 @@
-"""Learns time constants: which of two noisy sources clicked more often, over some hundreds of steps?
+"""Learns time constants to find which of two noisy sources clicked more often, over some hundreds of steps.
 
     python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
 
-At each step each source clicks with a probability of 0.26 or 0.34. One step says next to nothing: an answer needs
-the sum over many steps. Spiking neurons pass the clicks on to an integrator that forgets with its time constant `tau`,
-5 steps at first. The example trains the network twice: once learning `tau` too, once leaving it.
+At each step, each source clicks with a probability of 0.26 or 0.34. One step contains very little evidence: an answer
+needs the sum over many steps. Spiking neurons pass the clicks on to an integrator that forgets with its time constant
+`tau`, 5 steps at first. The example trains the network twice: once with a learned `tau`, and once with a fixed one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Integrator(nn.Module):
 
 
 class Network(nn.Module):
-    """Clicks `[T, B, 2]` to the evidence `[B, 2]` after the last of them."""
+    """Maps clicks `[T, B, 2]` to the evidence `[B, 2]` after the last of them."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Result(NamedTuple):
 
 
 def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Clicks `[T, B, 2]`, and `[B]` which source clicks more often."""
+    """Returns clicks `[T, B, 2]`, and the index `[B]` of the source that clicks more often."""
     answers = torch.randint(2, (batch,), device=device)
     probability = 0.26 + 0.08 * one_hot(answers, 2)
     return (torch.rand(steps, batch, 2, device=device) < probability).float(), answers
@@ -81,7 +81,7 @@ def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.de
     w = network.integrator.w
     groups = [{"params": [p for p in network.parameters() if p is not w], "lr": 3e-2}]
     if learn_tau:
-        groups.append({"params": [w], "lr": 0.2})  # tau has to grow by far
+        groups.append({"params": [w], "lr": 0.2})  # tau has to grow a lot
     optimizer = torch.optim.Adam(groups, capturable=device.type == "cuda")
     step = graphs.capture(network, cross_entropy, optimizer)
     losses = []

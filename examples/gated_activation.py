@@ -2,8 +2,8 @@
 
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
-It needs flexsn-codegen alone. Without a GPU it checks the values in Triton's interpreter, on few rows. On one it
-also prints, forward and with the backward, how many bytes per second each moves, next to a plain copy.
+The example needs flexsn-codegen alone. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
+GPU, it also prints the bytes per second that each moves, forward and with the backward, and those of a plain copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A gated linear unit's activation: `x`, `gate`: `[rows, columns]`, `bias`: `[columns]`."""
+    """Computes a gated linear unit's activation: `x`, `gate`: `[rows, columns]`, `bias`: `[columns]`."""
     return x * torch.nn.functional.silu(gate + bias)
 
 
@@ -49,7 +49,7 @@ def check(fused: Function, inputs: list[torch.Tensor]) -> None:
 
 
 def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
-    """Prints the time and the bytes per second of each function, and of a copy of the same size."""
+    """Prints the time and the bytes per second of each function, and of a copy of equal size."""
     from triton.testing import do_bench
 
     size = inputs[0].numel() * inputs[0].element_size()
@@ -74,7 +74,7 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
 
 
 def main() -> int:
-    """Checks, and measures where there is a GPU."""
+    """Checks, and measures if there is a GPU."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=16384 if on_gpu else 64)

@@ -2,13 +2,13 @@
 
     python examples/long_sequence.py [--task waves] [--backend auto] [--device cpu] [--epochs 4] [--seed 0]
 
-`waves`: one second of sound at 16,000 samples, made by a formula: one of four tones of any phase and loudness, in
+`waves`: one second of sound at 16,000 samples, computed from a formula: one of four tones of any phase and loudness, in
 noise. `pixels`: scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after the other. Spiking
 neurons with time constants from 2 to 40 steps hear the sequence; the answer is linear in their rates in each eighth of
 it.
 
-There are few neurons and many steps. On a GPU, kernels walk segments of time side by side where they are worth it, and
-results do not change: `explain()` says how many.
+The neurons are few and the steps are many. On a GPU, kernels walk segments of time side by side if this is faster, and
+results do not change: `explain()` shows the number of segments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Data(NamedTuple):
 
 
 def waves(samples: int, steps: int, seed: int) -> Data:
-    """Tones in noise: `samples` for training, and `samples` for the test."""
+    """Returns tones in noise: `samples` for training, and `samples` for the test."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(TONES), (2 * samples,), generator=generator)
     phase, loudness = torch.rand(2, 2 * samples, 1, generator=generator)
@@ -58,7 +58,7 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Digits as sequences of 784 pixels: `samples` for training and for the test, at most four fifths and a fifth."""
+    """Returns digits as 784 pixels: `samples` for training and for the test, at most four fifths and a fifth."""
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
@@ -70,10 +70,10 @@ def pixels(samples: int, seed: int) -> Data:
 
 
 class Network(nn.Module):
-    """`[B, T]` to `[B, classes]`.
+    """Maps `[B, T]` to `[B, classes]`.
 
     Args:
-        neuron: `[T, B, HIDDEN]` to spikes; `None`: one of flexsn_nn.
+        neuron: neuron from `[T, B, HIDDEN]` to spikes; `None` for one of flexsn_nn.
     """
 
     def __init__(self, classes: int, backend: str = "auto", neuron: nn.Module | None = None) -> None:
@@ -99,7 +99,7 @@ def optimizer_of(network: Network) -> torch.optim.Optimizer:
 
 
 def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """One update; the loss before it."""
+    """Runs one update, and returns the loss before it."""
     optimizer.zero_grad()
     loss = cross_entropy(network(x), y)
     loss.backward()
@@ -108,7 +108,7 @@ def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 class Result(NamedTuple):
-    """Results of a training: the loss of each update, and the accuracy on new data."""
+    """Results of a training run: the loss of each update, and the accuracy on new data."""
 
     losses: list[float]
     accuracy: float
@@ -116,7 +116,7 @@ class Result(NamedTuple):
 
 
 def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
-    """Trains it; `seconds` are those of the last epoch."""
+    """Trains the network; `seconds` are those of the last epoch."""
     optimizer = optimizer_of(network)
     generator = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []

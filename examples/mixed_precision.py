@@ -1,15 +1,15 @@
-"""Trains under bfloat16 autocast, and shows what the two precisions of a neuron do.
+"""Trains under bfloat16 autocast, and shows the effects of a neuron's two precisions.
 
     python examples/mixed_precision.py [--backend auto] [--device cpu] [--updates 60] [--seed 0]
 
-Autocast makes `nn.Linear` compute, and return, bfloat16. A neuron has two answers to that:
+Under autocast, `nn.Linear` computes and returns bfloat16. A neuron can handle it in two ways:
 
-    precision="eager"    compute in the dtype that comes in, rounding as PyTorch does after every operation
-    precision="float32"  compute and keep the state in float32, and return spikes in the dtype that came in
+    precision="eager"    compute in the dtype of the input, and round as PyTorch does after every operation
+    precision="float32"  compute and keep the state in float32, and return spikes in the dtype of the input
 
 For a fast neuron that resets, both train alike. A slow one needs float32: in bfloat16, with 8 bits of mantissa, a small
-step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways, then feeds
-a membrane with a time constant of 500 steps a constant input.
+step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways. Then it
+feeds a constant input to a membrane with a time constant of 500 steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WAYS = {
 
 
 class Result(NamedTuple):
-    """Results of a training, and the dtypes of the neurons' states and spikes."""
+    """Results of a training run, and the dtypes of the neurons' states and spikes."""
 
     losses: list[float]
     accuracy: float
@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 def load(device: torch.device) -> list[Tensor]:
-    """Pixels `[N, 64]` in 0 to 1 for training and test, labels `[N]` for training and test."""
+    """Returns pixels `[N, 64]` in 0 to 1 for training and test, and labels `[N]` for training and test."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = pixels.astype("float32") / 16
     parts = train_test_split(pixels, labels, test_size=0.2, random_state=0, stratify=labels)
@@ -66,7 +66,7 @@ def train(
         functional.reset_net(net)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             output: Tensor = net(encoding.direct(x, STEPS))
-        return output.float().mean(0)  # add up in float32
+        return output.float().mean(0)  # sum in float32
 
     losses = []
     for _ in range(updates):
@@ -83,7 +83,7 @@ def train(
 
 
 def slow_membrane(precision: str, dtype: torch.dtype, device: torch.device, backend: str = "auto") -> float:
-    """Where `v' = v + (1 - v) / 500` is after 1000 steps; `1 - exp(-2)`, 0.865, if all is well."""
+    """Returns the value of `v' = v + (1 - v) / 500` after 1000 steps; `1 - exp(-2)`, 0.865, is right."""
     neuron = LI(tau=500.0, backend=backend, precision=precision)
     neuron(torch.ones(1000, 1, dtype=dtype, device=device))
     return float(neuron.states[0])

@@ -1,13 +1,13 @@
-"""Trains two recurrent layers to remember: which of four cues came, a hundred steps ago?
+"""Trains two recurrent layers to remember which of four cues came a hundred steps ago.
 
     python examples/recurrent.py [--backend auto] [--device cpu] [--steps 100] [--epochs 12] [--seed 0]
 
-For the first ten steps one of four inputs is active; after that, all of them are noise. The answer is read at the
-end. The neurons forget within some steps: their time constant is 3. What keeps the cue are spikes that go round
+For the first ten steps, one of four inputs is active; after that, all of them are noise. The answer is read at the
+end. The neurons forget within a few steps, because their time constant is 3. Spikes keep the cue: they circulate
 through the recurrent weights, which start at the identity (Le et al., "A simple way to initialize recurrent networks of
 rectified linear units", 2015). The example trains the network twice: once with weights that stay 0, and once with
-recurrent weights that learn. Each time it prints the seconds of an epoch, and what ran: `--backend torch` is the plain
-loop. On a GPU a step of the training is captured as a CUDA graph.
+recurrent weights that learn. Each time, it prints the seconds of an epoch, and the code that ran: `--backend torch` is
+the plain loop. On a GPU, a training step is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CUES = 4
 CUE_STEPS = 10
 HIDDEN = 32
 BATCH = 64
-UPDATES = 10  # in an epoch
+UPDATES = 10  # updates in an epoch
 
 
 class Result(NamedTuple):
-    """Results of a training: the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and what
-    ran, in words."""
+    """Results of a training run: the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and
+    the code that ran, in words."""
 
     losses: list[float]
     accuracy: float
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """Spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
+    """Maps spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
 
     def __init__(self, recurrent: bool, backend: str) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Network(nn.Module):
         return scores[-1]
 
     def ran(self) -> str:
-        """Report of what ran in the first recurrent layer, and why."""
+        """Reports the code that ran in the first recurrent layer, and the reason."""
         first = self.layers[1]
         assert isinstance(first, RLIF)
         return "\n".join(first.explain().splitlines()[:2])
 
 
 def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Spikes `[steps, batch, 4]`, and which input the cue was, `[batch]`."""
+    """Returns spikes `[steps, batch, 4]`, and the input of the cue, `[batch]`."""
     cue = torch.randint(CUES, (batch,), device=device)
     rates = torch.full((steps, batch, CUES), 0.02, device=device)
     rates[:CUE_STEPS, torch.arange(batch, device=device), cue] = 0.6
@@ -84,7 +84,7 @@ def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
-    """Trains a network; the seconds are those of the fastest epoch, in which nothing is compiled any more."""
+    """Trains a network; the seconds are those of the fastest epoch, which compiles nothing."""
     torch.manual_seed(seed)
     network = Network(recurrent, backend).to(device)
     # A captured step counts on the GPU.

@@ -1,10 +1,10 @@
-"""A neuron with two states, written here: it resonates, and learns which frequency it listens to.
+"""A neuron with two states, defined here: it resonates, and learns the frequency of its input.
 
     python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
 
 The states `u` and `v` of a resonate-and-fire neuron turn around each other, `omega` radians per step, and lose a little
-of their length. Input in time with that rotation adds up to a spike, other input does not. The example first
-prints how often neurons of four frequencies answer to pulses of each of these, then lets neurons of random frequencies
+of their length. Input in time with that rotation adds up to a spike; other input does not. The example first prints how
+often neurons of four frequencies answer to pulses of each of these frequencies. Then neurons of random frequencies
 learn to distinguish four rhythms.
 
 Source: Izhikevich, "Resonate-and-fire neurons", Neural Networks 2001.
@@ -32,12 +32,12 @@ BATCH = 64
 class Resonator(Neuron):
     """`u' = d (u cos omega - v sin omega) + x`; `v' = d (u sin omega + v cos omega)`; it fires where `v' >= 1`.
 
-    After a spike both states are 0.
+    After a spike, both states are 0.
 
     Args:
         omega: radians per step, `[C]`, learned.
-        decay: `d`, what is left of the states after a step.
-        backend: as in `FlexSN`.
+        decay: `d`, the remaining share of the states after a step.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("u", "v")
@@ -58,7 +58,7 @@ class Resonator(Neuron):
 
 
 class Network(nn.Module):
-    """Rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
+    """Maps rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 
 def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
-    """A pulse of 0.6 whenever a period is over: `[T, B, 1]` for periods `[B]`; it may come or go by chance."""
+    """Returns a pulse of 0.6 after each period: `[T, B, 1]` for periods `[B]`; jitter changes pulses by chance."""
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
     beats = (time.remainder(periods) < 1.0).float()
@@ -83,7 +83,7 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
-    """Spikes of a neuron of each period (rows) in answer to pulses of each period (columns)."""
+    """Returns spikes of a neuron of each period (rows) in answer to pulses of each period (columns)."""
     periods = torch.tensor(PERIODS, device=device)
     neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tens
 
 
 class Result(NamedTuple):
-    """Results of a training; `moved` is how far `omega` went, on average, in radians per step."""
+    """Results of a training run; `moved` is the mean change of `omega`, in radians per step."""
 
     losses: list[float]
     accuracy: float

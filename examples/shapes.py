@@ -1,10 +1,10 @@
-"""Neurons whose states have different shapes, written here: branches of a neuron, two populations, a row of rivals.
+"""Neurons whose states have different shapes, defined here: branches of a neuron, two populations, a row of rivals.
 
     python examples/shapes.py [--backend auto] [--device cpu] [--steps 40] [--updates 60] [--seed 0]
 
 A layer of each kind learns to distinguish pairs of pulses: one input line fires, then another one, and the class is the
-first line. The branches of a dendritic neuron remember the first pulse, inhibitory neurons and rivals suppress the
-second one. The example prints what each layer learned, and how its calls ran.
+first line. The branches of a dendritic neuron remember the first pulse; inhibitory neurons and rivals suppress the
+second one. The example prints the accuracy of each layer, and the way its calls ran.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BATCH = 48
 
 
 class Dendritic(Neuron):
-    """Branches that a small matrix joins drive an apical compartment and a soma, which fires at 1.
+    """Branches, joined by a small matrix, drive an apical compartment and a soma, which fires at 1.
 
     Args:
         neurons: N. The input is `[T, B, N]`, the branches are `[B, N, K]`.
         branches: K, up to 16.
-        backend: as in `FlexSN`.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("v", "apical", "branches")
@@ -61,7 +61,7 @@ class ExcitatoryInhibitory(Neuron):
     Args:
         neurons: N. The input is `[T, B, N]`.
         inhibitory: M, the number of inhibitory neurons: their states are `[B, M]`.
-        backend: as in `FlexSN`.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("s", "v", "s_inhibitory", "v_inhibitory")
@@ -85,11 +85,11 @@ class ExcitatoryInhibitory(Neuron):
 
 
 class WinnerTakesAll(Neuron):
-    """Neurons of which the largest one of a row fires, and inhibits the others.
+    """Neurons where the largest one of a row fires, and inhibits the others.
 
     Args:
-        strength: of the inhibition.
-        backend: as in `FlexSN`.
+        strength: strength of the inhibition.
+        backend: backend, as in `FlexSN`.
     """
 
     state_names = ("v",)
@@ -107,7 +107,7 @@ class WinnerTakesAll(Neuron):
 
 
 def layers(backend: str) -> dict[str, Neuron]:
-    """One of each kind."""
+    """Returns one layer of each kind."""
     return {
         "dendritic": Dendritic(NEURONS, backend=backend),
         "excitatory and inhibitory": ExcitatoryInhibitory(NEURONS, NEURONS // 4, backend=backend),
@@ -116,7 +116,7 @@ def layers(backend: str) -> dict[str, Neuron]:
 
 
 class Network(nn.Module):
-    """Pulses `[T, B, LINES]` to two scores `[B, 2]`."""
+    """Maps pulses `[T, B, LINES]` to two scores `[B, 2]`."""
 
     def __init__(self, layer: Neuron) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Network(nn.Module):
 
 
 def pairs(steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pulses `[T, B, LINES]` on the first two lines, and which line is the first one; others are noise."""
+    """Returns pulses `[T, B, LINES]` on the first two lines, and the index of the first one; other lines are noise."""
     first = torch.randint(2, (BATCH,), device=device)
     pulses = 0.1 * torch.rand(steps, BATCH, LINES, device=device)
     rows = torch.arange(BATCH, device=device)
@@ -142,7 +142,7 @@ def pairs(steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Result(NamedTuple):
-    """The losses of a training, and the accuracy after it."""
+    """The losses of a training run, and the accuracy after it."""
 
     losses: list[float]
     accuracy: float

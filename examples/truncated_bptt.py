@@ -1,11 +1,11 @@
-"""Trains along a sequence in chunks: the memory stays that of one chunk, however long the sequence is.
+"""Trains along a sequence in chunks: the memory is that of one chunk for any length of the sequence.
 
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 
-A spiking network predicts a signal `--ahead` steps before it comes. The neurons keep their state from chunk to
-chunk; `detach_net` cuts the graph between them, so that the backward pass ends where the chunk began (truncated
-backpropagation through time). The example also measures what the forward pass keeps for the backward, and how far
-the gradient inside the last chunk is from that of the whole sequence.
+A spiking network predicts a signal `--ahead` steps before it comes. The neurons keep their state from chunk to chunk.
+`detach_net` cuts the graph between them, so that the backward pass ends at the begin of the chunk (truncated
+backpropagation through time). The example also measures the memory that the forward pass keeps for the backward, and
+the difference of the last chunk's gradient from that of the whole sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 8
 
 
 def network(backend: str, device: torch.device) -> nn.Module:
-    """`[T, B, 1]` to `[T, B, 1]`."""
+    """Returns a network from `[T, B, 1]` to `[T, B, 1]`."""
     inward = nn.Linear(1, HIDDEN)
     nn.init.normal_(inward.weight, std=2.0)
     return nn.Sequential(
@@ -38,7 +38,7 @@ def network(backend: str, device: torch.device) -> nn.Module:
 
 
 def signal(steps: int, device: torch.device) -> Tensor:
-    """Two sines of periods and phases by chance, `[T, B, 1]`."""
+    """Returns two sines with random periods and phases, `[T, B, 1]`."""
     time = torch.arange(steps, device=device).view(-1, 1, 1)
     periods = torch.tensor([3.0, 7.0], device=device) * (1.0 + 0.2 * torch.rand(BATCH, 2, device=device))
     waves = torch.sin(time / periods + 6.3 * torch.rand(BATCH, 2, device=device))
@@ -49,7 +49,7 @@ class KeptBytes:
     """Counts the bytes that autograd keeps for the backward pass while it is entered."""
 
     def __enter__(self) -> KeptBytes:
-        self._kept: dict[tuple[int, int], Tensor] = {}  # holds them, so that no address is used twice
+        self._kept: dict[tuple[int, int], Tensor] = {}  # holds the tensors, so that no address is used twice
         self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
         self._hooks.__enter__()
         return self
@@ -69,7 +69,7 @@ def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
-    """The mean loss of each pass over the sequence, and the most bytes that were kept at a time."""
+    """Returns the mean loss of each pass over the sequence, and the most bytes that were kept at a time."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     losses, most = [], 0
     for _ in range(passes):
@@ -81,7 +81,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tupl
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            functional.detach_net(net)  # the state stays, the way back does not
+            functional.detach_net(net)  # keeps the state, and cuts the graph
             total += float(loss.detach()) * len(part) / len(x)
             most = max(most, kept.bytes)
         losses.append(total)
@@ -89,7 +89,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tupl
 
 
 def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
-    """The bytes that the whole sequence at once keeps."""
+    """Returns the bytes that the whole sequence at once keeps."""
     functional.reset_net(net)
     with KeptBytes() as kept:
         mse_loss(net(x), y)
@@ -98,7 +98,7 @@ def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
 
 
 def gradient_of_last(net: nn.Module, x: Tensor, y: Tensor, chunk: int, truncated: bool) -> Tensor:
-    """The gradient of the last chunk's loss with respect to the last chunk of `x`."""
+    """Returns the gradient of the last chunk's loss with respect to the last chunk of `x`."""
     functional.reset_net(net)
     before, last = x[:-chunk], x[-chunk:].clone().requires_grad_()
     net(before)

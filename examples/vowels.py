@@ -3,19 +3,19 @@
     pip install aeon
     python examples/vowels.py [--data vowels] [--backend auto] [--device cpu] [--epochs 40] [--seed 0]
 
-JapaneseVowels, as the package `aeon` ships it: nine speakers say /ae/, 12 cepstral coefficients a step, 7 to 29 steps;
+JapaneseVowels is data of the package `aeon`: nine speakers say /ae/, 12 cepstral coefficients a step, 7 to 29 steps;
 270 recordings for training, 370 for the test. `--data made` needs no package: pulses whose order is the class.
 
     x -> Linear -> Delay (one for each neuron, learned) -> LIF -> Linear -> Recurrent LIF (learned delays) -> Linear
 
-In training, recordings stand side by side, padded, with `lengths`: neurons stop at each one's end, and the scores are
-means over its own steps. For the test, the recordings come one after the other in eight streams, without padding,
-and `resets` begins each of them at the initial states; between two of them are silent steps for the length of the
-longest delay. The scores are the same. `fuse_delays` leaves the first delays to the kernels of the neurons after them,
-where those can.
+In training, recordings stand side by side, padded, with `lengths`: neurons stop at the end of each recording, and the
+scores are means over its own steps. For the test, the recordings follow each other in eight streams, without padding,
+and `resets` begins each of them at the initial states; silent steps separate them, for the length of the longest
+delay. The scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those
+support it.
 
-Published on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA multivariate
-time series classification archive", 2018).
+Published results on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA
+multivariate time series classification archive", 2018).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Losses of epochs, accuracy on streams, the largest difference of a score from that of padded recordings, and by
-    how many steps delays have moved."""
+    """Losses of epochs, accuracy on streams, the largest difference of a score from that of padded recordings, and the
+    change of delays in steps."""
 
     losses: list[float]
     accuracy: float
@@ -60,7 +60,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """`[T, B, channels] -> [T, B, classes]`."""
+    """Maps `[T, B, channels]` to `[T, B, classes]`."""
 
     def __init__(self, channels: int, classes: int, backend: str) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Network(nn.Module):
 
 
 def vowels() -> Task:
-    """JapaneseVowels, each coefficient with the mean and the deviation of the training recordings taken out."""
+    """Returns JapaneseVowels, normalised by mean and deviation of each coefficient in the training recordings."""
     try:
         from aeon.datasets import load_japanese_vowels
     except ImportError as error:
@@ -104,7 +104,7 @@ def vowels() -> Task:
 
 
 def made(count: int = 96, channels: int = 4) -> Task:
-    """Pulses in all channels, one after the other or the other way round, with pauses of 1 or 2 steps: four classes."""
+    """Returns pulses in all channels, in order or in reverse, with pauses of 1 or 2 steps: four classes."""
 
     def recording() -> tuple[Tensor, int]:
         label = int(torch.randint(4, ()))
@@ -118,11 +118,11 @@ def made(count: int = 96, channels: int = 4) -> Task:
 
 
 def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
-    """One recording after the other, in `STREAMS` rows of about one length.
+    """Joins the recordings, one after the other, in `STREAMS` rows of about one length.
 
     Returns:
-        Steps `[T, STREAMS, channels]`; where recordings begin, booleans `[T, STREAMS]`; and for each step, the number
-        of the recording that it belongs to, or -1.
+        Steps `[T, STREAMS, channels]`; begins of recordings, booleans `[T, STREAMS]`; and for each step, the number of
+        its recording, or -1.
     """
     rows: list[list[int]] = [[] for _ in range(STREAMS)]
     ends = [0] * STREAMS
@@ -138,12 +138,12 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
         for i in members:
             steps = len(recordings[i][0])
             x[t : t + steps, row], owner[t : t + steps, row], resets[t, row] = recordings[i][0], i, True
-            t += steps + MOST  # until nothing that is late comes from this recording
+            t += steps + MOST  # until the last delayed value of this recording
     return x, resets, owner
 
 
 def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Scores `[recordings, classes]`: means over the steps of each in a stream."""
+    """Returns scores `[recordings, classes]`: means over the steps of each recording in a stream."""
     x, resets, owner = stream(recordings)
     with torch.no_grad():
         scores = net(x.to(device), resets=resets.to(device)).cpu()
@@ -153,13 +153,13 @@ def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tens
 
 
 def padded(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Scores `[recordings, classes]`, of all recordings side by side."""
+    """Returns scores `[recordings, classes]` of all recordings side by side."""
     x, lengths, _ = pad_sequences(recordings)
     return readout(net(x.to(device), lengths), lengths)
 
 
 def train(task: Task, epochs: int, seed: int = 0, device: str | torch.device = "cpu", backend: str = "auto") -> Result:
-    """Trains, and tests on streams."""
+    """Trains the network, and tests it on streams."""
     torch.manual_seed(seed)
     device = torch.device(device)
     net = Network(task.train[0][0].shape[1], task.classes, backend).to(device)

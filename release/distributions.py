@@ -1,4 +1,4 @@
-"""The distributions of this repository, as their metadata describe them, in the order in which they need each other."""
+"""The distributions of this repository, as described in their metadata, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Distribution:
 
     @property
     def folder(self) -> Path:
-        """Where its `pyproject.toml` is."""
+        """Folder of its `pyproject.toml`."""
         return ROOT / "packages" / self.name
 
     @property
     def module(self) -> str:
-        """The name to import."""
+        """Name for its import."""
         return self.name.replace("-", "_")
 
     @property
@@ -48,24 +48,24 @@ class Distribution:
 
     @property
     def requirements(self) -> list[Requirement]:
-        """What it always needs, without its extras."""
+        """All requirements without its extras."""
         return [Requirement(line) for line in self.project["dependencies"]]
 
     @property
     def siblings(self) -> list[Distribution]:
-        """The distributions of this repository that it names itself."""
+        """Distributions of this repository that it names itself."""
         names = {distribution.name for distribution in distributions()}
         return [Distribution(needed.name) for needed in self.requirements if needed.name in names]
 
 
 @cache
 def distributions() -> tuple[Distribution, ...]:
-    """All of them, by name."""
+    """Returns all distributions, by name."""
     return tuple(Distribution(path.parent.name) for path in sorted(ROOT.glob("packages/*/pyproject.toml")))
 
 
 def with_siblings(wanted: Distribution) -> list[Distribution]:
-    """`wanted` and all that it builds on: each stands after those that it needs."""
+    """Returns `wanted` and all distributions that it needs: each follows its own requirements."""
     found: list[Distribution] = []
     for sibling in wanted.siblings:
         found += [needed for needed in with_siblings(sibling) if needed not in found]
@@ -73,7 +73,7 @@ def with_siblings(wanted: Distribution) -> list[Distribution]:
 
 
 def in_order() -> list[Distribution]:
-    """All of them: each stands after those that it needs. So are they published."""
+    """Returns all distributions: each follows its own requirements. They are published in this order."""
     found: list[Distribution] = []
     for distribution in distributions():
         found += [needed for needed in with_siblings(distribution) if needed not in found]

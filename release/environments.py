@@ -1,7 +1,7 @@
-"""Environments that hold what a distribution declares and nothing else, made without a download.
+"""Environments that hold the declared requirements of a distribution and nothing else, made without a download.
 
-What is declared is already installed where this runs: the new environment gets links to it. What is not declared is
-then missing there, although it is installed here.
+The declared packages are already installed in the running environment: the new environment gets links to them.
+Undeclared packages are then missing there, although they are installed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 
 def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> Iterator[Requirement]:
-    """Yield those that hold on this machine; of those that are there for an extra, the ones of `extras`."""
+    """Yields those that hold on this machine; for extras, those of `extras` alone."""
     for requirement in requirements:
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -27,7 +27,7 @@ def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> I
 
 
 def third_party(requirements: Iterable[Requirement]) -> set[str]:
-    """Return the names of the installed distributions that `requirements` ask for, directly or not.
+    """Returns the names of the installed distributions that `requirements` need, directly or not.
 
     Raises:
         RuntimeError: one of them is not installed, or in a version that the requirement does not admit.
@@ -50,25 +50,25 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
 
 
 def link_distributions(names: Iterable[str], folder: Path) -> None:
-    """Fill `folder` with links to what the distributions `names` installed."""
+    """Fills `folder` with links to the installed files of the distributions `names`."""
     for name in names:
         installed = distribution(name)
         if installed.files is None:
             raise RuntimeError(f"{name} has no record of its files")
         for top in {file.parts[0] for file in installed.files}:
             source, link = Path(str(installed.locate_file(top))), folder / top
-            # Scripts lie outside ("..") and are not imported; some share a folder, as __pycache__.
+            # Scripts are outside ("..") and are not imported; some packages share a folder, such as __pycache__.
             if top not in {"..", "__pycache__"} and not top.endswith(".pth") and not link.exists():
                 link.symlink_to(source)
 
 
 class Environment:
-    """A virtual environment in `folder` that sees links to installed distributions, and what is installed into it.
+    """A virtual environment in `folder` that sees links to installed distributions, and packages installed into it.
 
     Args:
-        folder: where it is made.
-        requirements: what is linked, with what that asks for.
-        alone: names of installed distributions that are linked without what they ask for.
+        folder: folder of the environment.
+        requirements: requirements to link, with their own requirements.
+        alone: names of installed distributions to link without their requirements.
     """
 
     def __init__(self, folder: Path, requirements: Iterable[Requirement], alone: Iterable[str] = ()) -> None:
@@ -78,21 +78,21 @@ class Environment:
         self.site_packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
         links = folder / "third_party"
         links.mkdir()
-        # pip last: it installs from here, and is no part of what is tried.
+        # pip is linked too: it installs from here, and is not under test.
         link_distributions({*third_party([*requirements, Requirement("pip")]), *alone}, links)
         (self.site_packages / "third_party.pth").write_text(f"{links}\n", encoding="utf-8")
 
     def run(
         self, *command: str | Path, cwd: Path, variables: dict[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command, whose `python` and `pip` are the environment's, as somebody who has set nothing.
+        """Runs a command, whose `python` and `pip` are the environment's, as for a user without settings.
 
         Raises:
-            RuntimeError: it failed and `check` holds; the message has what it printed.
+            RuntimeError: the command failed and `check` holds; the message has its output.
         """
         hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
         environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}
-        # Folders of wheels that the machine's settings name are taken even with --no-index, another torch with them.
+        # pip reads the machine's settings even with --no-index: their folders of wheels may contain another torch.
         environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
@@ -110,17 +110,17 @@ class Environment:
         return done
 
     def install(self, *arguments: str | Path, cwd: Path) -> None:
-        """`pip install` with these arguments, from files alone; what is linked counts as installed.
+        """Runs `pip install` with these arguments, from files alone; linked packages count as installed.
 
         Raises:
-            RuntimeError: pip refused, for example because a distribution asked for is nowhere.
+            RuntimeError: pip refused, for example because a required distribution is missing.
         """
         offline = ("--quiet", "--no-index", "--no-build-isolation")
         self.run(self.python, "-m", "pip", "install", *offline, *arguments, cwd=cwd)
 
 
 def is_here(environment: Environment, module: str) -> bool | None:
-    """Whether Python finds `module` in what was installed into the environment; `None`: it finds it nowhere."""
+    """Returns whether Python finds `module` among packages installed into the environment; `None` if nowhere."""
     code = f"import importlib.util as u; found = u.find_spec({module!r}); print(found.origin if found else '')"
     origin = environment.run(environment.python, "-c", code, cwd=environment.site_packages.parent).stdout.strip()
     return Path(origin).is_relative_to(environment.site_packages) if origin else None

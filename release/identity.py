@@ -20,33 +20,33 @@ UNDECIDED = "UNDECIDED"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What `identity.toml` says."""
+    """Contents of `identity.toml`."""
 
     authors: tuple[str, ...]
     urls: dict[str, str]
 
     @property
     def undecided(self) -> list[str]:
-        """The names of what nobody has decided."""
+        """Names of undecided URLs."""
         return [name for name, url in self.urls.items() if url == UNDECIDED]
 
     @property
     def decided_urls(self) -> dict[str, str]:
-        """The others."""
+        """URLs that are decided."""
         return {name: url for name, url in self.urls.items() if url != UNDECIDED}
 
 
 def read() -> Identity:
-    """Read `identity.toml`."""
+    """Reads `identity.toml`."""
     content = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     return Identity(tuple(content["authors"]), content["urls"])
 
 
 def replaced(text: str, pattern: str, line: str, where: Path) -> str:
-    """`text` with `line` for the one line that `pattern` finds.
+    """Returns `text` with `line` in place of the one line that `pattern` finds.
 
     Raises:
-        LookupError: there is none, or more than one.
+        LookupError: no line matches, or more than one.
     """
     result, count = re.subn(pattern, lambda _: line, text, flags=re.MULTILINE)
     if count != 1:
@@ -55,7 +55,7 @@ def replaced(text: str, pattern: str, line: str, where: Path) -> str:
 
 
 def in_pyproject(text: str, identity: Identity, where: Path) -> str:
-    """A `pyproject.toml` with the authors and URLs of `identity`."""
+    """Returns a `pyproject.toml` with the authors and URLs of `identity`."""
     authors = ", ".join(f"{{ name = {json.dumps(name)} }}" for name in identity.authors)
     urls = ", ".join(f"{name} = {json.dumps(url)}" for name, url in identity.decided_urls.items())
     text = replaced(text, r"^authors = .*$", f"authors = [{authors}]", where)
@@ -63,7 +63,7 @@ def in_pyproject(text: str, identity: Identity, where: Path) -> str:
 
 
 def in_citation(text: str, identity: Identity, where: Path) -> str:
-    """A `CITATION.cff` with the authors and the repository of `identity`."""
+    """Returns a `CITATION.cff` with the authors and the repository of `identity`."""
     authors = ", ".join(f"{{ name: {json.dumps(name)} }}" for name in identity.authors)
     repository = identity.decided_urls.get("Repository")
     line = f"repository-code: {json.dumps(repository)}" if repository else "# repository-code: undecided"
@@ -72,14 +72,14 @@ def in_citation(text: str, identity: Identity, where: Path) -> str:
 
 
 def written(identity: Identity) -> dict[Path, str]:
-    """The files that have an identity, as they ought to be."""
+    """Returns the files with an identity, with their new contents."""
     files = {distribution.folder / "pyproject.toml": in_pyproject for distribution in distributions()}
     files[ROOT / "CITATION.cff"] = in_citation
     return {path: change(path.read_text(encoding="utf-8"), identity, path) for path, change in files.items()}
 
 
 def main() -> int:
-    """Writes, and says what is missing."""
+    """Writes the files, and prints missing entries."""
     identity = read()
     for path, text in written(identity).items():
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Says whether the repository is ready for a tag, and what the release's page will say.
+"""Checks whether the repository is ready for a tag, and prints the text of the release's page.
 
     hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
 
-A tag names a distribution and its version. Prints `name=...`, for the workflow that was started by the tag.
+A tag names a distribution and its version. The script prints `name=...`, for the workflow that the tag starts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TAG = re.compile(r"(?P<name>flexsn-[a-z]+)-v(?P<version>\d\S*)")
 
 
 def tag_of(distribution: Distribution) -> str:
-    """The tag of its current version."""
+    """Returns the tag of its current version."""
     return f"{distribution.name}-v{distribution.version}"
 
 
 def named_by(tag: str) -> Distribution:
-    """The distribution that a tag is for.
+    """Returns the distribution of a tag.
 
     Raises:
         ValueError: the tag is not NAME-vVERSION of one of the five, or its version is not the source's.
@@ -41,10 +41,10 @@ def named_by(tag: str) -> Distribution:
 
 
 def notes(changelog: str, version: str) -> str:
-    """What a changelog says of a version.
+    """Returns a changelog's text about a version.
 
     Raises:
-        ValueError: nothing, or under a heading without a day, `## 0.1.0 (2027-01-31)`.
+        ValueError: the text is missing, or its heading has no day, as in `## 0.1.0 (2027-01-31)`.
     """
     heading = re.search(
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
@@ -59,7 +59,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks, and says what is missing."""
+    """Checks the repository, and prints missing parts."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
     parser.add_argument("tag")

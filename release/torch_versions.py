@@ -1,14 +1,14 @@
-"""Tries versions of torch that the packages support: their tests, their kernels, and what `pip install` brings today.
+"""Tests supported versions of torch: the tests, the kernels, and the packages that `pip install` brings today.
 
     hatch run python release/torch_versions.py test 2.11           the suite with torch 2.11, into the table
     hatch run python release/torch_versions.py test 2.11 --long    with the tests marked long, too
     hatch run python release/torch_versions.py test 2.15 --python python3.13
-    hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not there
+    hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not present
     hatch run python release/torch_versions.py install             five wheels, no pins, and the README's tour
     hatch run python release/torch_versions.py make 2.11           its environment alone
 
-Each version has an environment of its own under `.venvs`, made on the first call: several GB. The suite runs in
-parts; one that is broken off goes on, on the same commit, with the part that it was in.
+Each version has its own environment under `.venvs`, made on the first call: several GB. The suite runs in parts; an
+interrupted run continues, on the same commit, with its last part.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# What tells soonest that a version is another: tracing, generated kernels, the operator, compilers, all backends, usual
-# readouts through Inductor.
+# Tests that show differences between versions first: tracing, generated kernels, the operator, compilers, all backends,
+# usual readouts through Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -52,8 +52,8 @@ SHORT = (
     "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
-# What a version of torch does not get along with: the interpreter of Triton 3.6 fails with newer numpy. And a build for
-# CPUs alone, which comes without Triton, and which pip prefers where an index has it.
+# Packages that do not work with a version of torch: the interpreter of Triton 3.6 fails with newer numpy. Also a build
+# for CPUs alone, which comes without Triton, and which pip prefers if an index has it.
 BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
@@ -66,17 +66,17 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Interpreter of the environment."""
         return self.folder / "bin" / "python"
 
     @property
     def variables(self) -> dict[str, str]:
-        """With the packages of this tree, which are not installed: trees may share environments."""
+        """Variables with the packages of this tree, which are not installed: trees may share environments."""
         sources = [str(member.folder / "src") for member in distributions()]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
 
     def versions(self) -> dict[str, str]:
-        """Of what is in it."""
+        """Returns the versions of its packages."""
         code = (
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
@@ -86,10 +86,10 @@ class Environment:
 
 
 def make(torch: str, python: str, environments: Path) -> Environment:
-    """The environment of a version, made where there is none yet.
+    """Returns the environment of a version, and makes it if it does not exist.
 
     Raises:
-        subprocess.CalledProcessError: there is no such Python, or pip found no such torch for it.
+        subprocess.CalledProcessError: this Python does not exist, or pip found no such torch for it.
     """
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     minor = subprocess.check_output([python, "-c", code], text=True).strip()
@@ -98,7 +98,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
     if not complete.exists():
         print(f"making {environment.folder}", flush=True)
         subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
-        # Triton is the one that this torch asks for.
+        # torch requires its own version of Triton.
         tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
         pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"torch=={torch}.*", *tools, *BOUNDS.get(torch, [])], check=True)
@@ -109,7 +109,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
 
 
 def commit() -> str:
-    """The commit that the tree is at, with a plus when something has been changed since."""
+    """Returns the commit of the tree, with a plus after changes."""
 
     def git(*arguments: str) -> str:
         return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
@@ -118,7 +118,7 @@ def commit() -> str:
 
 
 class Extent(Enum):
-    """How much of the suite a row is of, in the words of the table."""
+    """Extent of the suite in a row, in the words of the table."""
 
     SHORT = "short form"
     SUITE = "suite"
@@ -126,7 +126,7 @@ class Extent(Enum):
 
 
 def parts(extent: Extent) -> list[Sequence[str]]:
-    """What pytest is given, run by run."""
+    """Returns the arguments of pytest for each run."""
     if extent is Extent.SHORT:
         return [SHORT]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
@@ -135,7 +135,7 @@ def parts(extent: Extent) -> list[Sequence[str]]:
 
 
 def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
-    """Run the suite; the JUnit report of each of its parts. Those of this commit are not run again."""
+    """Runs the suite, and returns the JUnit report of each of its parts. Parts of this commit run once."""
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -150,7 +150,7 @@ def reports(environment: Environment, extent: Extent, options: Sequence[str], at
         pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
         pytest.append(f"--junitxml={unfinished}")
         done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
-        if done.returncode not in (0, 1):  # 1: some failed
+        if done.returncode not in (0, 1):  # 1 means that some failed
             raise SystemExit(f"pytest ended with {done.returncode} in {name}: nothing is written down")
         unfinished.replace(report)
     return found
@@ -164,10 +164,10 @@ def _packages() -> str:
 def try_suite(
     torch: str, at: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path
 ) -> bool:
-    """Run the tests with a version of torch and write its row; whether none failed.
+    """Runs the tests with a version of torch, writes its row, and returns whether none failed.
 
     Args:
-        at: the commit.
+        at: commit of the tree.
     """
     environment = make(torch, python, environments)
     counts = [0, 0, 0]
@@ -194,7 +194,7 @@ def try_suite(
 
 
 def notable(report: Path, key: str) -> list[str]:
-    """What failed, and what was skipped for another reason than that there is no GPU; a line for each."""
+    """Returns failures, and skips for any other reason than a missing GPU; a line for each."""
     lines = []
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
@@ -220,7 +220,7 @@ skipped are the tests that need a GPU, and what is named below.
 
 
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
-    """Put a row and its notes into the table, in the place of those of the same torch, Python and tests."""
+    """Puts a row and its notes into the table, in place of those of equal torch, Python and tests."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
     same = _identity(row)
     rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
@@ -236,12 +236,12 @@ def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
 
 
 def lines_of_table(text: str) -> list[str]:
-    """The lines of a text that belong to a table."""
+    """Returns the lines of a text that belong to a table."""
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def show(text: str) -> None:
-    """Put the table into the README, between its marks."""
+    """Puts the table into the README, between its marks."""
     before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     shown = "\n".join([MARKS[0], *lines_of_table(text), MARKS[1]])
@@ -261,7 +261,7 @@ _USE = re.compile(
 
 
 def compare_kernels(versions: Iterable[str], python: str, environments: Path) -> None:
-    """Compile the same kernels with each version's Triton, and write what they use of each GPU."""
+    """Compiles the same kernels with each version's Triton, and writes their use of each GPU."""
     uses: dict[str, dict[str, str]] = {}
     for version in versions:
         environment = make(version, python, environments)
@@ -292,7 +292,7 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
 
 
 def tour() -> str:
-    """The README's five-minute tour as a script."""
+    """Returns the README's five-minute tour as a script."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = re.search(r"^## From nothing to a neuron.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
     assert section is not None, "README.md has no tour"
@@ -300,7 +300,7 @@ def tour() -> str:
 
 
 def try_installation(python: str) -> None:
-    """Install the five wheels, without pins, as somebody would today; run the tour with nothing else.
+    """Installs the five wheels, without pins, as a user would today, and runs the tour with nothing else.
 
     Raises:
         subprocess.CalledProcessError: pip or the tour failed.
@@ -321,7 +321,7 @@ def try_installation(python: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does one of the four."""
+    """Runs one of the four commands."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="torch_versions", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["test", "kernels", "install", "make"])

@@ -4,9 +4,9 @@
     hatch run python release/wheels.py test --long   install each from dist/, alone, and run all of its tests there
 
 Names after the command choose distributions: `... build flexsn-graph`. The source tree takes no part in the tests: a
-distribution is installed from its wheel, with the wheels of the siblings that it asks for and no others, into an
-environment of its own, and the tests are those of its sdist. Third-party packages are those of the environment that
-runs this; nothing is downloaded.
+distribution is installed from its wheel, with the wheels of the siblings that it requires and no others, into its own
+environment, and the tests are those of its sdist. Third-party packages are those of the running environment; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from packaging.specifiers import SpecifierSet
 
 
 def stem(distribution: Distribution) -> str:
-    """How the names of its built files begin, `flexsn_graph-0.1.0`."""
+    """Returns the begin of the names of its built files, `flexsn_graph-0.1.0`."""
     return f"{distribution.module}-{distribution.version}"
 
 
 def sdist_of(distribution: Distribution, folder: Path) -> Path:
-    """Where in `folder` its sdist is."""
+    """Returns the path of its sdist in `folder`."""
     return folder / f"{stem(distribution)}.tar.gz"
 
 
 def wheel_of(distribution: Distribution, folder: Path) -> Path:
-    """Where in `folder` its wheel is."""
+    """Returns the path of its wheel in `folder`."""
     return folder / f"{stem(distribution)}-py3-none-any.whl"
 
 
 def unpacked_sdist(distribution: Distribution, folder: Path, into: Path) -> Path:
-    """Unpack its sdist from `folder`, and return the folder inside."""
+    """Unpacks its sdist from `folder`, and returns the folder inside."""
     with tarfile.open(sdist_of(distribution, folder)) as archive:
         archive.extractall(into, filter="data")
     return into / stem(distribution)
 
 
 def build(distribution: Distribution, folder: Path) -> list[Path]:
-    """Write the sdist into `folder`, then the wheel from what the sdist holds, not from the source tree.
+    """Writes the sdist into `folder`, then the wheel from the contents of the sdist, not from the source tree.
 
     Raises:
         subprocess.CalledProcessError: the build backend refused.
@@ -70,7 +70,7 @@ def build(distribution: Distribution, folder: Path) -> list[Path]:
 
 
 def is_installed(requirement: Requirement) -> bool:
-    """Whether the environment that runs this has it."""
+    """Returns whether the running environment contains it."""
     try:
         version(requirement.name)
     except PackageNotFoundError:
@@ -79,16 +79,16 @@ def is_installed(requirement: Requirement) -> bool:
 
 
 def default_environment() -> dict[str, Any]:
-    """What `hatch.toml` says about the environment of development."""
+    """Returns the environment of development from `hatch.toml`."""
     settings: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))
     default: dict[str, Any] = settings["envs"]["default"]
     return default
 
 
 def tools_for_tests() -> list[Requirement]:
-    """What the tests of the repository may use, from `hatch.toml`; tests of what is not installed here are skipped.
+    """Returns the tools of the repository's tests, from `hatch.toml`; tests of missing tools are skipped.
 
-    Of torch and Triton whichever version is installed: others than the pinned ones are tried, too.
+    Any installed version of torch and Triton counts, because versions other than the pinned ones are tried, too.
     """
     tools = list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
     for tool in tools:
@@ -98,14 +98,14 @@ def tools_for_tests() -> list[Requirement]:
 
 
 def peers_for_tests() -> list[Requirement]:
-    """What `hatch run peers` has installed without dependencies, if it was called."""
+    """Returns the packages that `hatch run peers` has installed without dependencies, if it was called."""
     words = default_environment()["scripts"]["peers"].split()
     return list(filter(is_installed, (Requirement(word) for word in words if "==" in word)))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the tests of one distribution ended."""
+    """Outcome of one distribution's tests."""
 
     distribution: Distribution
     passed: int
@@ -116,12 +116,12 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Some passed, and none failed."""
+        """True if some passed, and none failed."""
         return self.passed > 0 and self.failed == 0
 
 
 def counted(report: Path) -> tuple[int, int, int]:
-    """How many tests of a JUnit report passed, were skipped, and failed."""
+    """Returns the numbers of passed, skipped and failed tests in a JUnit report."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     skipped = sum(case.find("skipped") is not None for case in cases)
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
@@ -131,17 +131,17 @@ def counted(report: Path) -> tuple[int, int, int]:
 def run_tests(
     distribution: Distribution, folder: Path, files: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Outcome:
-    """Install the wheel of `distribution` from `folder`, with its siblings' and no others, and run its sdist's tests.
+    """Installs the wheel of `distribution` from `folder`, with its siblings' alone, and runs its sdist's tests.
 
     Args:
-        distribution: whose tests run.
-        folder: where its files and those of its siblings are.
-        files: names of test files, to run these alone; none: all of them.
+        distribution: distribution whose tests run.
+        folder: folder of its files and those of its siblings.
+        files: names of test files, to run these alone; empty for all of them.
         options: more options for pytest.
 
     Raises:
         FileNotFoundError: `folder` lacks one of the files.
-        RuntimeError: it cannot be installed, or what is imported is not what was installed.
+        RuntimeError: it cannot be installed, or an imported package is not the installed one.
     """
     members = with_siblings(distribution)
     begun = time.monotonic()
@@ -154,7 +154,7 @@ def run_tests(
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
             raise RuntimeError(f"imported, but not asked for: {strangers}; not from the wheel: {elsewhere}")
-        # As in the repository, but that no package has its source.
+        # The tree is that of the repository, without the sources of packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()
         for name in ("conftest.py", "pyproject.toml"):
@@ -171,12 +171,12 @@ def run_tests(
             check=False,
         )
         passed, skipped, failed = counted(report) if report.exists() else (0, 0, 1)
-        failed += done.returncode != 0 and failed == 0  # it ended badly without a failed test
+        failed += done.returncode != 0 and failed == 0  # pytest failed without a failed test
     return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
 
 
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
-    """The outcomes as a page in Markdown."""
+    """Returns the outcomes as a page in Markdown."""
     command = f"release/wheels.py test{' --long' if long else ''}"
     which = "The tests are all of the sdist's." if long else "The tests are the sdist's, but for those marked `long`."
     lines = [
@@ -201,7 +201,7 @@ def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds or tests, and says what."""
+    """Builds or tests, and prints the outcome."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="wheels", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["build", "test"])

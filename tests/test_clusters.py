@@ -43,8 +43,8 @@ gpu = pytest.mark.gpu
 HOPPER = (9, 0)
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Of one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of them; with
-# one slot for what is sent and with two.
+# Divisions with one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of
+# them; with one or two slots for sent values.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
@@ -160,7 +160,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: LaunchedClusters, *given: Any) -> None:  # by calls that are repeated, too
+    def launched(self: LaunchedClusters, *given: Any) -> None:  # repeated calls launch, too
         launch(self, *given)
         found.append(directions[self])
 
@@ -200,7 +200,7 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several matrices, of which a part is in shared memory or in none; with one slot, where one value is sent."""
+    """Tests several matrices, partly in shared memory or not in it, and one slot if one value is sent."""
 
     def division(loop: Loop, *_: Any, **__: Any) -> Any:
         one = cluster.stored is not None and len(loop.exchanges) == 1

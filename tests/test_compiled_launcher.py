@@ -551,7 +551,7 @@ def test_profilers_of_launches_see_them(
 
 
 def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
-    """Inputs, and gradients of outputs."""
+    """Tests inputs, and gradients of outputs."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
     tensors = [_data(4, 33) for _ in range(2)]

@@ -95,7 +95,7 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     count: int,
     launched: list[str],  # noqa: F811
 ) -> None:
-    """They are sums over products of later steps, unless those of the initial outputs are needed."""
+    """Tests sums over products of later steps, unless gradients of the initial outputs are needed."""
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 2.5}
     delay = Delay(5 * torch.rand(20), max_delay=count, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_gradients_of_delayed_outputs_are_not_carried(
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
 def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
-    """Spikes are those of the loop, where sums are exact; gradients to the rounding of float32."""
+    """Checks that spikes are the loop's, since sums are exact, and gradients to the rounding of float32."""
     width = {} if interpolation == "linear" else {"width": 4.0}
     torch.manual_seed(0)
     times = torch.randint(1, 8 * 9, shape[-1:]) / 8

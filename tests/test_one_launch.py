@@ -260,7 +260,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
     """Returns the gradients of a loss on the outputs alone, in the loop and in kernels.
 
     Args:
-        last: Number to add to the input of the last step but one.
+        last: number to add to the input of the last step but one.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():

@@ -30,7 +30,7 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Notes the recording of each call that was recorded, or why there is none."""
+    """Records the recording of each recorded call, or the reason for none."""
     found: list[Any] = []
 
     def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
@@ -71,7 +71,7 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The compiled launcher launches by addresses of functions that run the interpreter's kernels: notes it."""
+    """Records launches of the compiled launcher by addresses of functions that run the interpreter's kernels."""
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
     run = CooperativeLaunch.__call__
@@ -104,7 +104,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """With other data, from a state and from none; what else decides is compared in each call."""
+    """Tests other data, with and without a state; each call compares all other conditions."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -128,7 +128,7 @@ def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[
             with torch.no_grad():
                 compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert launches == [0, 0, 2, 2, 0, 0, 2]
-    assert len(by_address) == 6 + 4  # of inference, all calls but the first two and the one step by step
+    assert len(by_address) == 6 + 4  # inference: all calls but the first two and the one step by step
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -194,7 +194,7 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 @pytest.mark.usefixtures("interpreted")
 def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
-    """An autograd graph of an earlier call has nodes of its stream, and a CUDA graph of another stream waits for it."""
+    """Checks for freed graphs: an old autograd graph has nodes of its stream, for which a CUDA graph would wait."""
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
     gc.collect()
@@ -284,7 +284,7 @@ def test_on_a_gpu_in_turns_and_in_a_graph(
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
     want = trained(layer, x, torch.ones_like(x))
-    layer.reset()  # nothing of another stream's graph is left
+    layer.reset()  # no graph of another stream remains
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -36,10 +36,10 @@ class Golden:
     """One file with the kernels of a step.
 
     Attributes:
-        steps: Number of steps: up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
-        strided: Whether the order of inputs differs from that in memory.
-        rows: Whether steps are large enough for programs that walk rows.
-        options: Options of the program.
+        steps: number of steps: up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
+        strided: whether the order of inputs differs from that in memory.
+        rows: whether steps are large enough for programs that walk rows.
+        options: options of the program.
     """
 
     case: Case

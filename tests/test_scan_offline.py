@@ -78,7 +78,7 @@ def recorded(
     """Returns the forward with checkpoints and the backward.
 
     Args:
-        rule: Rule of segments, whose kernels are added by the purpose in their names.
+        rule: rule of segments, whose kernels are added by the purpose in their names.
     """
     jobs = recording(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)

@@ -76,9 +76,9 @@ class Recipe:
     """A step function as a straight line of ops on values: inputs, states, parameters, then the result of each op.
 
     Attributes:
-        lines: Name of each op, and the positions of its operands.
-        outputs, new_states: Positions of the returned values.
-        parameters: Shapes of the captured tensors.
+        lines: name of each op, and the positions of its operands.
+        outputs, new_states: positions of the returned values.
+        parameters: shapes of the captured tensors.
     """
 
     num_inputs: int

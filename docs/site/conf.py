@@ -1,11 +1,11 @@
-"""The site: Sphinx reads the pages where they stand, and the reference from the docstrings.
+"""The site: Sphinx reads the pages in their places, and the reference from the docstrings.
 
     hatch run site:build        into build/site; a warning is an error
-    hatch run site:check        looks at what was built, in a browser where there is one
+    hatch run site:check        checks the built site, in a browser if there is one
 
-The pages are the repository's own Markdown files, so that a link between two of them works there as here. What only a
-site needs is added while it is built: the order of the pages, and a page of reference for each public module, and
-the tutorials, which are scripts that run.
+The pages are the repository's own Markdown files, so that a link between two of them works both on the site and in the
+repository. The build adds the parts that only a site needs: the order of the pages, a page of reference for each public
+module, and the tutorials, which are scripts that run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), *(str(path) for path in sorted(ROOT.glob("packages/*/src")))]
 if find_spec("torch") is None:
-    # Docstrings are read from the imported packages, which import torch: the default environment has it already.
+    # Docstrings come from the imported packages, which import torch: the default environment already has it.
     for folder in sorted(ROOT.glob(f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")):
         site.addsitedir(str(folder))
     if find_spec("torch") is None:
@@ -40,7 +40,7 @@ import flexsn_nn  # noqa: E402
 project = "FlexSN"
 html_title = f"FlexSN {flexsn_nn.__version__}"
 language = "en"
-# Two classes have an attribute of the same name: a short word in a docstring may mean either, and links to neither.
+# Two classes have attributes of one name: a short word in a docstring may mean either, and links to neither.
 suppress_warnings = ["ref.python"]
 extensions = [
     "myst_parser",
@@ -66,9 +66,9 @@ exclude_patterns = ["build", ".venv", "**/tests"]
 myst_heading_anchors = 4
 # Without a language, a fence is a terminal's output or pseudocode.
 highlight_language = "none"
-smartquotes_action = "D"  # dashes, between a parameter and what it means; quotation marks stay as they are typed
+smartquotes_action = "D"  # dashes, between a parameter and its meaning; quotation marks stay as typed
 
-# In docstrings, as in Markdown, single backticks are code; where they name something public, they also lead to it.
+# In docstrings, as in Markdown, single backticks are code; if they name a public object, they also link to it.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -89,7 +89,7 @@ html_theme_options: dict[str, object] = {"navigation_with_keys": True}
 repository = tomllib.loads((ROOT / "release" / "identity.toml").read_text(encoding="utf-8"))["urls"]["Repository"]
 if repository != "UNDECIDED":  # links "edit this page"; without a repository, only "view this page"
     html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": ""}
-# A prompt is not part of what is typed.
+# A prompt is not part of the copied text.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
@@ -101,12 +101,12 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)\)")
 
 
 def toctree(entries: list[str], *options: str) -> str:
-    """A list of pages for the sidebar, which the page itself does not show."""
+    """Returns a list of pages for the sidebar, which the page itself does not show."""
     return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
 
 
 def guides() -> dict[str, list[str]]:
-    """The pages by the headings of the index, in its order; a tutorial's page has the name of its script."""
+    """Returns the pages by the headings of the index, in its order; a tutorial's page has the name of its script."""
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (.*)$", index, flags=re.MULTILINE)
     found = {
@@ -117,7 +117,7 @@ def guides() -> dict[str, list[str]]:
 
 
 def what_follows(page: str) -> str:
-    """The pages that stand below `page` in the sidebar."""
+    """Returns the pages below `page` in the sidebar."""
     if page == "README":
         packages = [f"/packages/{path.parent.name}/README" for path in sorted(ROOT.glob("packages/*/README.md"))]
         others = [f"/{path.stem}" for path in sorted(ROOT.glob("*.md")) if path.stem != "README"]
@@ -138,7 +138,7 @@ def what_follows(page: str) -> str:
 
 
 def link_to_a_page(page: str, text: str, target: str) -> str:
-    """A link as the site can have it: to a folder means to the page in it, and is no link if there is none.
+    """Returns a link for the site: a link to a folder leads to its page, and is plain text if there is none.
 
     A link to the script of a tutorial leads to its page, except from that page.
     """
@@ -151,22 +151,22 @@ def link_to_a_page(page: str, text: str, target: str) -> str:
 
 
 def prepare_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make of a file what a site needs."""
+    """Adapts a file to the needs of a site."""
     if page == root_doc:
-        app.env.note_dependency(ROOT / "docs" / "README.md")  # gives the order: read this page again when that changes
+        app.env.note_dependency(ROOT / "docs" / "README.md")  # sets the order: a change of it needs this page again
     if not page.startswith("docs/site/"):
         source[0] = LINK.sub(lambda match: link_to_a_page(page, *match.groups()), source[0]) + what_follows(page)
 
 
 def plurals(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """ "`nn.Parameter`s" is fine in Markdown; reStructuredText wants a sign that the code ends there."""
+    """Separates plurals: "`nn.Parameter`s" is fine in Markdown, but reStructuredText needs a mark after the code."""
     lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
 
 
 def names_of_one_description(
     app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
-    """ "`mean, scale, shift: of one shape`" describes three."""
+    """Joins names that share a description: "`mean, scale, shift: of one shape`" describes three."""
     within: int | None = None  # the indentation of a heading, "Args:"
     for number, line in enumerate(lines):
         if within is not None and line.strip() and len(line) - len(line.lstrip()) <= within:
@@ -178,7 +178,7 @@ def names_of_one_description(
 
 
 def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
-    """For readers, what joined them is a comma and a space, and a class has attributes, not variables."""
+    """Writes joined names with a comma and a space, and calls attributes of a class so, not variables."""
     for text in list(doctree.findall(nodes.Text)):
         if JOINED in text:
             text.parent.replace(text, nodes.Text(text.replace(JOINED, ", ")))
@@ -189,7 +189,7 @@ def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
 def readable_signature(
     app: Sphinx, what: str, name: str, value: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
-    """Without them, no signature can be read that has `<factory>`, as dataclasses, `<class 'a.B'>` or `~typing.~P`."""
+    """Removes `<factory>` of dataclasses, `<class 'a.B'>` and `~typing.~P`, which make signatures unreadable."""
     if signature is None:
         return None
     signature = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", signature)
@@ -197,12 +197,12 @@ def readable_signature(
 
 
 def skip_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
-    """A named tuple's docstring describes its fields; each by itself is an "Alias for field number 0"."""
+    """Skips fields of a named tuple, whose docstring describes them; each one is an "Alias for field number 0"."""
     return True if (getattr(value, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
-    """Two packages have errors of one name: what a docstring mentions is the one of its own package."""
+    """Links names of errors to the docstring's own package, because two packages have errors of one name."""
     for reference in doctree.findall(pending_xref):
         package = str(reference.get("py:module", "")).partition(".")[0]
         if package in sys.modules and reference["reftarget"] in errors_of(sys.modules[package]):
@@ -211,7 +211,7 @@ def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def front_page(app: Sphinx, exception: Exception | None) -> None:
-    """A server asked for the folder gives `index.html`."""
+    """Writes `index.html`, which a server returns for the folder."""
     if exception is None and app.builder.format == "html":
         shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
 
@@ -221,9 +221,7 @@ LISTED = re.compile(r'<li><a href="([^"#:]+)">[^<]*</a></li>')
 
 
 def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
-    """Sources link back to descriptions, also by names that no page describes, and their list has modules without a
-    source: those links are left out.
-    """
+    """Removes links from sources back to names that no page describes, and modules without a source from their list."""
     if exception is not None or app.builder.format != "html":
         return
     places: dict[Path, set[str]] = {}
@@ -246,7 +244,7 @@ def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx, before it looks for pages."""
+    """Connects the functions above; Sphinx calls this before it looks for pages."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     write_reference(Path(app.confdir) / "reference")
     write_tutorials(ROOT / "docs" / "tutorials")

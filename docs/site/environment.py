@@ -1,4 +1,4 @@
-"""Makes the default environment, whose torch the site uses, where a clone has none: the first step of `site:build`."""
+"""Makes the default environment, whose torch the site uses, if a clone has none: the first step of `site:build`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ensure(root: Path) -> bool:
-    """True if an environment was made; one that has torch is left alone.
+    """Returns True if it made an environment; one that has torch is left alone.
 
     Raises:
         RuntimeError: hatch is not on the path.
-        CalledProcessError: hatch failed, and printed why.
+        CalledProcessError: hatch failed, and printed the reason.
     """
     if any(root.glob(".venv/lib/python*/site-packages/torch")):
         return False
     hatch = shutil.which("hatch")
     if hatch is None:
         raise RuntimeError("the site uses the torch of the default environment: run `hatch env create` first")
-    # Variables of the environment that this runs in would lead hatch to that one.
+    # Variables of the running environment would lead hatch to it.
     own = {name: value for name, value in os.environ.items() if name not in ("HATCH_ENV", "HATCH_ENV_ACTIVE")}
     subprocess.run([hatch, "env", "create"], cwd=root, env=own, check=True)
     return True

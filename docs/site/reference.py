@@ -1,4 +1,4 @@
-"""A page of reference for each public module: what it exports, and its errors."""
+"""A page of reference for each public module: its exports and its errors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ PACKAGES = ["flexsn_nn", "flexsn_hop", "flexsn_runtime", "flexsn_codegen", "flex
 
 
 def public_modules(name: str) -> list[str]:
-    """A package, and the modules that it exports."""
+    """Returns a package, and the modules that it exports."""
     package = importlib.import_module(name)
     return [name, *(f"{name}.{export}" for export in package.__all__ if inspect.ismodule(getattr(package, export)))]
 
 
-# What the page of a module opens with.
+# The first object on the page of a module.
 FIRST = {"flexsn_nn": "FlexSN"}
 
 MODULES = [module for package in PACKAGES for module in public_modules(package)]
 
 
 def home(value: object, name: str, module: ModuleType) -> str:
-    """The module on whose page an export of `module` is described.
+    """Returns the module on whose page an export of `module` is described.
 
-    That is a module below it that exports the same, if there is one; of an error of another package, that package.
+    It is a module below `module` that exports the object, too, if there is one; for an error of another package, it is
+    that package.
     """
     below = [importlib.import_module(other) for other in MODULES if other.startswith(f"{module.__name__}.")]
     homes = [other.__name__ for other in below if name in other.__all__ and getattr(other, name) is value]
@@ -37,22 +38,22 @@ def home(value: object, name: str, module: ModuleType) -> str:
 
 
 def heading(text: str, line: str) -> list[str]:
-    """A heading with a line below it."""
+    """Returns a heading with a line below it."""
     return [text, line * len(text), ""]
 
 
 def is_class(value: object) -> bool:
-    """Whether it is a class of ours, not another name for a type, as `StepLayout = int`."""
+    """Returns whether it is a class of this project, not another name for a type, as in `StepLayout = int`."""
     return inspect.isclass(value) and value.__module__ != "builtins"
 
 
 def is_function(value: object) -> bool:
-    """Whether it is to be called: a function, or an operator; not an annotation like `Callable[..., Any]`."""
+    """Returns whether users call it: a function or an operator, but no annotation such as `Callable[..., Any]`."""
     return callable(value) and not inspect.isclass(value) and get_origin(value) is None
 
 
 def described(place: str, name: str, value: object) -> list[str]:
-    """The directive that describes one export of the module `place`."""
+    """Returns the directive that describes one export of the module `place`."""
     if isinstance(value, type) and is_class(value):
         kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
         options = ["   :show-inheritance:"] if value.__bases__ != (object,) else []
@@ -64,7 +65,7 @@ def described(place: str, name: str, value: object) -> list[str]:
 
 
 def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
-    """The exceptions that a package raises, from its `errors.py`; those of a sibling are described there."""
+    """Returns the exceptions that a package raises, from its `errors.py`; siblings describe their own."""
     try:
         errors = importlib.import_module(f"{module.__name__}.errors")
     except ModuleNotFoundError:
@@ -77,9 +78,9 @@ def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
 
 
 def neurons() -> list[str]:
-    """A table of the ready-made neurons: names, and the first sentences of their docstrings."""
+    """Returns a table of the ready-made neurons: names, and the first sentences of their docstrings."""
     module = importlib.import_module("flexsn_nn.neuron")
-    ready = importlib.import_module("flexsn_nn").__all__  # without the classes that others are made from
+    ready = importlib.import_module("flexsn_nn").__all__  # without the base classes
     lines = [*heading("Ready-made neurons", "-"), ".. list-table::", "   :widths: 1 3", ""]
     for name in sorted(set(module.__all__) & set(ready), key=str.lower):
         value = getattr(module, name)
@@ -92,7 +93,7 @@ def neurons() -> list[str]:
 
 
 def page(name: str) -> str:
-    """The reference of one module, in reStructuredText."""
+    """Returns the reference of one module, in reStructuredText."""
     module = importlib.import_module(name)
     exports = {
         export: getattr(module, export)
@@ -124,7 +125,7 @@ def page(name: str) -> str:
 
 
 def write_reference(folder: Path) -> None:
-    """Write the pages into `folder`; a file that would not change keeps its time, and is not read again."""
+    """Writes the pages into `folder`; an unchanged file keeps its time, and is not read again."""
     folder.mkdir(exist_ok=True)
     for name in MODULES:
         path, text = folder / f"{name}.rst", page(name)

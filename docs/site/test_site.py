@@ -1,8 +1,8 @@
-"""The built site: nothing public is missing, every link leads somewhere, and a browser shows it.
+"""The built site: it contains every public name, every link leads somewhere, and a browser shows it.
 
     hatch run site:build && hatch run site:check
 
-`--basetemp=FOLDER` says where the screenshots stay.
+`--basetemp=FOLDER` sets the folder of the screenshots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NO_BROWSER = "there is no browser: none of chromium, chromium-browser and google-chrome is on the path"
-# What a reader sees first, and a page of each kind.
+# The page that a reader sees first, and a page of each kind.
 MAIN_PAGES = {
     "index.html": "FlexSN",
     "docs/installing.html": "Installing",
@@ -43,7 +43,7 @@ MAIN_PAGES = {
 
 
 class Page(HTMLParser):
-    """The links of a page, and the places in it that links can lead to."""
+    """The links of a page, and its targets of links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag leads to, and what it is called."""
+        """Notes the tag's link and its name."""
         values = dict(attrs)
         self.links += [value for name in ("href", "src") if (value := values.get(name))]
         self.places |= {value for name in ("id", "name") if (value := values.get(name))}
@@ -70,7 +70,7 @@ def broken_links(page: Page, pages: dict[Path, Page]) -> list[str]:
     broken = []
     for link in page.links:
         if re.match(r"[a-z]+:|//", link):
-            continue  # another site: nothing that a test can know
+            continue  # another site, which a test cannot check
         target, _, anchor = unquote(link.partition("?")[0]).partition("#")
         path = (page.path.parent / target).resolve() if target else page.path.resolve()
         if not path.is_file() or (anchor and path in pages and anchor not in pages[path].places):
@@ -93,7 +93,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def described() -> set[str]:
-    """The names that the reference describes, from the inventory that Sphinx writes."""
+    """Returns the names that the reference describes, from the inventory that Sphinx writes."""
     content = (SITE / "objects.inv").read_bytes().split(b"\n", 4)[4]
     lines = zlib.decompress(content).decode().splitlines()
     return {line.split(" ", 1)[0] for line in lines if " py:" in line}
@@ -109,7 +109,7 @@ def public(module: str, names: dict[str, Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("snapshot", sorted(ROOT.glob("tests/api/*.json")), ids=lambda path: path.stem)
 def test_every_public_name_is_described(snapshot: Path) -> None:
-    """Where it is exported, or where what it is exported from is described: `LIF` under `flexsn_nn.neuron`."""
+    """Looks in the module that exports a name, and in the description of its origin: `LIF` under `flexsn_nn.neuron`."""
     found = described()
     names = list(public(snapshot.stem, json.loads(snapshot.read_text(encoding="utf-8"))))
     assert names
@@ -119,7 +119,7 @@ def test_every_public_name_is_described(snapshot: Path) -> None:
 
 
 def test_the_reference_shows_what_docstrings_and_signatures_mean() -> None:
-    """ "`Args: x, y: what they are`" describes two arguments, not a `y` of the type `x,`."""
+    """Checks, for example, that "`Args: x, y: what they are`" describes two arguments, not a `y` of the type `x,`."""
     texts = [path.read_text(encoding="utf-8") for path in SITE.glob("docs/site/reference/*.html")]
     assert any(re.search(r"<strong>\w+(, \w+)+</strong>", text) for text in texts)
     misread = ("<em>,</em>)", "Alias for field number", "&lt;factory&gt;", "Variables<span", "~flexsn_", "~torch.")
@@ -128,11 +128,11 @@ def test_the_reference_shows_what_docstrings_and_signatures_mean() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The site as a server on this machine gives it; a page from a file could not be searched."""
+    """Yields the site's address on a local server; a page from a file could not be searched."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -143,12 +143,12 @@ def server() -> Iterator[str]:
 
 
 def browse(url: str, profile: Path, *options: str) -> tuple[str, list[str]]:
-    """What the browser prints, and the errors that the page's own scripts and files gave rise to."""
+    """Returns the browser's output, and the errors of the page's own scripts and files."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    # A browser that has just been installed looks for news, and waits where there is no internet.
+    # A newly installed browser looks for news, and waits without an internet connection.
     flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    # Virtual time: scripts that wait are not waited for, and the page is complete when it is looked at.
+    # With virtual time, the browser does not wait for scripts, and the page is complete.
     command = [BROWSER, *flags, f"--user-data-dir={profile}", "--virtual-time-budget=20000", *options, url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

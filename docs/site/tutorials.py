@@ -1,6 +1,6 @@
-"""Tutorials are scripts with cells: each is run, and becomes a page with what it printed and drew, and a notebook.
+"""Tutorials are scripts with cells: each is run, and becomes a page with its output and figures, and a notebook.
 
-A cell begins with `# %%`, or with `# %% [markdown]` where its comments are text. Cells of code share a namespace.
+A cell begins with `# %%`, or with `# %% [markdown]` if its comments are text. Cells of code share a namespace.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Cell:
 
     Attributes:
         source: Markdown, or Python.
-        is_markdown: the first of these.
-        line: in the script, where the source begins.
+        is_markdown: whether the source is Markdown.
+        line: line of the script where the source begins.
     """
 
     source: str
@@ -49,10 +49,10 @@ class Results:
 
 
 def cells_of(text: str) -> list[Cell]:
-    """The cells of a script.
+    """Returns the cells of a script.
 
     Raises:
-        ValueError: code in front of the first cell.
+        ValueError: code precedes the first cell.
     """
     marks = list(MARK.finditer(text))
     if text[: marks[0].start() if marks else len(text)].strip():
@@ -68,7 +68,7 @@ def cells_of(text: str) -> list[Cell]:
 
 
 def run(path: Path, cells: Sequence[Cell]) -> list[Results]:
-    """Runs the code of the cells in order, in a module of its own; tracebacks show lines of the script."""
+    """Runs the code of the cells in order, in a separate module; tracebacks show lines of the script."""
     from matplotlib import pyplot
 
     module = ModuleType(f"tutorial_{path.stem}")
@@ -95,7 +95,7 @@ def run(path: Path, cells: Sequence[Cell]) -> list[Results]:
 
 
 def as_page(path: Path, cells: Sequence[Cell], results: Sequence[Results]) -> str:
-    """A page in Markdown; pictures are files beside it, by the names of `pictures`."""
+    """Returns a page in Markdown; pictures are files beside it, with the names in `pictures`."""
     parts = []
     names = iter(pictures(path, results))
     for cell, result in zip(cells, results, strict=True):
@@ -109,13 +109,13 @@ def as_page(path: Path, cells: Sequence[Cell], results: Sequence[Results]) -> st
 
 
 def pictures(path: Path, results: Sequence[Results]) -> dict[str, bytes]:
-    """Pictures by the names of their files."""
+    """Returns pictures by the names of their files."""
     every = [picture for result in results for picture in result.figures]
     return {f"{path.stem}_{number}.png": picture for number, picture in enumerate(every)}
 
 
 def as_notebook(cells: Sequence[Cell], results: Sequence[Results]) -> str:
-    """A notebook of Jupyter, with its outputs."""
+    """Returns a notebook of Jupyter, with its outputs."""
     made = []
     for number, (cell, result) in enumerate(zip(cells, results, strict=True)):
         made.append(_notebook_cell(number, cell, result))

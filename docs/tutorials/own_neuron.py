@@ -2,7 +2,7 @@
 # # A neuron of your own, trained
 #
 # A neuron is one time step, written in PyTorch. This page writes one with two states and two learned parameters,
-# looks at what it does, and trains a network of it to tell apart frequencies that differ by a third.
+# shows its responses, and trains a network of such neurons to distinguish frequencies that differ by a third.
 
 # %%
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flexsn_nn import LI, FlexSN, functional, plot, surrogate
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # small layers: threads would wait for one another
+torch.set_num_threads(1)  # layers are small: threads would wait for one another
 
 # %% [markdown]
 # ## One step
@@ -65,7 +65,7 @@ for axis, channel in zip(axes, (0, 2), strict=True):
 # %% [markdown]
 # ## Is it what I wrote?
 #
-# The loop over time in Python is the definition. Compiled kernels give the same spikes.
+# The loop over time in Python is the definition. Compiled kernels return equal spikes.
 
 # %%
 compiled = neuron.explain().splitlines()[0]
@@ -78,8 +78,8 @@ neuron.backend = "auto"
 # %% [markdown]
 # ## Training
 #
-# Two classes of noisy waves, of 0.3 and 0.4 radians a step, begin anywhere in their period. The angles start
-# between 0.1 and 0.9, and have a learning rate of their own.
+# Two classes of noisy waves, of 0.3 and 0.4 radians a step, begin at any point of their period. The angles start
+# between 0.1 and 0.9, and have a separate learning rate.
 
 
 # %%

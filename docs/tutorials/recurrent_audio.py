@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Recurrent layers on audio of different lengths
 #
-# Words differ in length. This page makes batches of them, runs recurrent layers on each word for as long as it
-# lasts, and finds out how a network that does not learn shows itself. The words are synthetic, in the form of the
-# Spiking Heidelberg Digits; the real files are read by [examples/datasets/audio.py](../data-audio.md).
+# Words differ in length. This page makes batches of them, runs recurrent layers on each word until its end, and
+# shows the signs of a network that does not learn. The words are synthetic, in the form of the Spiking Heidelberg
+# Digits; [examples/datasets/audio.py](../data-audio.md) reads the real files.
 
 # %%
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flexsn_nn import LI, RLIF, data, functional, monitor, plot
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # small layers: threads would wait for one another
+torch.set_num_threads(1)  # layers are small: threads would wait for one another
 CHANNELS, WORDS = 40, 4
 
 # %% [markdown]
@@ -47,7 +47,7 @@ for label, axis in enumerate(axes):
     axis.set_title(f"word {label}")
 
 # %% [markdown]
-# `pad_sequences` makes a batch: zeros behind the shorter words, and a tensor with the lengths.
+# `pad_sequences` makes a batch: zeros after the shorter words, and a tensor with the lengths.
 
 # %%
 x, lengths, labels = data.pad_sequences(words(6))
@@ -57,9 +57,9 @@ assert x.shape == (max(lengths), 6, CHANNELS)
 # %% [markdown]
 # ## A network
 #
-# Two layers with recurrent weights, and a readout that does not spike. `functional.run` gives the lengths to every
-# layer with a state: behind the end of a word it computes nothing that counts, and keeps its state. `readout` takes
-# the mean over each word.
+# Two layers with recurrent weights, and a readout that does not spike. `functional.run` passes the lengths to every
+# layer with a state: after the end of a word, the layer returns zeros and keeps its state. `readout` takes the mean
+# over each word.
 
 # %%
 net = nn.Sequential(
@@ -77,7 +77,7 @@ def scores(x, lengths):
     return data.readout(functional.run(net, x, lengths=lengths), lengths)
 
 
-longer = torch.cat([x, torch.ones(5, *x.shape[1:])])  # what comes after the end
+longer = torch.cat([x, torch.ones(5, *x.shape[1:])])  # input after the end
 assert torch.allclose(scores(longer, lengths), scores(x, lengths), atol=1e-6)
 
 # %% [markdown]

@@ -2,8 +2,8 @@
 # # A SEW network, on a GPU where there is one
 #
 # Spike-element-wise residual blocks (Fang et al., 2021) let deep spiking networks train. This page builds one of
-# ready-made blocks, trains it on scikit-learn's handwritten digits, lets neurons compute the batch norms in front
-# of them, and sees where the time goes.
+# ready-made blocks, trains it on scikit-learn's handwritten digits, moves the batch norms into the neurons after
+# them, and shows the time of each part.
 
 # %%
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flexsn_nn.layer import SEWBlock
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cpu":
-    torch.set_num_threads(1)  # small layers: threads would wait for one another
+    torch.set_num_threads(1)  # layers are small: threads would wait for one another
 print("on", device)
 
 # %% [markdown]
@@ -43,8 +43,8 @@ def sequence(chosen):
 # %% [markdown]
 # ## The network
 #
-# `OverTime` makes one batch of all steps, for layers without a state. A block gets a function that makes its
-# neurons.
+# `OverTime` makes one batch of all steps, for layers without a state. The argument of a block is a function that
+# makes its neurons.
 
 
 # %%
@@ -68,8 +68,8 @@ def scores(x):
 
 
 # %% [markdown]
-# Neurons may compute the norms in front of them, in their own kernels. The numbers stay the same; less goes through
-# memory.
+# Neurons may compute the norms before them, in their own kernels. The numbers do not change, and fewer bytes move
+# through memory.
 
 # %%
 x, _ = sequence(training[:8])
@@ -108,7 +108,7 @@ plot.firing_rates(rates.rates(), ax=axes[1])
 # %% [markdown]
 # ## Where the time goes
 #
-# The first line says it; rows follow for all layers.
+# The first line has the answer; rows for all layers follow.
 
 # %%
 x, _ = sequence(training[:64])

@@ -2,13 +2,13 @@
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
-With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: spoken digits in English and German,
-8156 to train on, 2264 held out. Without, synthetic words are written in files of the same format and read from those:
-in each, three tones rise or fall. The accuracy is theirs: it says that all works, and nothing about speech.
+With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: spoken digits in English and German, 8156 for
+training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them: in
+each word, three tones rise or fall. Their accuracy shows that the pipeline works, and nothing about speech.
 
 `--paper` is for the real files: adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate gradient
-spiking baseline for speech command recognition", 2022): they report 94.62% on the Spiking Heidelberg Digits and 77.4%
-on the Spiking Speech Commands (`--set ssc`). Not run here, since the files are absent:
+spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits and 77.4%
+on the Spiking Speech Commands (`--set ssc`). This has not been run here, since the files are absent:
 
     python examples/datasets/audio.py --data DIR --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
     python examples/datasets/audio.py --data DIR --set ssc --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
@@ -38,18 +38,18 @@ from flexsn_nn.surrogate import ATan
 CHANNELS = 140  # of the cochlea model's 700
 WINDOW = 10_000  # microseconds of a step
 WORDS = 20  # ten digits in two languages
-COMMANDS = 35  # of the Spiking Speech Commands
+COMMANDS = 35  # words of the Spiking Speech Commands
 
 
 class Network(nn.Module):
-    """Spike counts `[T, B, 1, 140]` and their lengths `[B]` to scores `[B, 20]`."""
+    """Classifies spike counts `[T, B, 1, 140]` with their lengths `[B]`; returns scores `[B, 20]`."""
 
     def __init__(self, backend: str, recurrent: bool = False) -> None:
         super().__init__()
 
         def neurons() -> nn.Module:
             neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
-            # Small weights at first, so that the spikes that come back do not drown those that come in.
+            # Weights are small at first, so that the returning spikes do not drown the incoming ones.
             return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
 
         self.layers = nn.Sequential(
@@ -85,7 +85,7 @@ class PaperNetwork(nn.Module):
 
 
 def frames() -> Compose:
-    """Spikes to counts `[T, 1, 140]`, of five channels and 10 ms each; T differs from word to word."""
+    """Returns a transform from spikes to counts `[T, 1, 140]`, of five channels and 10 ms each; T differs by word."""
     return Compose(
         [
             Downsample(spatial_factor=CHANNELS / 700),
@@ -95,10 +95,10 @@ def frames() -> Compose:
 
 
 def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Times in seconds, sorted, and channels of a word's spikes: three tones, of which each word has its own."""
-    tones = np.random.default_rng(1000 + word)  # the word's, for all its speakers
+    """Returns sorted times in seconds, and channels of a word's spikes: each word has its own three tones."""
+    tones = np.random.default_rng(1000 + word)  # equal for all speakers of the word
     begin, end = tones.uniform(50, 650, (2, 3))
-    seconds = random.uniform(0.4, 0.9)  # how fast it is said
+    seconds = random.uniform(0.4, 0.9)  # the duration of the word
     count = int(1200 * seconds)
     time = np.sort(random.uniform(0, 1, count))
     tone = random.integers(0, 3, count)
@@ -109,12 +109,12 @@ def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -> None:
-    """Two HDF5 files and their archives, as tonic leaves them.
+    """Writes two HDF5 files and their archives, as tonic leaves them.
 
     Args:
-        folder: where to write.
-        seed: of the words.
-        counts: how many for training, how many held out.
+        folder: folder to write to.
+        seed: seed of the words.
+        counts: numbers of words for training and held out.
     """
     random = np.random.default_rng(seed)
     top = folder / "SHD"
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # small layers: threads would wait for one another
+            torch.set_num_threads(1)  # layers are small: threads would wait for one another
             write_words(Path(made), chosen.seed)
             print("no --data: synthetic words in the Spiking Heidelberg Digits' files, not speech")
         root = str(chosen.data or made)

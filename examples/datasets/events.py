@@ -2,13 +2,13 @@
 
     python examples/datasets/events.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out events.png]
 
-With `--data DIR`, tonic finds the recordings in DIR, or downloads them there: 1077 gestures to train on, 264 held out.
-Without, synthetic recordings are written in files of the same format and read from those: a blob that moves over the
-sensor in one of eleven ways. The accuracy is theirs: it says that all works, and nothing about gestures.
+With `--data DIR`, tonic finds the recordings in DIR, or downloads them there: 1077 gestures for training, 264 held out.
+Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves over
+the sensor in one of eleven ways. Their accuracy shows that the pipeline works, and nothing about gestures.
 
 `--paper` is for the real recordings: five convolutions at the sensor's resolution on 20 frames with learned time
-constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021): they report 97.57%. Not run here,
-since the files are absent:
+constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%. This has not
+been run here, since the files are absent:
 
     python examples/datasets/events.py --data DIR --paper --lr 0.001 --batch 16 --epochs 200 --device cuda
 """
@@ -39,12 +39,12 @@ CLASSES = len(DVSGesture.classes)
 
 
 class Network(nn.Module):
-    """Frames `[T, B, 2, 32, 32]` and their lengths `[B]` to scores `[B, 11]`."""
+    """Classifies frames `[T, B, 2, 32, 32]` with their lengths `[B]`; returns scores `[B, 11]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            # Norms of one frame each: the statistics of a batch would be those of its padding, too.
+            # Norms cover one frame each: statistics of a batch would include its padding.
             OverTime(nn.Conv2d(2, 16, 5, stride=2, padding=2), nn.GroupNorm(4, 16)),
             LIF(surrogate_function=ATan(), backend=backend),
             OverTime(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32)),
@@ -55,12 +55,12 @@ class Network(nn.Module):
         )
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        # A pixel may have had many events: the logarithm of their number is a current that neurons can use.
+        # A pixel may have many events: the logarithm of their number is a current that neurons can use.
         return readout(self.layers(frames.log1p()), lengths)
 
 
 class PaperNetwork(nn.Module):
-    """Frames `[20, B, 2, 128, 128]` to scores `[B, 11]`: five convolutions, two linear layers, ten votes a class."""
+    """Classifies frames `[20, B, 2, 128, 128]` with five convolutions, two linear layers, ten votes a class."""
 
     def __init__(self, backend: str, width: int = 128) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class PaperNetwork(nn.Module):
 
 
 def frames_of_paper() -> ToFrame:
-    """Events to 20 frames `[20, 2, 128, 128]` with equal numbers of events."""
+    """Returns a transform from events to 20 frames `[20, 2, 128, 128]` with equal numbers of events."""
     return ToFrame(sensor_size=DVSGesture.sensor_size, n_event_bins=20)
 
 
 def frames() -> Compose:
-    """Events to frames `[T, 2, 32, 32]`, the number of events at each pixel; T differs from recording to recording."""
+    """Returns a transform from events to frames `[T, 2, 32, 32]` of event counts; T differs by recording."""
     return Compose(
         [
             Downsample(spatial_factor=SIDE / 128),
@@ -104,10 +104,10 @@ def frames() -> Compose:
 
 
 def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
-    """`[N, 4]` events of x, y, polarity and milliseconds, sorted in time, as a gesture's file has them.
+    """Returns `[N, 4]` events of x, y, polarity and milliseconds, sorted in time, as in a gesture's file.
 
-    Gestures 0 to 7 move in a straight line, each in another direction; 8 and 9 turn in a circle, each in another
-    sense; 10 stays where it is.
+    Gestures 0 to 7 move in a straight line, each in another direction; 8 and 9 turn in circles, in opposite directions;
+    10 stays in its place.
     """
     milliseconds = int(random.integers(800, 1600))
     count = 4 * milliseconds
@@ -123,7 +123,7 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
     else:
         centre, angle = np.broadcast_to(begin, (count, 2)), random.uniform(0, 2 * np.pi, count)
     offset = random.normal(0, 8, (count, 2))
-    # What gets brighter is ahead of a bright blob, what gets darker is behind it; a fifth of the events is noise.
+    # Brighter pixels are ahead of a bright blob, and darker ones behind it; a fifth of the events is noise.
     polarity = (offset * np.stack([np.cos(angle), np.sin(angle)], 1)).sum(1) > 0
     place = np.floor(centre + offset) % 128
     noise = random.random(count) < 0.2
@@ -133,12 +133,12 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10)) -> None:
-    """Two archives and the folders in them, as tonic leaves them: a folder per user and light, a file per gesture.
+    """Writes two archives and their folders, as tonic leaves them: a folder per user and light, a file per gesture.
 
     Args:
-        folder: where to write.
-        seed: of the recordings.
-        users: how many for training, how many held out; of each there are 11 recordings. tonic needs 100 at least.
+        folder: folder to write to.
+        seed: seed of the recordings.
+        users: numbers of users for training and held out, with 11 recordings each. tonic needs at least 100.
     """
     random = np.random.default_rng(seed)
     for part, count in zip(("Train", "Test"), users, strict=True):
@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # small frames: threads would wait for one another
+            torch.set_num_threads(1)  # frames are small: threads would wait for one another
             write_recordings(Path(made), chosen.seed)
             print("no --data: synthetic recordings in the gesture data set's files, not gestures")
         root = str(chosen.data or made)

@@ -2,9 +2,9 @@
 
     python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
 
-With `--data DIR`, torchvision finds MNIST in DIR, or downloads it there. Without, scikit-learn's bundled digits, which
-are handwritten too, are written as files of MNIST's format and read from those: 1797 images of 8 x 8 pixels, made
-larger, of which a fifth is held out. The accuracy is theirs and not MNIST's.
+With `--data DIR`, torchvision finds MNIST in DIR, or downloads it there. Without it, the script writes scikit-learn's
+bundled digits, which are handwritten too, as files of MNIST's format and reads them: 1797 images of 8 x 8 pixels,
+enlarged, of which a fifth is held out. The accuracy is theirs and not MNIST's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 6
 
 
 class Network(nn.Module):
-    """`[B, 1, 28, 28]` pixels to scores `[B, 10]`: the image is the same current at every step."""
+    """Maps `[B, 1, 28, 28]` pixels to scores `[B, 10]`: the image is a constant current over all steps."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class Network(nn.Module):
 
 
 def write_idx(path: Path, values: Tensor) -> None:
-    """A file as MNIST's are: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
+    """Writes a file as MNIST's: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
     head = struct.pack(f">4B{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
     path.write_bytes(head + values.to(torch.uint8).numpy().tobytes())
 
 
 def write_digits(folder: Path, seed: int) -> None:
-    """scikit-learn's digits as the four files of torchvision's MNIST: 20 x 20 pixels in the middle of 28 x 28."""
+    """Writes scikit-learn's digits as the four files of MNIST: 20 x 20 pixels in the middle of 28 x 28."""
     pixels, labels = load_digits(return_X_y=True)
     small = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     images = pad(interpolate(small, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).squeeze(1).mul(255).round()
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
-            torch.set_num_threads(1)  # small images: threads would wait for one another
+            torch.set_num_threads(1)  # images are small: threads would wait for one another
             write_digits(Path(made), chosen.seed)
             print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
         root = chosen.data or Path(made)

@@ -1,7 +1,7 @@
 """Shared parts of the examples on data sets: the loop with its progress bar, checkpoints from which runs resume to the
 bit, and the picture at the end.
 
-A batch is `(*inputs, targets)`; the network takes the inputs and returns scores `[B, C]`.
+A batch is `(*inputs, targets)`; the network maps the inputs to scores `[B, C]`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from matplotlib import pyplot as plt
 
 @dataclass
 class History:
-    """A number per epoch."""
+    """Numbers for each epoch."""
 
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
 
 
 def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
-    """The arguments that the examples have in common."""
+    """Returns a parser with the arguments that the examples share."""
     made = argparse.ArgumentParser(prog=name, description=says)
     made.add_argument("--data", type=Path, metavar="DIR", help=f"where {reader} finds its files, or downloads them to")
     made.add_argument("--checkpoint", type=Path, metavar="DIR", help="written after each epoch, resumed from if there")
@@ -56,13 +56,13 @@ def positive(text: str) -> int:
 
 
 def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None) -> History:
-    """Trains up to `chosen.epochs` epochs in all, with those that a checkpoint has behind it.
+    """Trains up to `chosen.epochs` epochs in all, including those of a checkpoint.
 
     Args:
-        network: takes a batch's inputs, returns scores `[B, C]`; on `chosen.device`.
-        training, held_out: data sets of samples as `collate` takes them.
-        chosen: the arguments of `parser`.
-        collate: makes a batch of samples; `None`: PyTorch's own.
+        network: network from a batch's inputs to scores `[B, C]`, on `chosen.device`.
+        training, held_out: data sets of samples for `collate`.
+        chosen: arguments of `parser`.
+        collate: function that makes a batch of samples; `None` for PyTorch's own.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=chosen.lr)
     history = History()
@@ -70,7 +70,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     if done:
         print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
     for epoch in range(done, chosen.epochs):
-        # The order depends on the seed and the epoch: a resumed run has the same one.
+        # The order depends on the seed and the epoch, so that a resumed run has an equal order.
         order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
         loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
         total = torch.zeros((), device=chosen.device)
@@ -115,11 +115,11 @@ def keep(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimiz
     folder.mkdir(parents=True, exist_ok=True)
     content = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "history": asdict(history)}
     torch.save(content, folder / "writing.pt")
-    os.replace(folder / "writing.pt", folder / "last.pt")  # whole, or not there
+    os.replace(folder / "writing.pt", folder / "last.pt")  # the file is whole, or absent
 
 
 def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> int:
-    """The number of epochs that the checkpoint has behind it; 0 without one."""
+    """Returns the number of epochs of the checkpoint, or 0 without one."""
     if folder is None or not (folder / "last.pt").exists():
         return 0
     content = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
@@ -131,10 +131,10 @@ def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optim
 
 @torch.no_grad()
 def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
-    """The accuracy, the first neuron layer's spikes for a batch's first sample, and the rates of all that spike.
+    """Draws the accuracy, the first neuron layer's spikes for a batch's first sample, and the rates of spiking layers.
 
     Args:
-        batch: `(sequences, lengths, targets)`, as `pad_sequences` makes it, or `(images, targets)`.
+        batch: `(sequences, lengths, targets)` from `pad_sequences`, or `(images, targets)`.
     """
     *inputs, _ = batch
     functional.reset_net(network)
@@ -142,7 +142,7 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     with monitor.SpikeMonitor(network) as seen:
         network(*to(chosen.device, inputs))
     outputs = {name: seen.sequence(name).cpu() for name in seen.layers}
-    spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}  # a readout's membranes are none
+    spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}  # not a readout's membranes
     steps, count = next(iter(spikes.values())).shape[:2]
     lengths = inputs[1] if len(inputs) > 1 else torch.full((count,), steps)
 
@@ -153,7 +153,7 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     curve.set(xlabel="epoch", ylabel="held-out accuracy", ylim=(0, 1), title="accuracy")
     first, sequence = next(iter(spikes.items()))
     plot.raster(sequence[: int(lengths[0]), 0], ax=raster).set(title=f"spikes of layer {first}, one sample")
-    # Padding is silent: to count its steps would be to find lower rates.
+    # Padding is silent: its steps would lower the rates.
     means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
     plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
     figure.savefig(chosen.out, dpi=110)

@@ -19,8 +19,8 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
     """Returns the number of steps, from one number of the dtype to the next, from `actual` to `expected`.
 
     Args:
-        actual: Tensor of any floating-point dtype of Triton; for integers and bool, the distance is the difference.
-        expected: Tensor of equal dtype and shape.
+        actual: tensor of any floating-point dtype of Triton; for integers and bool, the distance is the difference.
+        expected: tensor of equal dtype and shape.
 
     Returns:
         The distances as int64, in the arguments' shape. Zeros of both signs are one number, denormals count like all

@@ -191,9 +191,9 @@ def check_step(
     """Traces `core`, compares forward and VJP with eager mode, and returns the trace.
 
     Args:
-        arguments: Real `[*inputs, *states]`; float64 for the tolerance of the gradients.
+        arguments: real `[*inputs, *states]`; float64 for the tolerance of the gradients.
         counts: `num_inputs, num_states, num_outputs`.
-        rtol: Relative tolerance of the forward. Eager mode applies a function to a small parameter, and the graph to
+        rtol: relative tolerance of the forward. Eager mode applies a function to a small parameter, and the graph to
             each element of the step; torch's vectorised functions and their remainder loops differ in the last bit.
     """
     from flexsn_graph import trace_step

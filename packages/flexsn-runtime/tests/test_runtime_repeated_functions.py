@@ -1,4 +1,4 @@
-"""Functions of tensors that the compiled launcher repeats, by layouts, and hooks of what autograd saves."""
+"""Functions of tensors that the compiled launcher repeats, by layouts, and hooks of autograd's saved tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(rows: int, seed: int) -> Tensor:
 
 
 def computed(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Operators of all kinds: new tensors, views, lists, arguments by name, and one that changes what is given."""
+    """Calls operators of all kinds: new tensors, views, lists, arguments by name, and one that changes its argument."""
     x, total = tensors
     total.add_(x.sum(0), alpha=2)
     first, second = x.view(2, -1, 6).unbind(0)
@@ -98,7 +98,7 @@ def test_moments_are_computed_without_python(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Twice(torch.autograd.Function):
-    """Saves what it is given."""
+    """Saves its argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Signals that arrive later."""
+"""A layer that delays signals."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
 
 class Delay(Stateful):
-    """`y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
+    """Computes `y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
         triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
         gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
 
-    Keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is
-    `x[t - n - 1] - x[t - n]` for `"linear"`, which sees two steps; the two others see all steps within their width.
-    Make `width` smaller over training, `layer.width = 0.5`; in evaluation they round the delay to a whole step, so that
-    delayed spikes are spikes.
+    The layer keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is
+    `x[t - n - 1] - x[t - n]` for `"linear"`, which covers two steps; the two others cover all steps within their width.
+    Decrease `width` during training, for example with `layer.width = 0.5`. In evaluation, the two others round the
+    delay to a whole step, so that delayed spikes are spikes.
 
     Args:
-        delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
-            per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
-        max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, count
-            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up,
-            and twice that, at least 1, if it is learned.
-        learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
-        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+        delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
+            per channel of `[B, C, H, W]`); or an `nn.Parameter` of them.
+        max_delay: largest possible delay, a whole number of steps. Learned delays beyond it, or below 0, count as the
+            nearest one within, with its gradient (`RangeWarning`). `None` stands for the largest of `delay`, rounded
+            up; for a learned delay, for twice that, at least 1.
+        learn: whether to make an `nn.Parameter` of `delay`; a number becomes one of shape `[1]`.
+        step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
-        width: of the triangle (half its base; at 1 it is `"linear"`) or the Gaussian (its standard deviation), in
-            steps, above 0: a buffer.
+        width: width of the triangle (half its base; at 1 it is `"linear"`) or of the Gaussian (its standard deviation),
+            in steps, above 0: a buffer.
 
     Raises:
-        ParameterError: a delay below 0 or above `max_delay`; a width of 0 or less, or one for `"linear"`.
-        UnknownNameError: another interpolation.
+        ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
+        UnknownNameError: the interpolation is unknown.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
     spacings", ICLR 2024 (Gaussian). Queant et al., "DelRec: learning delays in recurrent spiking neural networks", 2025
@@ -131,28 +131,28 @@ class Delay(Stateful):
             raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
 
     def look_at_range(self) -> None:
-        """Warns, once, of learned delays that have left their range."""
+        """Warns, once, about learned delays that have left their range."""
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
-        """Says, for `explain()`, that a delay has left its range. (Waits for the device.)"""
+        """Reports, for `explain()`, that a delay has left its range. (Waits for the device.)"""
         try:
             check_number("delay", self.delay, **self._limits)
         except ParameterError as error:
             yield f"a parameter has left its range, and counts as the nearest number in it: {error}"
 
     def in_evaluation(self) -> float | Tensor:
-        """The delay that counts in evaluation: within its range, and rounded unless `interpolation="linear"`."""
+        """Returns the delay in evaluation: within its range, and rounded unless `interpolation="linear"`."""
         if not isinstance(self.delay, Tensor):
             return self.delay
         delay = self.delay.detach().clamp(0, self.max_delay)
         return delay.round() if self._spreads else delay
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+        """Maps `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: kept inputs of another shape or dtype.
+            StateError: the kept inputs have another shape or dtype.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if isinstance(self.delay, Tensor):
@@ -169,7 +169,7 @@ class Delay(Stateful):
             self._keep(new)
             return y if self.step_mode == "m" else y.squeeze(0)
         seen = torch.cat([self._history(new), new])
-        steps = new.shape[0]  # `len` would make a number of it in torch.export
+        steps = new.shape[0]  # `len` would be a constant in torch.export
         self.states = [seen[steps:]] if self.max_delay else []
         y = self._delayed(seen, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
@@ -191,23 +191,23 @@ class Delay(Stateful):
         return delay.device == x.device and _flat(delay, x.shape[1:]) is not None
 
     def of(self, x: Tensor) -> Tensor:
-        """`[T, *step] -> [T, *step]`, without earlier inputs; keeps nothing."""
+        """Maps `[T, *step] -> [T, *step]`, without earlier inputs; keeps nothing."""
         y = self._by_kernel(x, None)
         return self._delayed(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
 
     def steps_back(self) -> float | Tensor:
-        """The delays, of which whole steps count."""
+        """Returns the delays, of which whole steps count."""
         if not isinstance(self.delay, Tensor):
             return self.delay
         return self.in_evaluation() if self._spreads else self.delay.detach()
 
     def between(self, late: Tensor, later: Tensor | None = None, delay: Tensor | None = None) -> Tensor:
-        """The delayed value of a step.
+        """Returns the delayed value of a step.
 
         Args:
-            late: the value delayed by the whole steps of the delay.
-            later: the value from one step before `late`; `None`: the delays are whole steps.
-            delay: `self.delay`, or what stands for it in a trace; `None`: it is a number.
+            late: value delayed by the whole steps of the delay.
+            later: value one step before `late`; `None` if the delays are whole steps.
+            delay: `self.delay`, or its stand-in in a trace; `None` for a number.
         """
         if later is None:
             return late
@@ -218,7 +218,7 @@ class Delay(Stateful):
         return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
 
     def _hands_over(self, x: Tensor) -> bool:
-        """True if the next neuron receives a sequence with this layer; else it receives the delayed sequence."""
+        """Returns True if the next neuron receives a sequence with this layer, and not the delayed sequence."""
         if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
             return False
         if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
@@ -232,12 +232,12 @@ class Delay(Stateful):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Zeros `[max_delay, *step]`, which stand for earlier inputs."""
+        """Returns zeros `[max_delay, *step]`, which stand for earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
     def _history(self, new: Tensor) -> Tensor:
-        """The last `max_delay` inputs, zeros at first."""
+        """Returns the last `max_delay` inputs, zeros at first."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
@@ -246,10 +246,10 @@ class Delay(Stateful):
         return history
 
     def of_past(self, past: Sequence[Tensor]) -> Tensor:
-        """The delayed value, from past values: for step functions that keep their own past.
+        """Returns the delayed value, from past values, for step functions that keep their own past.
 
         Args:
-            past: `max_delay + 1` tensors of one shape that the delay broadcasts to; `past[l]` is the value `l` steps
+            past: `max_delay + 1` tensors of one shape to which the delay broadcasts; `past[l]` is the value `l` steps
                 ago.
 
         Returns:
@@ -277,7 +277,7 @@ class Delay(Stateful):
         distances = [steps - delay for steps in range(len(past))]
         if self.interpolation == "triangle":
             weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
-        else:  # relative to the nearest step, whose weight is 1: narrow ones do not vanish
+        else:  # relative to the nearest step, whose weight is 1, so narrow ones do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
         # A gradient is multiplied by the reciprocal, for each value of the past, and not divided.
@@ -288,13 +288,13 @@ class Delay(Stateful):
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
-        """All but a fraction. The last whole step has none after it: max_delay is max_delay - 1, and a whole step."""
+        """Returns all but a fraction. No step follows the last: max_delay is max_delay - 1, and a fraction of 1."""
         return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
         delay = self.delay
         if not seen.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
-            seen = seen.to(torch.get_default_dtype())  # for what lies between two steps
+            seen = seen.to(torch.get_default_dtype())  # for values between two steps
         if not isinstance(delay, Tensor) or (self._spreads and self.training):
             return self.of_past([self._shifted(seen, steps, by) for by in range(self.max_delay + 1)])
         delay = self._bounded(delay, seen.dtype)
@@ -308,7 +308,7 @@ class Delay(Stateful):
         return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
 
     def _by_kernel(self, new: Tensor, past: Tensor | None) -> Tensor | None:
-        """The delayed sequence after `past`, `None`: zeros. Or `None`: no kernel computes it."""
+        """Returns the delayed sequence after `past` (`None`: zeros), or `None` if no kernel computes it."""
         if not isinstance(self.delay, Tensor) or not self.max_delay or why_no_delay_kernel(new) is not None:
             return None
         flat = _flat(self.delay, new.shape[1:])
@@ -327,12 +327,12 @@ class Delay(Stateful):
         """Keeps the last `max_delay` inputs."""
         before = len(new) - self.max_delay
         if before >= 0:
-            self.states = [new[before:].clone()]  # the input is the caller's to write to
+            self.states = [new[before:].clone()]  # the caller may write to the input
         else:
             self.states = [torch.cat([self._history(new)[len(new) :], new])]
 
     def _taps(self, delay: Tensor) -> Tensor:
-        """`[size] -> [max_delay + 1, size]`: row `l` is the weight of the value `l` steps ago."""
+        """Maps `[size] -> [max_delay + 1, size]`: row `l` is the weight of the value `l` steps ago."""
         width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return (width - distance.abs()).clamp(min=0) / (width * width)
@@ -341,7 +341,7 @@ class Delay(Stateful):
         return weights / weights.sum(0)
 
     def _slopes(self, delay: Tensor) -> Tensor:
-        """Derivatives of `_taps` by the delay."""
+        """Returns derivatives of `_taps` by the delay."""
         width, distance = self._distances(delay)
         if self.interpolation == "triangle":
             return distance.sign() * (distance.abs() <= width) / (width * width)
@@ -349,12 +349,12 @@ class Delay(Stateful):
         return taps * (slopes - (taps * slopes).sum(0))
 
     def _distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
-        """The width, and how far whole steps are from the delay, `[max_delay + 1, size]`."""
+        """Returns the width, and the distances of whole steps from the delay, `[max_delay + 1, size]`."""
         steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
         return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
 
     def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
-        """Whole delays, each its own."""
+        """Delays each element by its own whole number."""
         step = seen.shape[1:]
         index = self.max_delay + torch.arange(steps, device=seen.device).view(-1, *[1] * len(step))
         return seen.gather(0, (index - delay.long()).expand(steps, *step))
@@ -377,7 +377,7 @@ class _Flat(NamedTuple):
 
 
 def _flat(delay: Tensor, step: Sequence[int]) -> _Flat | None:
-    """The delays of a step, in one dimension; `None`: they do not broadcast to it."""
+    """Returns the delays of a step in one dimension, or `None` if they do not broadcast to it."""
     if delay.dim() > len(step):
         return None
     shape = (1,) * (len(step) - delay.dim()) + tuple(delay.shape)
@@ -400,24 +400,24 @@ def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
 
 
 def _of_step(delay: Tensor, value: Tensor) -> Tensor:
-    """The delay, as a value of the step.
+    """Returns the delay as a value of the step.
 
-    A kernel would load what is computed of captured tensors alone, a weight for each step of the past, and sum a
-    gradient of each over time. Of a value of the step, it computes them in registers. The condition always holds.
+    A kernel would load values computed from captured tensors alone, a weight for each step of the past, and sum the
+    gradient of each over time. From a value of the step, it computes them in registers. The condition always holds.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 
 
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
-    """For each element, that of the value with this number.
+    """Returns, for each element, that of the value with this number.
 
-    The first value is added last: as the latest one of a past, it is there when kernels have computed the rest.
+    The first value is added last: as the latest one of a past, it is ready when kernels have computed the rest.
     """
     return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
 
 
 def _added(values: Sequence[Tensor]) -> Tensor:
-    """The sum, from the last one to the first."""
+    """Returns the sum, from the last value to the first."""
     return functools.reduce(torch.add, reversed(values))
 
 

@@ -1,4 +1,4 @@
-"""Steps of a padded batch that count: of each sequence, those that it has."""
+"""Steps of a padded batch that count: those within each sequence."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ REDUCTIONS = ("mean", "sum", "max", "last")
 
 
 def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
-    """True at the steps that a sequence has, False at its padding.
+    """Returns True at the steps of a sequence, and False at its padding.
 
     Args:
-        lengths: `[B]`, whole numbers from 1 to `num_steps`.
+        lengths: whole numbers `[B]` from 1 to `num_steps`.
         num_steps: `T`.
 
     Returns:
-        `[T, B]`, booleans, on the device of `lengths`.
+        Booleans `[T, B]`, on the device of `lengths`.
 
     Raises:
-        ParameterError: `lengths` of another shape or dtype; on the CPU, also a length out of range. To look at numbers
-            on a GPU would be to wait for it: nothing is checked there. Leave the lengths on the CPU.
+        ParameterError: `lengths` have another shape or dtype; on the CPU, also if a length is out of range. On a GPU,
+            nothing is checked, because reading the numbers would wait for it. Leave the lengths on the CPU.
 
     Example:
         >>> length_mask(torch.tensor([3, 1]), 3).T.tolist()
@@ -45,21 +45,21 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
 
 
 def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tensor:
-    """The sequences with `value` at the steps that are padding, whatever was there; no gradient flows to those.
+    """Returns the sequences with `value` at all padding steps, to which no gradient flows.
 
     Losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are then right for
-    sequences of different lengths. Those that divide by the number of steps are not: `readout` is.
+    sequences of different lengths. Those that divide by the number of steps are wrong; use `readout` in their place.
 
     Args:
-        sequence: `[T, B, *step]`: what a network returned.
-        lengths: `[B]`, whole numbers from 1 to `T`, on the CPU or on the sequence's device.
-        value: what to put there.
+        sequence: result of a network, `[T, B, *step]`.
+        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        value: value for the padding.
 
     Returns:
-        `[T, B, *step]`, of the sequence's dtype.
+        A tensor `[T, B, *step]`, of the sequence's dtype.
 
     Raises:
-        ParameterError: other shapes; as `length_mask`.
+        ParameterError: the shapes are others; otherwise as in `length_mask`.
 
     Example:
         >>> mask_padding(torch.ones(3, 2), torch.tensor([3, 1])).T.tolist()
@@ -70,22 +70,22 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
 
 
 def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tensor:
-    """One value per neuron, over the steps that each sequence has; padding does not count, and gets no gradient.
+    """Returns one value per neuron, over the steps of each sequence; padding does not count, and gets no gradient.
 
-    Of membranes or spikes `[T, B, C]` it makes the scores `[B, C]` that `torch.nn.functional.cross_entropy` takes.
+    From membranes or spikes `[T, B, C]`, it makes the scores `[B, C]` for `torch.nn.functional.cross_entropy`.
 
     Args:
-        sequence: `[T, B, *step]`: what a network returned.
-        lengths: `[B]`, whole numbers from 1 to `T`, on the CPU or on the sequence's device.
-        reduction: `"mean"`, over the steps that the sequence has; `"sum"`; `"max"`; or `"last"`, the value at the
-            last of its steps.
+        sequence: result of a network, `[T, B, *step]`.
+        lengths: whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
+        reduction: `"mean"`, over the steps of the sequence; `"sum"`; `"max"`; or `"last"`, the value at the last of its
+            steps.
 
     Returns:
-        `[B, *step]`, of the sequence's dtype; sums of half precision are added up in float32.
+        A tensor `[B, *step]`, of the sequence's dtype; sums of half precision are computed in float32.
 
     Raises:
-        ParameterError: other shapes; whole numbers in the sequence; as `length_mask`.
-        UnknownNameError: another reduction.
+        ParameterError: the shapes are others; the sequence has whole numbers; otherwise as in `length_mask`.
+        UnknownNameError: the reduction is unknown.
 
     Example:
         >>> spikes = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # two steps, of two sequences
@@ -111,7 +111,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
 
 
 def _mask(sequence: Tensor, lengths: Tensor) -> Tensor:
-    """`[T, B, 1, ...]`: broadcasts to the sequence."""
+    """Returns the mask as `[T, B, 1, ...]`, which broadcasts to the sequence."""
     check_tensor("sequence", sequence)
     check_tensor("lengths", lengths)
     if sequence.dim() < 2 or lengths.shape != sequence.shape[1:2] or len(sequence) == 0:

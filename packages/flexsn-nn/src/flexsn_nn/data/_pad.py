@@ -1,4 +1,4 @@
-"""A batch of sequences of different lengths."""
+"""Batches of sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
 
     Args:
         batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape
-            and one dtype, and at least one of them: frames, as `tonic.transforms.ToFrame` makes them, say.
-        dtype: of the sequences in the batch. `None`: whole numbers and booleans become `torch.get_default_dtype()`,
-            which neurons and weights take; floating-point numbers keep theirs.
+            and one dtype, and at least one of them: for example, frames from `tonic.transforms.ToFrame`.
+        dtype: dtype of the sequences in the batch. With `None`, whole numbers and booleans become
+            `torch.get_default_dtype()`, which neurons and weights accept; floating-point numbers keep theirs.
 
     Returns:
         `(sequences, lengths, targets)`: `[T, B, *step]`, where `T` is the greatest length; `[B]`, int64, the number of
-        steps of each; and the targets as `torch.utils.data.default_collate` puts them together: `[B]`, class numbers.
+        steps of each; and the targets as `torch.utils.data.default_collate` joins them: `[B]`, class numbers.
 
     Raises:
-        ParameterError: no samples; a sequence without steps; steps of several shapes or dtypes.
+        ParameterError: the batch is empty; a sequence has no steps; steps have several shapes or dtypes.
 
     Example:
         >>> x, lengths, targets = pad_sequences([(torch.ones(3, 2), 5), (torch.ones(1, 2), 7)])

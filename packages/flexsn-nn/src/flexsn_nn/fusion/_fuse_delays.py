@@ -1,4 +1,4 @@
-"""Finds delays in front of neurons, and leaves them to the neurons' kernels."""
+"""Finds delays before neurons, and moves them into the neurons' kernels."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from flexsn_nn.fusion._report import DelayFusion
 
 
 def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
-    """Lets kernels of neurons make the delays in front of them, in place: the delayed sequence is never written.
+    """Moves delays into the kernels of the neurons after them, in place: the delayed sequence is never written.
 
-    A `layer.Delay` is fused whose output goes to one neuron and nowhere else, as found by following `forward` with
-    `torch.fx`. Outputs, states and gradients are those of the network as it is. The neuron's kernels read each input
-    that many steps earlier, where they are in Triton and elementwise; the delay runs before the neuron as always on the
-    loop, in C++, inside of `torch.compile`, in step mode `"s"`, when it goes on from an earlier call, and where
-    `"triangle"` or `"gaussian"` is trained. A `Delay` that was fused returns its input; called on its own, too.
+    A `layer.Delay` is fused if its output goes to one neuron and nowhere else, as found by following `forward` with
+    `torch.fx`. Outputs, states and gradients are those of the unchanged network. If the neuron's kernels are in Triton
+    and elementwise, they read each input that number of steps earlier. Otherwise, the delay runs before the neuron as
+    usual: in the loop, in C++, inside of `torch.compile`, in step mode `"s"`, when it goes on from an earlier call, and
+    when `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if called on its own.
 
     Args:
-        net: trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper as
-            `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
-        skip: names of delays or neurons that stay as they are.
+        net: network, trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
+            as `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
+        skip: names of delays or neurons to leave unchanged.
 
     Returns:
-        The pairs that were fused, and the delays that were not, with reasons.
+        The fused pairs, and the delays that were not fused, with reasons.
 
     Raises:
-        UnknownNameError: a name in `skip` that `net` does not have.
+        UnknownNameError: `net` lacks a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF

@@ -1,4 +1,4 @@
-"""A delay of the first input that the step's kernels make: they load earlier steps, and write gradients there."""
+"""A delay of the first input, made in the step's kernels: they load earlier steps, and write gradients there."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` without earlier inputs in front of the step: in kernels that load earlier steps, else before it.
+    """A `Delay` without earlier inputs before the step: in kernels that load earlier steps, or otherwise before it.
 
-    The step receives `x[t - whole]`, keeps the one before as a state, and computes what is between them. The gradient
-    of a learned delay is a sum over time, as that of any captured tensor.
+    The step receives `x[t - whole]`, keeps the previous one as a state, and computes the value between them. The
+    gradient of a learned delay is a sum over time, as for any captured tensor.
 
     Args:
         layer: the delay.
@@ -42,17 +42,17 @@ class Delayed(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The delays, where the step computes a fraction of them."""
+        """The delays, if the step computes a fraction of them."""
         delay = self.layer.delay
         return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """True for an `nn.Parameter`."""
+        """For each tensor, True if it is an `nn.Parameter`."""
         return tuple(tensor.requires_grad for tensor in self.tensors)
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """The delayed sequence, where kernels do not delay it."""
+        """Returns the delayed sequence, unless kernels delay it."""
         x, *others = call.inputs
         fits = x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x)
         if call.delays and fits and not others:  # the gradients of others would be summed over different steps
@@ -60,18 +60,18 @@ class Delayed(Transform):
         return (self.layer.of(x), *others), None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """The delays, whose whole steps kernels compute."""
+        """Returns the delays, whose whole steps kernels compute."""
         x, delay = call.inputs[0], self.layer.steps_back()
         if not isinstance(delay, Tensor):
             return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
         return (delay.expand(len(x), *delay.shape),)
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """The value before the first one."""
+        """Returns the value before the first one."""
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """`core` of the value between the one of this step and the one before."""
+        """Calls `core` with the value between the one of this step and the previous one."""
         x = inputs[0]
         y = self.layer.between(x, *own.states, *own.tensors)
         return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one batch: after its end, a sequence gives zeros and keeps its state."""
+"""Sequences of different lengths in one batch: after its end, a sequence returns zeros and keeps its state."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Lengths(Transform):
     """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
 
-    After its end, a sequence gives zeros, its states stay as they were, and no gradient flows to its inputs, whatever
+    After its end, a sequence returns zeros, its states stay unchanged, and no gradient flows to its inputs, whatever
     they hold. Results are equal to the bit to those of each sequence alone.
 
     Args:
-        lengths: `[B]`, whole numbers from 0 to T; B is the first dimension of a step.
+        lengths: whole numbers `[B]` from 0 to T; B is the first dimension of a step.
 
     Raises:
-        ParameterError: at the call: `lengths` of another shape or dtype; on the CPU, also a length out of range. To
-            look at numbers on a GPU would be to wait for it: nothing is checked there. Leave the lengths on the CPU.
-        StepModeError: at the call: single steps.
+        ParameterError: at the call: `lengths` have another shape or dtype; on the CPU, also if a length is out of
+            range. On a GPU, nothing is checked, because reading the numbers would wait for it. Leave the lengths on the
+            CPU.
+        StepModeError: at the call: the neuron runs single steps.
     """
 
     num_inputs = 1
@@ -37,7 +38,7 @@ class Lengths(Transform):
         self._kept: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """`[T, B, 1, ...]`, int32: how many steps are left of a sequence; for kernels, the first of them, expanded."""
+        """Returns the remaining steps, `[T, B, 1, ...]`, int32; for kernels, the number at the first step, expanded."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
@@ -60,7 +61,7 @@ class Lengths(Transform):
                 )
         if torch.compiler.is_compiling():
             return (self._left(call),)
-        # The neurons of a network have one.
+        # The neurons of a network share one.
         like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
         if self._kept is None or self._kept[0] != like:
             self._kept = like, self._left(call)
@@ -75,10 +76,10 @@ class Lengths(Transform):
         return first - steps.view(-1, *[1] * (first.dim() - 1))
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """The step where a sequence goes on, else zeros and the states as they are."""
+        """Computes the step while a sequence goes on; after that, zeros and unchanged states."""
         (left,) = own.inputs
         alive = left > 0
-        # Whatever padding holds, derivatives there are finite: what is multiplied with a gradient of zero is zero.
+        # For any padding, derivatives here are finite: their products with a gradient of zero are zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(
             tuple([select(alive, output, torch.zeros_like(output)) for output in outputs]),

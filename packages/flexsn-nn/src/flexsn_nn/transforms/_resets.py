@@ -1,4 +1,4 @@
-"""Several runs in one sequence: a reset begins again at the initial state."""
+"""Several runs in one sequence: a reset starts again at the initial state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Resets(Transform):
     """Sets the states to the initial ones before the marked steps; `neuron(x, resets=mask)` uses it.
 
-    For streams of many episodes and documents in one row. Gradients do not cross a reset.
+    This is for streams of many episodes and documents in one row. Gradients do not cross a reset.
 
     Args:
-        resets: `[T, B]`, booleans; `[B]` in step mode `"s"`. B is the first dimension of a step.
+        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
 
     Raises:
-        ParameterError: at the call: another shape or dtype.
+        ParameterError: at the call: `resets` have another shape or dtype.
     """
 
     num_inputs = 1
@@ -34,11 +34,11 @@ class Resets(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The initial states, where they are not zeros."""
+        """The initial states, if they are not zeros."""
         return self._initial
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """With the initial states of this call."""
+        """Returns the inputs, and a transform with the initial states of this call."""
         used = Resets(self.resets)
         initial = call.initial_states()
         if initial is not None:
@@ -46,7 +46,7 @@ class Resets(Transform):
         return call.inputs, used
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """`[T, B, 1, ...]`, or `[B, 1, ...]`."""
+        """Returns the mask as `[T, B, 1, ...]`, or `[B, 1, ...]`."""
         resets, shape = self.resets, call.step_shape
         lead = [call.num_steps] if call.step_mode == "m" else []
         if resets.dtype is not torch.bool:
@@ -59,11 +59,11 @@ class Resets(Transform):
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """The step, from the initial states where the mask is True."""
+        """Computes the step, from the initial states where the mask is True."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
         begun = tuple(
             [select(per_sequence(reset, state), new, state) for new, state in zip(initial, states, strict=False)]
         )
-        # States that other transforms have added go on.
+        # States that other transforms have added continue.
         return Changed(*core(inputs, (*begun, *states[len(begun) :])))
