@@ -50,7 +50,7 @@ def private(
     takes: Collection[str] = (),
     default: Any = inspect.Parameter.empty,
 ) -> Any:
-    """Probe one private name: ``module.name``, or a stand-in if this version lacks it.
+    """Probes one private name: ``module.name``, or a stand-in if this version lacks it.
 
     A stand-in is reported once by an `UnsupportedVersionWarning`. Calling the stand-in or reading its attributes raises
     an `UnsupportedVersionError` with the message of the warning.
@@ -71,7 +71,7 @@ def private(
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
-    """Look up a name as `private` does, but raise if it is missing.
+    """Looks up a name as `private` does, but raises if it is missing.
 
     For modules that are slow to import: `expect` checks them at import, and this function imports them at use.
 
@@ -88,7 +88,7 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:
-    """List those of `names` that `module` does not define, without importing it, which may take seconds.
+    """Lists those of `names` that `module` does not define, without importing it, which may take seconds.
 
     An attribute of a class or a parameter of a function may follow a name (``"CustomOpDef._init_fn"``).
     """
@@ -107,7 +107,7 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
 
 
 def expect(module: str, names: Iterable[str], without: str) -> None:
-    """Probe names that are imported later, when they are needed. Report those that `module` lacks."""
+    """Probes names that are imported later, when they are needed. Reports those that `module` lacks."""
     for name in lacking(module, names):
         _say(lack(module, name, without))
 
@@ -120,7 +120,7 @@ def lack(module: str, name: str, without: str) -> str:
 
 
 def say_if_newer(library: str) -> None:
-    """Warn once per process that a library is newer than the tested versions. It is used all the same."""
+    """Warns once per process that a library is newer than the tested versions. It is used all the same."""
     known = TESTED[library]
     name, version = installed(library).split()
     if _number(version) > _number(known[-1]):

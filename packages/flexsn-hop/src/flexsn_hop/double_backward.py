@@ -15,7 +15,7 @@ __all__ = ["refuse_double_backward"]
 def refuse_double_backward(
     gradients: Sequence[torch.Tensor | None], origins: Sequence[Any], message: str
 ) -> list[torch.Tensor | None]:
-    """Return gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
+    """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
     They do so for each tensor that they were computed from. Torch's ``once_differentiable`` makes them constants if
     only the saved tensors, but not the incoming gradients, require grad.

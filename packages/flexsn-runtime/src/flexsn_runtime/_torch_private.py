@@ -179,7 +179,8 @@ def convolution_into(
 ) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
     """A function `(value, out)` that makes cuDNN write a convolution to `out`, with the algorithm that PyTorch selects.
 
-    A transposed one of stride 1 is a convolution by the mirrored weight, which cuDNN writes to memory, too.
+    A transposed convolution of stride 1 is a convolution by the mirrored weight, which cuDNN also writes to given
+    memory.
 
     Args:
         out, value: tensors like those of all calls.

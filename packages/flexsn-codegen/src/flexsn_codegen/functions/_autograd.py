@@ -28,7 +28,7 @@ def by_operator_with(operator: Operator) -> None:
 
 
 class Differentiated(torch.autograd.Function):
-    """A call that is differentiated, in reverse or forward, or inside of a transform of `torch.func`."""
+    """A call that is differentiated, in reverse or forward mode, or inside of a transform of `torch.func`."""
 
     @staticmethod
     def forward(
@@ -36,7 +36,7 @@ class Differentiated(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         if not is_plain(list(tensors)):
             return tuple(_operators[0](list(tensors), list(numbers), list(scalars), kernel.key))
-        # The trace that the gradient needs serves the call, too.
+        # The trace that the gradient needs serves this call, too.
         return tuple(kernel.run(tensors, numbers, _wanted(tensors, [t.requires_grad for t in tensors]), (), scalars)[0])
 
     @staticmethod
@@ -76,11 +76,11 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, for repetition.
+    """A call that autograd follows, kept for repetition.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
-        backwards: for kinds of cotangents, the gradient's trace, its plan, and the number of its cotangents.
+        backwards: by kind of cotangents, the gradient's trace and plan.
     """
 
     kernel: Kernel
@@ -93,7 +93,7 @@ class TrainedCall:
 
 
 class Repeated(torch.autograd.Function):
-    """As `Differentiated`, of a call like an earlier one, outside of transforms and forward mode."""
+    """As `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -40,7 +40,7 @@ def cut_of(
     *,
     must_cut: bool = True,
 ) -> Kernel:
-    """A function, called with this structure, as one that cuts.
+    """The kernel of a function that cuts, for calls with this structure.
 
     Args:
         must_cut: as for `Kernel`.
@@ -76,7 +76,7 @@ def cut_for_graphs(
     known: Kernel | None,
     otherwise: Exception,
 ) -> Kernel:
-    """A function, called with this structure, as one that cuts arguments of unknown sizes.
+    """The kernel of a function that cuts arguments of unknown sizes, for calls with this structure.
 
     Args:
         known: the kernel of eager mode, if the function was called there.

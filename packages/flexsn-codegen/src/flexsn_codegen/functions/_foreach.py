@@ -1,8 +1,8 @@
 """A function over lists of tensors, such as an optimizer's step over a model: on a GPU, one launch for similar tensors.
 
 The launches of a call are prepared once, and serve later calls on tensors of equal kinds. Such a call compares all
-properties that they were prepared for (shapes, strides, dtypes, devices, addresses) in passes over the tensors that
-Python has in C. It updates the launches' addresses if they have changed, and launches.
+properties that they were prepared for (shapes, strides, dtypes, devices, addresses) in a few passes over the tensors,
+by functions that Python has in C. It updates the launches' addresses if they have changed, and launches.
 """
 
 from __future__ import annotations

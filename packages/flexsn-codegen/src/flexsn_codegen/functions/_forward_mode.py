@@ -1,7 +1,8 @@
 """Forward-mode derivatives of pointwise kernels.
 
-A gradient is linear in the gradients of the results. So the gradient of the gradient with respect to these, for the
-arguments' tangents, is the tangent of the results. A kernel computes it from the arguments and their tangents alone.
+The arguments' gradients are a linear function of the results' gradients. The gradient of this function, with the
+arguments' tangents as its cotangents, is the results' tangents. A kernel computes them from the arguments and their
+tangents alone.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
 computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. A constant of the graph that differs between the traces is the value of an expression; if it is none, the
-trace is valid for these numbers alone. So a kernel takes the values of the expressions as arguments. Python computes
-them in float64, as the function itself does.
+second time. A constant of the graph that differs between the traces is the value of an expression; if no expression has
+this value, the trace is valid for these numbers alone. So a kernel takes the values of the expressions as arguments.
+Python computes them in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def noting() -> Iterator[None]:
 
 
 def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
-    """Numbers of the same signs, some of them far away: each difference between two traces comes from these."""
+    """Numbers for a second trace: those at the positions `changed` differ, and all keep their signs."""
     found = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]

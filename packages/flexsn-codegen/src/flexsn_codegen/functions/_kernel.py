@@ -361,7 +361,7 @@ class Kernel:
         return list(outs) or results, trace
 
     def plan(self, trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
-        """The plan of a call on such tensors, by one of its traces."""
+        """The plan of a call on tensors like these, for one of the kernel's traces."""
         return trace.plan(tensors, outs, self._like if trace.sources is not None else ())
 
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:

@@ -116,7 +116,7 @@ class Launcher:
         self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # By numbers and alignments, which decide what Triton compiles.
+        # By numbers and alignments, because Triton compiles a binary for each.
         self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
@@ -149,7 +149,7 @@ class Launcher:
             watching.by(self, (tensors, numbers), self._entry(places, numbers))
 
     def _entry(self, places: Sequence[int], numbers: Sequence[int]) -> Entry | None:
-        """How the launch with these numbers, of tensors in these places, is made by its address."""
+        """The data for a launch by address, with these numbers and of tensors at these addresses."""
         if self._in_cpp is not None:
             return Entry(self._in_cpp.address, tuple(numbers), 1, 1, 0, self._in_cpp, unwatched)
         known = self._again.get((*numbers, *[place % 16 for place in places]))

@@ -398,8 +398,8 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # An output whose results are summed over different dimensions is written once for each, if all but the first are
-    # summed by the kernel, and else once, whole.
+    # If the results of one output are summed over different dimensions, and the kernel can compute all of these sums
+    # but the first, it writes the output once for each. Otherwise it writes the whole output once.
     ways: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
         sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}
@@ -498,7 +498,7 @@ class _StepWalk:
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions that it is summed over.
         whole: in a step that reduces rows: for each output, True if it has all elements of a row, False if it has one.
-        again: the numbers of results that are two outputs. The second ones come last.
+        again: the numbers of results that are written as two outputs. The second outputs come last.
         plain: as for `Trace.plan`.
     """
 
@@ -557,7 +557,7 @@ class _StepWalk:
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
     def sums_each(self, again: Sequence[int]) -> bool:
-        """True if the kernel sums the second output of each result that is two."""
+        """True if the kernel sums the second output of each result that has two."""
         return all(self._kind(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
 
     def _kind(self, i: int) -> Summed:
@@ -682,7 +682,7 @@ class _StepWalk:
 def _after(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
-    """For each operand of a kernel on rows and columns: the operand that each of its elements is just after."""
+    """For each operand of a kernel on rows and columns, the operand whose elements are just before its own."""
     found: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
     for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
@@ -700,7 +700,7 @@ _MOST_WOVEN = 4
 
 
 def _as_one_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, for a kernel on rows and columns. `again`: the results that its last ones repeat."""
+    """A function of one element, for a kernel on rows and columns. Its last results repeat those in `again`."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     once = replace(core, results=core.results[: len(dtypes)])
     written = (*dtypes, *(dtypes[i] for i in again))

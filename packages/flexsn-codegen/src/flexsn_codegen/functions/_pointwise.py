@@ -84,8 +84,8 @@ def pointwise(
             then return nothing. Captured tensors (a module's parameters, a closure's) are read again at each call, with
             gradients.
         autograd: gradients flow if an argument requires one, and so do gradients of gradients. Each backward is one
-            more kernel, which computes again from the arguments what it needs. If false, a call with an argument that
-            requires a gradient is an error, outside of `torch.no_grad()`.
+            more kernel, which computes the values that it needs from the arguments again. If false, a call with an
+            argument that requires a gradient is an error, outside of `torch.no_grad()`.
         name: the kernel's name; by default the function's.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` computes in float32 and rounds only results and gradients.

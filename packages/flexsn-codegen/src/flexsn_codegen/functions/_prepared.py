@@ -1,8 +1,8 @@
-"""Calls like an earlier one, on the fastest path: without another analysis.
+"""Repeated calls, on the fastest path: without another analysis.
 
-What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
-shape, strides and device, whether autograd follows it, what the function reads besides its arguments, and what its
-numbers decide; of memory that is written, also which other tensors share it.
+A prepared call is compared with the next call: the structure and the constants in it; each tensor's dtype, shape,
+strides and device, and whether autograd follows it; the captured values; and the decisions by the numbers. If memory is
+written, the tensors that share it are compared, too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _Call:
 
     Attributes:
         captured: the kinds of the captured tensors.
-        sharing: which of the tensors share memory, if there is some that is written.
-        single: as of the kernel, at this call.
-        interpreted: whether it was prepared for Triton's interpreter.
-        trained: of a call that autograd follows; `None`: it follows nothing.
+        sharing: the tensors that share memory, if any memory is written.
+        single: the kernel's `single` at this call.
+        interpreted: True if the call was prepared for Triton's interpreter.
+        trained: the data for a call that autograd follows; `None` if it follows nothing.
     """
 
     kernel: Kernel
@@ -95,7 +95,7 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats an earlier call; `None`: it is not known, or depends on more than its tensors."""
+        """A function that repeats an earlier call; `None` if it is unknown, or depends on more than tensors."""
         found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
         if found is None or found.trained is not None or found.captured or any(found.trace.words([])):
             return None
@@ -120,7 +120,7 @@ class PreparedCalls:
         """Prepares a call for repetition, unless a tensor has its negative bit set.
 
         Args:
-            scalars: of a call that autograd follows, as for `Kernel.variant`; empty: it follows nothing.
+            scalars: for a call that autograd follows, as for `Kernel.variant`; empty if it follows nothing.
         """
         every = [*tensors, *captured]
         followed = torch.is_grad_enabled()
@@ -153,7 +153,7 @@ def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
-    """All of the tensors that a call is prepared for, but addresses. `followed`: autograd is on."""
+    """All properties of the tensors that a call depends on, except addresses. `followed` is True if autograd is on."""
     # A sparse tensor has no strides.
     return [
         (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)

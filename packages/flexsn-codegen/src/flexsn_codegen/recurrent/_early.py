@@ -1,4 +1,4 @@
-"""A stage in two: what it computes of earlier steps' values alone, and the rest."""
+"""Splits a stage into the part that only depends on earlier steps' values, and the rest."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import fx
 
 from flexsn_graph import Port, Role, Stage, StepGraph, View
 
-# Fewer loads are no reason for a stage of its own; more values would take the registers that it saves.
+# Fewer loads do not justify a separate stage; more values would occupy the registers that it frees.
 _FEWEST_LOADS, _MOST_VALUES = 2, 4
 
 
 def split_early(stage: Stage, shifted: Collection[Port], first: int) -> tuple[Stage, Stage] | None:
-    """The part of a stage that reads `shifted` values and nothing else of a step, and the part behind it.
+    """The part of a stage that reads `shifted` values and no other values of a step, and the part after it.
 
     Args:
-        first: number of the first value, of role `AHEAD`, that goes from the one to the other.
+        first: number of the first value, of role `AHEAD`, that passes from one part to the other.
 
     Returns:
-        `None`: there is no such part that is worth it.
+        The two parts; `None` if no such part is worth it.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
@@ -59,7 +59,7 @@ def _part(
     """The part of a stage that computes these nodes of its graph.
 
     Args:
-        known: nodes that it reads instead of computing them.
+        known: nodes that the part reads instead of computing them.
     """
     needed, waiting = set[fx.Node](), [node for node in results if isinstance(node, fx.Node)]
     while waiting:

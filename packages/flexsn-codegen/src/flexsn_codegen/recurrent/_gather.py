@@ -1,7 +1,7 @@
-"""Selections of one of many earlier steps by a number that is the same in all steps, as one load.
+"""Replaces selections of one of many earlier steps by one load. A number selects the step, equally in all steps.
 
-A delayed value is a sum over the steps of the past, of which each is selected where it has the element's number. Loads
-at the place that the number gives take the place of all of them.
+A delayed value is a sum over past steps; each of them is selected for elements with the step's number. One load, at the
+place that the number determines, replaces all of these loads.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import fx
 from flexsn_graph import Port, Role, Stage, StepGraph, View
 
 _prims = torch.ops.prims
-_FEWEST = 4  # loads that one takes the place of
-_MOST_SUMS = 2  # of two numbers, the order does not matter
+_FEWEST = 4  # the least number of loads that one load replaces
+_MOST_SUMS = 2  # the order of two numbers in a sum does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load of the value that one of several steps had.
+    """A load of a value of one of several steps.
 
     Attributes:
-        view: the value of the first of these steps.
-        number: of role `AHEAD`: by element, the number of a step, a whole one, as a floating-point number.
-        first: the number of that of `view`.
-        count: of the steps; elements with other numbers are not loaded.
-        back: whether later numbers are earlier steps.
+        view: the value at the first of these steps.
+        number: port of role `AHEAD`: for each element, the number of a step, a whole number in floating point.
+        first: the number of the step of `view`.
+        count: number of steps; elements with other numbers are not loaded.
+        back: True if larger numbers mean earlier steps.
     """
 
     view: View
@@ -41,7 +41,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A summand: what is selected of a load where a number is `which`."""
+    """A summand: a value made of a load, selected where a number equals `which`."""
 
     number: fx.Node
     which: int
@@ -53,16 +53,16 @@ class _Term:
 def gathered(
     stage: Stage, steps: Mapping[Port, tuple[Port, int]], *, back: Callable[[Port], bool], first: int
 ) -> tuple[Stage, Stage, list[Gather]] | None:
-    """A stage that reads earlier steps, in two: the numbers of these steps, which no step changes, and the rest.
+    """Splits a stage that reads earlier steps into the numbers of these steps, which no step changes, and the rest.
 
     Args:
-        steps: by value that the stage reads, which value it is, and how many steps away.
-        back: whether more steps away from a value is earlier.
-        first: number of the first value, of role `AHEAD`, that goes from the one to the other.
+        steps: by value that the stage reads, the value that it is a copy of, and the distance in steps.
+        back: returns True if a greater distance from a value means an earlier step.
+        first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
 
     Returns:
-        The two, and what the second one reads: the numbers, then these loads. `None`: it selects in another way, or
-        reads other values, too.
+        The two parts, and the loads of the second part, which reads the numbers, then these loads. `None` if the stage
+        selects differently, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 
@@ -92,7 +92,7 @@ class _Gathering:
         return self._made(groups) if len(groups) == len(self._stage.writes) else None
 
     def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
-        """The summands of a result, by number and by what is made of a load."""
+        """The summands of a result, grouped by number and by the computation with a load."""
         found: dict[tuple[object, ...], list[_Term]] = {}
         waiting: list[Any] = [entry]
         while waiting:
@@ -130,7 +130,7 @@ class _Gathering:
         return _Term(number, int(which), load, value, self._kind(value, load))
 
     def _kind(self, node: Any, load: fx.Node) -> object:
-        """Equal for what computes the same of a load."""
+        """A key that is equal for equal computations with a load."""
         if node is load:
             return "load"
         if not isinstance(node, fx.Node) or load not in self._of[node]:
@@ -208,7 +208,7 @@ class _Gathering:
         return known[node]
 
     def _part(self, results: list[fx.Node], known: dict[fx.Node, fx.Node], writes: tuple[View, ...]) -> Stage:
-        """The stage that computes these of lifted tensors."""
+        """The stage that computes these nodes from lifted tensors."""
         graph, arguments = fx.Graph(), []
         for node, port in self._lifted.items():
             known[node] = graph.node_copy(node)

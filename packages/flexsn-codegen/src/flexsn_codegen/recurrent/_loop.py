@@ -1,4 +1,4 @@
-"""Work of a kernel at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
+"""The work of a kernel at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# The products with a matrix on the right, and the place of what is added.
+# The products with a matrix on the right; for each, the position of the addend.
 _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
-# More than those are spilled: 32 of them to some kilobytes of a thread.
+# With more values, registers are spilled; 32 values would spill some kilobytes of a thread.
 _MOST_CARRIED = 16
-# Where there are more, those that no product reads go from step to step in memory, but for a few.
+# If there are more values, those that no product reads pass from step to step in memory, except for this number.
 _MOST_BESIDE_RING = 4
-# Each is loaded, and written out in the source: more take minutes to compile.
+# Each value is loaded, and written out in the source; more of them take minutes to compile.
 _MOST_IN_RING = 128
-# Reductions that one program can do. Those that return one of the values take half dtypes, too.
+# Reductions that one program can compute. Those that return one of the values also take half dtypes.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
-# Integers up to here are bfloat16 values.
+# bfloat16 can represent all integers up to this one.
 _MOST_EXACT = 256
 
 
 class NotOneLaunchError(Exception):
-    """Steps that cannot run in one launch; the message says why."""
+    """Steps that cannot run in one launch; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Some columns of a value of one step, as rows and columns.
+    """Some columns of a value of one step; the value is seen as rows and columns.
 
     Attributes:
         port: the value.
@@ -57,11 +57,12 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, or a view of a value in memory, or one of several.
-        writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
-        stored: where each output goes in memory, at every step.
-        early: it reads values of earlier steps alone, and is computed while a product is waited for: `0` for this
-            step, `1` for the next one. `-1`: it reads none, and is computed before all steps. `None`: in its place.
+        reads: for each input, columns that the program has, a view of a value in memory, or one of several views.
+        writes: for each output, the columns that it becomes; `None` if the program does not need it later.
+        stored: for each output, its destination in memory at every step.
+        early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
+            for a product: for this step, or for the next one. `-1` for a stage that reads no values and is computed
+            before all steps. `None` for a stage that is computed in its place.
     """
 
     stage: Stage
@@ -78,11 +79,11 @@ class Multiply:
 
     Attributes:
         operand: its left factor.
-        matrix: number of the right one.
+        matrix: number of its right factor.
         added: number of a row that is added, or `None`.
-        alpha, beta: what the product and the row are multiplied by.
-        pieces: which columns of the result are computed, by first and width.
-        stored: where the result goes in memory, at every step, or `None`.
+        alpha, beta: the factors of the product and of the row.
+        pieces: the computed columns of the result, as pairs of first column and width.
+        stored: the destination of the result in memory at every step, or `None`.
         port: the result.
     """
 
@@ -99,12 +100,12 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """A reduction of rows, which a program has whole.
+    """A reduction of rows; a program has whole rows.
 
     Attributes:
-        operand: what is reduced.
+        operand: the reduced value.
         port: the result, one number for each row.
-        stored: where the result goes in memory, at every step, with a last dimension of 1; or `None`.
+        stored: the destination of the result in memory at every step, with a last dimension of 1; or `None`.
     """
 
     product: Product
@@ -114,18 +115,18 @@ class Reduce:
 
     @property
     def pieces(self) -> tuple[tuple[int, int], ...]:
-        """Its column."""
+        """The only column of the result."""
         return ((0, 1),)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A value that programs give each other: the operand of products.
+    """A value that programs exchange: the operand of products.
 
     Attributes:
-        port, width, dtype: of the value.
-        carried: whether what the step before has written is multiplied.
-        exact: whether every value that a step writes is one of bfloat16.
+        port, width, dtype: port, width and dtype of the value.
+        carried: True if the product multiplies the value that the step before has written.
+        exact: True if bfloat16 can represent every number that a step writes.
     """
 
     port: Port
@@ -135,10 +136,10 @@ class Exchange:
     exact: bool
 
     def parts(self, *, from_zero: bool) -> int:
-        """As how many numbers of 16 bits a value is multiplied: a float32 as three, which it is the sum of.
+        """The number of 16-bit numbers into which a product splits a value: three for float32, whose sum is the value.
 
         Args:
-            from_zero: whether what is carried is zero before the first step.
+            from_zero: True if carried values are zero before the first step.
         """
         return 3 if self.dtype == torch.float32 and not (self.exact and (from_zero or not self.carried)) else 1
 
@@ -150,14 +151,14 @@ class Loop:
     Attributes:
         width: the step's columns.
         num_rows: the product of its other sizes.
-        parts: in order.
-        carried: the values that go from step to step, their width and dtype.
-        ring: those of them that do so in memory, and not in registers. Each program has its own elements of them.
+        parts: the parts, in order.
+        carried: the values that pass from step to step, with their width and dtype.
+        ring: the carried values that pass in memory, not in registers. Each program has its own elements of them.
         exchanges: operands of products, in the order of the products.
-        reduced: operands of reductions, their width and dtype.
-        lasting: the values of which each step's is read when the loop is over.
+        reduced: operands of reductions, with their width and dtype.
+        lasting: the values whose rows of all steps are read after the loop.
         absent: carried values that begin with zeros.
-        shifted: states that are in the memory of another one, and products of later steps; a step loads them when it
+        shifted: states that are in the memory of another state, and products of later steps; a step loads them when it
             reads them.
     """
 
@@ -174,12 +175,12 @@ class Loop:
 
     @property
     def exchanged(self) -> frozenset[Port]:
-        """The values that programs exchange where several share a row."""
+        """The values that programs exchange if several share a row."""
         return frozenset({*(exchange.port for exchange in self.exchanges), *self.reduced})
 
     @property
     def has_products(self) -> bool:
-        """True if there are matrices."""
+        """True if the loop has products with matrices."""
         return any(isinstance(part, Multiply) for part in self.parts)
 
 
@@ -187,10 +188,11 @@ def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
     """The loop of a step.
 
     Args:
-        lasting: the values of which each step's is read when the loop is over; outputs, and gradients of inputs, are.
+        lasting: the values whose rows of all steps are read after the loop; outputs, and gradients of inputs, are among
+            them.
 
     Raises:
-        NotOneLaunchError: it has a part that kernels do not compute in one launch.
+        NotOneLaunchError: kernels cannot compute a part of the step in one launch.
     """
     return _Analysis(staged, frozenset(lasting)).run()
 
@@ -205,7 +207,7 @@ class _Analysis:
         if any(product.is_convolution for product in products):
             raise NotOneLaunchError("convolutions are a library's")
         self._rows: int | None = None
-        self._operands: set[Columns] = set()  # what stages and products have written so far
+        self._operands: set[Columns] = set()  # columns that stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
         writes = [v for p in self._parts for v in (p.writes if isinstance(p, Stage) else (p.result,))]
         self._written = {view.source for view in writes}
@@ -262,9 +264,9 @@ class _Analysis:
         exchanges: Sequence[Exchange],
         shifted: frozenset[Port],
     ) -> list[StageCall | Multiply | Reduce]:
-        """The parts, where stages that read many values of earlier steps leave a part of their work to a wait.
+        """The parts; a stage that reads many values of earlier steps is split, and one piece is computed during a wait.
 
-        What comes before the first product is computed a step earlier, when memory has all but the newest value.
+        Stages before the first product compute this piece a step earlier, when memory has all values but the newest.
         """
         first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
         if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
@@ -327,7 +329,7 @@ class _Analysis:
             raise NotOneLaunchError(f"{what} has {rows} rows, others have {self._rows}")
 
     def _columns(self, view: View) -> Columns:
-        """A view that has all rows of a value, and neighbouring columns."""
+        """The columns of a view that has all rows of a value, and adjacent columns."""
         rows, width, _ = self._value(view.source)
         self._same_rows(rows, view.source.name)
         if not view.calls:
@@ -382,7 +384,7 @@ class _Analysis:
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
     def _check_of_rows(self, view: View, shape: tuple[int, ...]) -> None:
-        """Refuses a view of a reduction that has not the number of each row in all its columns."""
+        """Refuses a view of a reduction unless all columns of each row have the number of this row."""
         of_each, _ = self._staged.values[view.source]
         numbers = torch.arange(math.prod(of_each))
         seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)
@@ -484,14 +486,14 @@ class _Analysis:
 
 
 def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
-    """Values that a stage gives others of its program."""
+    """The values that a stage passes to other stages of its program."""
     return {view.source: Columns(view.source, 0, width) for view in stage.writes}
 
 
 def _side_by_side(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """The parts, with products of one operand one after the other, unless a product reads what one of them gives."""
+    """The parts, with products of one operand next to each other, unless a product reads the result of one of them."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:
@@ -505,7 +507,7 @@ def _side_by_side(
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:
-    """The values of which every number that the step writes is one of bfloat16: whole numbers of a few bits."""
+    """The values of which bfloat16 can represent every number that the step writes: whole numbers of a few bits."""
     found: dict[Port, bool] = {}
     for part in staged.parts:
         if isinstance(part, Stage):
@@ -519,7 +521,7 @@ def exact_values(staged: StagedStep) -> frozenset[Port]:
 
 
 def _integer_bound(node: Any) -> float | None:
-    """The largest absolute value of a node that has integers alone; `None`: it may have others."""
+    """The largest absolute value of a node that only has integers; `None` if it may have other numbers."""
     if isinstance(node, bool | int | float):
         return abs(node) if float(node).is_integer() else None
     if not isinstance(node, fx.Node) or node.op != "call_function":

@@ -1,4 +1,4 @@
-"""Specification of the kernel of a loop, whatever language it is written in: parts, memory, matrices."""
+"""Specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flexsn_graph import Role, View
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """How a value of each step lies in memory.
+    """The layout in memory of a value of each step.
 
     Attributes:
-        row: the distance of two rows, with the columns side by side and the steps one after the other; `None`: the
-            three distances are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+        row: the distance of two rows, if columns and steps are adjacent in memory; `None`: the three distances are
+            arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 
     row: int | None
 
 
 class Load(NamedTuple):
-    """A view of a value, for a stage of a shape that it broadcasts to."""
+    """A view of a value, for a stage to whose shape it broadcasts."""
 
     view: View
     shape: tuple[int, ...]
@@ -37,14 +37,14 @@ class LoopSpec:
 
     Attributes:
         cores: for each part of the loop, the source of a stage.
-        loads, stores: as `memory_of` lists them, and where they are.
-        matrix_strides: by number.
-        backwards: whether the loop goes from the last step to the first.
-        from_zero: whether what is carried is zero before the first step, as far as products read it.
+        loads, stores: loads and stores as `memory_of` lists them, with their layouts.
+        matrix_strides: strides of the matrices, by number.
+        backwards: True if the loop runs from the last step to the first.
+        from_zero: True if carried values that products read are zero before the first step.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
             kernel receives these numbers, and a program computes steps up to the largest number of its rows.
-        parts: as how many numbers of 16 bits float32 is multiplied: three are all of it, two its first 16 bits, and
-            one 8.
+        parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
+            its first 16 bits, and one 8 bits.
     """
 
     loop: Loop
@@ -76,7 +76,7 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
 
 
 def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """The distances of rows and columns of what has all sizes but the last as rows.
+    """The distances of rows and of columns of a value; all dimensions but the last one form the rows.
 
     Raises:
         ValueError: rows are not equally far apart.

@@ -1,4 +1,4 @@
-"""Generated sources: the function of one step and a kernel around it; and how a kernel finds its operands' elements."""
+"""Generated sources: the function of one step, a kernel around it, and the positions of the operands' elements."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from flexsn_graph import Port
 if TYPE_CHECKING:
     from flexsn_codegen.targets import Target
 
-# How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
-# A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
-# the kernel; 0 terms is one value for the whole step.
-# `RUN`: at `off * stride`.
+# The layout of an operand over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
+# A number `n`: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`, whose numbers are
+# arguments of the kernel; with 0 terms, the operand is one value for the whole step.
+# `RUN`: element `off` is at `off * stride`.
 StepLayout = int
 DENSE: StepLayout = -1
 RUN: StepLayout = -2
 
 
 class Like(NamedTuple):
-    """The layout of an operand whose elements are at the offsets of an earlier one's, which its kernel computes once.
+    """The layout of an operand with the same offsets as an earlier operand; the kernel computes them once.
 
     Attributes:
-        operand: the number of the earlier one.
+        operand: the number of the earlier operand.
     """
 
     operand: int
 
 
 class Late(NamedTuple):
-    """Delays of an input, a number for each element of the step.
+    """Delays of an input: a number for each element of the step.
 
     Attributes:
-        by: number of the input that holds the delays, floating point, as one step: the value at step `t` is the one
-            of step `t - floor(delay)`, and 0 before the first step.
-        most: the largest number of steps; larger ones count as this one, and those below 0 as 0.
+        by: number of the input that holds the delays, in floating point, as one step. The value at step `t` is that of
+            step `t - floor(delay)`, and 0 before the first step.
+        most: the largest number of steps; larger delays count as this number, and negative ones as 0.
     """
 
     by: int
@@ -56,13 +56,13 @@ class InputLayout:
 
     Attributes:
         step: layout within a step.
-        strided_time: the stride of time is an argument, else it is `NCL`.
+        strided_time: True if the stride of time is an argument, False if it is `NCL`.
         counts_down: memory holds one step, int32, and the value at step `t` is less than that by `t`. Only its sign
-            counts: kernels may put 1 for any value above 0.
-        early: where chunks are in flight, it is loaded into registers a chunk before its use. The GPU copies no single
-            bytes ahead, so that a load of them would be waited for.
+            matters: kernels may replace any value above 0 by 1.
+        early: with chunks in flight, the input is loaded into registers a chunk before its use. The GPU cannot copy
+            single bytes ahead, so a program would have to wait for their load.
         late: its delays; `None`: the value at step `t` is that of step `t`.
-        once: memory holds one step, which other inputs' `late` names.
+        once: memory holds one step, which `late` of other inputs refers to.
     """
 
     step: StepLayout = DENSE
@@ -84,12 +84,12 @@ class CoreSource:
     Attributes:
         name: the function's name.
         source: its text, without the imports.
-        arguments: what the function takes, in order.
-        results: what it returns, in order.
-        target: what it is written for.
-        numbers: what it takes after its arguments. The name and the source do not depend on their values.
-        once: what it takes after those; `None`: nothing.
-        stages: of a function that reduces rows, its parts, whose functions `source` has; `name` is none of them.
+        arguments: its arguments, in order.
+        results: its results, in order.
+        target: the target of the source.
+        numbers: its numbers, which follow the arguments. The name and the source do not depend on their values.
+        once: its last arguments, which are equal in each step; `None` if there are none.
+        stages: for a function that reduces rows, its parts. Their functions are in `source`; `name` is none of them.
     """
 
     name: str
@@ -103,7 +103,7 @@ class CoreSource:
 
     @property
     def integers(self) -> dict[str, int]:
-        """Integer arguments of a kernel made of it, for the numbers, by name."""
+        """By name, the integer arguments of the kernel that hold the function's numbers."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
 
 
@@ -137,11 +137,11 @@ class RowStage:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Arguments of a step that are the same in each: they are computed before the loop over time.
+    """Arguments of a step that are equal in each step and are computed before the loop over time.
 
     Attributes:
-        core: the function that computes them, of lifted tensors and the step's numbers.
-        dtypes: of what it returns.
+        core: the function that computes them from lifted tensors and the step's numbers.
+        dtypes: dtypes of its results.
     """
 
     core: CoreSource
@@ -153,13 +153,13 @@ class KernelSource:
     """A kernel's source and how it is called.
 
     Attributes:
-        name, source: of the kernel's function, in a module of its own.
-        params: its tensor arguments, first.
-        sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
+        name, source: name and text of the kernel's function, in a module of its own.
+        params: its tensor arguments, which come first.
+        sizes: its integer arguments, which come next: ``"T"``, ``"NCL"``, then per strided operand
             ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
             ``"<operand>_stride<i>"``; ``"ROWS"`` and ``"ROW"`` if it walks rows; and those of the step's numbers
-            (`CoreSource.integers`). In Triton, the constexpr `BLOCK` comes last, elements per program.
-        target: what it is written for.
+            (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per program.
+        target: the target of the source.
     """
 
     name: str
@@ -173,10 +173,10 @@ _MAX_NAME = 80
 
 
 def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[str] = ()) -> str:
-    """`text` as an identifier, of limited length: it also becomes a file name.
+    """`text` as an identifier of limited length, because it also becomes a file name.
 
     Args:
-        reserved: names that mean something else.
+        reserved: names with another meaning.
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
     return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in reserved else name

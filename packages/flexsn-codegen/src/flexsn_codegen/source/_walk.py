@@ -10,14 +10,14 @@ from flexsn_codegen.source._source import DENSE, RUN, Like, StepLayout
 
 
 def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
-    """The layout of each operand, and the numbers in them, one operand's after the other's.
+    """The layout of each operand, and the numbers in these layouts, operand by operand.
 
     A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`, whose numbers
     are `inner_i, size_i, stride_i`.
 
     Args:
-        sizes: of the dimensions, outermost first, without those of one element.
-        strides: of each operand.
+        sizes: sizes of the dimensions, outermost first, without dimensions of one element.
+        strides: strides of each operand.
     """
     layouts: list[StepLayout] = []
     numbers: list[int] = []
@@ -31,15 +31,18 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
 
 
 def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
-    """As `by_terms`; an operand whose elements are evenly spaced has the layout `RUN`, and its stride as its number.
-    One whose offsets an earlier operand has, too, is `Like` that."""
+    """As `by_terms`, with two other layouts.
+
+    An operand with evenly spaced elements has the layout `RUN`, and its stride is the number. An operand with the same
+    offsets as an earlier one is `Like` that operand.
+    """
     layouts: list[StepLayout | Like] = []
     numbers: list[int] = []
     numel = math.prod(sizes)
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
     for i, own in enumerate(strides):
         terms = terms_of(sizes, own)
-        # A compiler's symbols are not compared, since that would bind the graph to their values.
+        # A compiler's symbols are not compared, because this would bind the graph to their values.
         is_known = all(type(number) is int for term in terms for number in term)
         known = first.setdefault(tuple(terms), i) if is_known else i
         if known != i and terms and layouts[known] != DENSE:
@@ -56,7 +59,7 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
 
 
 def terms_of(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
-    """`(inner, size, stride)` of each run of dimensions that is evenly spaced in memory."""
+    """`(inner, size, stride)` of each group of dimensions that is evenly spaced in memory."""
     terms: list[tuple[int, int, int]] = []
     inner = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):

@@ -1,8 +1,8 @@
-"""Interface of a target: names of dtypes, numbers, a rule per op, functions, loads and stores, and loops.
+"""Interface of a target: names of dtypes, numbers, a rule for each op, functions, loads and stores, and loops.
 
-The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, against a `KernelWriter`. They hand it
-scalar expressions of whole numbers in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons. None
-of their operands is negative, so that `//` and `%` are what they are in any language.
+The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, against a `KernelWriter`. They pass
+scalar expressions of whole numbers to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
+No operand is negative, so `//` and `%` are equal in all languages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from flexsn_graph import Port, Role, facts_of
 Op = OpOverload
 
 WORD = 32
-"""Bits per word: those of a step fill whole words, and so do those that one program writes of it."""
+"""Bits per word. The bits of one step fill whole words, and so do the bits that one program writes."""
 
 
 class Approximate(Enum):
@@ -50,18 +50,19 @@ class Approximate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call of an op, as its rule sees it.
+    """One call of an op, as its rule receives it.
 
     Attributes:
         op: the op.
         operands: the source text of each tensor or number argument, in order.
-        constants: the value of each operand that is a number, `None` for tensors and for arguments of the kernel.
-        dtype: dtype of the tensor operands (of the result, where there is none).
+        constants: for each operand that is a number, its value; `None` for tensors and for arguments of the kernel.
+        dtype: dtype of the tensor operands, or of the result if there are none.
         result: dtype of the result.
-        target: what is written for.
-        index: the number of the required result, where the op has several.
-        keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
-        computed: for each operand that is a number and an argument of the kernel: of a function of it, the source text.
+        target: the target of the source.
+        index: the number of the required result, if the op has several.
+        keywords: by name, the arguments that are neither tensors nor numbers, and keyword arguments.
+        computed: by position of an operand that is a number and an argument of the kernel: returns the source text of a
+            function of this number.
     """
 
     op: Op
@@ -91,11 +92,11 @@ class OpCall:
         return self.target.literal(value, self.dtype)
 
     def is_number(self, position: int) -> bool:
-        """True if an operand is one number for all elements."""
+        """True if an operand is a single number for all elements."""
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """Text of `function`, in float64, of an operand that is a number: a literal, or an argument where it is one."""
+        """Text of `function`, in float64, of an operand that is a number: a literal, or an argument of the kernel."""
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -108,7 +109,7 @@ Rule = Callable[[OpCall], str]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`name` is `text`; `citation`: the user's line that it comes from, or nothing."""
+    """Assigns `text` to `name`. `citation` is the user's line that it comes from, or empty."""
 
     name: str
     text: str
@@ -116,11 +117,11 @@ class Statement:
 
 
 class Summed(Enum):
-    """How a result of a kernel on rows and columns is summed."""
+    """Kinds of sums that results of a kernel on rows and columns may be."""
 
     NOT = auto()
-    OVER_ROWS = auto()  # of a program: one sum for each column
-    OVER_COLUMNS = auto()  # of the whole row
+    OVER_ROWS = auto()  # over the rows of a program: one sum for each column
+    OVER_COLUMNS = auto()  # over the whole row
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ class RowLaunch:
     """Programs of a kernel on rows and columns.
 
     Attributes:
-        columns: of a program; on a GPU padded to a power of two.
+        columns: columns of a program, padded to a power of two on a GPU.
         programs: number of programs among rows; each has its own sums over rows.
         beside: number of programs among columns.
-        steps: of a program that sums over rows: blocks of rows on a GPU, rows in C++.
+        steps: number of steps of a program that sums over rows: blocks of rows on a GPU, rows in C++.
         block, warps: elements of a block, and warps of a program on a GPU.
     """
 
@@ -144,17 +145,17 @@ class RowLaunch:
 
 
 class Target(ABC):
-    """A language that kernels are written in.
+    """A language in which kernels are written.
 
-    Half values are float32 in registers, rounded wherever eager mode rounds; memory keeps the narrow dtype.
+    Half values are float32 in registers and are rounded where eager mode rounds; memory has the narrow dtype.
 
     Attributes:
-        name: of the language, for messages.
-        reserved: names that mean something in generated sources.
-        header: what every module of generated source begins with.
-        once: whether what is the same in each step has to be computed before the loop over time, because a compiler
-            would not move it there.
-        rows: whether programs can walk rows of a step.
+        name: name of the language, for messages.
+        reserved: names with a meaning in generated sources.
+        header: the beginning of every module of generated source.
+        once: True if values that are equal in each step have to be computed before the loop over time, because a
+            compiler would not move them there.
+        rows: True if programs can walk rows of a step.
         segments: True if programs can walk segments of time side by side.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
         weaves: True if it has kernels that write interleaved results (`woven_kernel`).
@@ -181,19 +182,19 @@ class Target(ABC):
 
     @abstractmethod
     def supports(self, dtype: torch.dtype) -> bool:
-        """True if it has values of this dtype."""
+        """True if the language has values of this dtype."""
 
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """A typed number, of the dtype that registers hold values of `dtype` in."""
+        """A typed number, of the dtype of values of `dtype` in registers."""
 
     @abstractmethod
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        """`text`, rounded to `dtype` if that is narrower than the registers it is computed in."""
+        """`text`, rounded to `dtype` if this is narrower than the dtype in registers."""
 
     @abstractmethod
     def filled(self, number: str, like: str) -> str:
-        """A number in each element of a value shaped as `like`."""
+        """A value with a number in each element, shaped as `like`."""
 
     @abstractmethod
     def function(
@@ -203,34 +204,34 @@ class Target(ABC):
 
     @abstractmethod
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
-        """Collects one kernel."""
+        """A writer, which collects the lines of one kernel."""
 
     @abstractmethod
     def compile(self, source: KernelSource) -> Any:
-        """Makes the object that launches the kernel of a source."""
+        """Makes the object that launches the kernel of this source."""
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """Layouts of a pointwise kernel's operands, which its source depends on, and the integers that it takes for
-        them, after the number of elements.
+        """Layouts of a pointwise kernel's operands, and the integers in them.
+
+        The source depends on the layouts. The integers are arguments of the kernel, after the number of elements.
 
         Args:
-            sizes: of the dimensions, outermost first, without those of one element.
-            strides: of each operand.
+            sizes: sizes of the dimensions, outermost first, without dimensions of one element.
+            strides: strides of each operand.
         """
         return by_terms(sizes, strides)
 
     def plain_walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """As `walk`, in layouts that files of source that stands alone know."""
+        """As `walk`, in layouts that files of stand-alone source support."""
         return self.walk(sizes, strides)
 
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
-        """The kernel `(*inputs that are used, *results, N, *numbers of the layouts, *numbers)` of a function of one
-        element.
+        """The kernel `(*used inputs, *results, N, *numbers of the layouts, *numbers)` of a function of one element.
 
         Args:
-            name: begins the kernel's name.
+            name: beginning of the kernel's name.
             layouts: from `walk`, for the operands in this order.
-            may_overlap: what is written may be what is read.
+            may_overlap: True if written memory may also be read.
         """
         w = self.writer(sizes=["N"])
         w.begin()
@@ -245,11 +246,11 @@ class Target(ABC):
         return w.finish(name, [core], "One program: BLOCK elements.")
 
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-        """As `pointwise`, of a function whose results are interleaved: `N` is the number of elements of all `count`.
+        """As `pointwise`, for a function with interleaved results: `N` counts the elements of all `count` results.
 
         Args:
-            layouts: from `walk`, for the inputs, and the first of each `count` results.
-            count: number of results that follow each other in memory.
+            layouts: from `walk`, for the inputs, and for the first of every `count` results.
+            count: number of results that are adjacent in memory, element by element.
         """
         raise NotImplementedError
 
@@ -257,13 +258,13 @@ class Target(ABC):
         """Programs of a kernel on rows and columns.
 
         Args:
-            core: the function that it computes.
+            core: the function that the kernel computes.
             count, width: numbers of rows and of columns.
-            reduces: True if it reduces rows.
+            reduces: True if the function reduces rows.
             sums: True if some of its results are sums over rows.
 
         Raises:
-            UnsupportedOpError: its rows are too long to be reduced.
+            UnsupportedOpError: the rows are too long to be reduced.
         """
         raise NotImplementedError
 
@@ -279,16 +280,16 @@ class Target(ABC):
         """As `walk`, for a kernel on rows and columns; a size may be one.
 
         Args:
-            split: number of dimensions that rows are counted in; the others are those of columns.
+            split: number of dimensions that form the rows; the others form the columns.
             launch: from `row_launch`.
             sums: for each operand. Memory of `OVER_ROWS` is dense, one sum for each program and column.
-            after: for each operand, the number of the earlier one that it is interleaved with, element by element, and
-                each of whose elements is just before its own; `None`: there is none.
+            after: for each operand, the number of an earlier operand with which it is interleaved: each element of the
+                earlier one is just before its own; `None` if there is no such operand.
         """
         raise NotImplementedError
 
     def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
-        """As `pointwise`, of a function with stages: `N` is the number of rows.
+        """As `pointwise`, for a function with stages: `N` is the number of rows.
 
         Args:
             layouts: from `walk_rows`.
@@ -296,14 +297,14 @@ class Target(ABC):
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The text of an op with approximate functions instead of others; by default, none."""
+        """The text of an op, with some functions replaced by approximate ones; by default, with none replaced."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
         """The text of an op.
 
         Args:
-            rounded: round a half value, as eager mode does after each op.
+            rounded: True to round a half value, as eager mode does after each op.
         """
         rule, facts = self.rules.get(call.op), facts_of(call.op)
         if rule is None or facts is None:
@@ -318,17 +319,17 @@ class Target(ABC):
 class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
-    A value is a name, and covers all elements of a step that one run of the kernel's lines computes together. A place
-    is the text of where one step of an operand is. Of some operands the elements of a step are summed and written as
-    one number per run.
+    A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is text
+    for the address of one step of an operand. For some operands, the elements of a step are summed, and each run writes
+    one number.
 
     Args:
-        target: what is written for.
-        strided: layouts of operands that are declared without one, and are not dense.
+        target: the target of the kernel.
+        strided: layouts of operands that are declared without a layout and are not dense.
         sizes: the first integer arguments; the last of them is the number of elements of a step.
 
     Attributes:
-        branches: whether steps that do not exist are best left out by a branch; elsewhere they are masked.
+        branches: True if a branch is the best way to skip steps that do not exist; otherwise they are masked.
     """
 
     branches = False
@@ -348,7 +349,7 @@ class KernelWriter(ABC):
     # -- lines -------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """A line of the target's own text."""
+        """Adds a line of the target's own text."""
         self._lines.append("    " * self._indent + text)
 
     @contextmanager
@@ -371,7 +372,7 @@ class KernelWriter(ABC):
         """Declares a tensor argument and its offset within a step.
 
         Args:
-            like: one that is declared, with the same layout and the same numbers in it.
+            like: an earlier operand with the same layout and the same numbers in it.
         """
         port = Port(role, index)
         known = self._strided.get(port)
@@ -395,7 +396,7 @@ class KernelWriter(ABC):
         return port
 
     def add_operands(self, ports: Sequence[Port], layouts: Sequence[StepLayout | Like]) -> Sequence[Port]:
-        """Declares operands of layouts from `Target.walk`, and returns them."""
+        """Declares operands with layouts from `Target.walk`, and returns them."""
         for port, layout in zip(ports, layouts, strict=True):
             if isinstance(layout, Like):
                 of = layouts[layout.operand]
@@ -406,7 +407,7 @@ class KernelWriter(ABC):
         return ports
 
     def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
-        """Declares the inputs, by number, that are among the arguments `used`."""
+        """Declares those inputs, by number, that are among the arguments `used`."""
         return {
             i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
             for i, layout in enumerate(layouts)
@@ -416,10 +417,10 @@ class KernelWriter(ABC):
     def add_lifted(
         self, layouts: Sequence[StepLayout], used: Collection[Port], like: Sequence[int] = ()
     ) -> dict[int, Port]:
-        """Declares the lifted tensors, by number, that are among the arguments `used`.
+        """Declares those lifted tensors, by number, that are among the arguments `used`.
 
         Args:
-            like: as `ForwardSpec.lifted_like`.
+            like: as for `ForwardSpec.lifted_like`.
         """
         declared: dict[int, Port] = {}
         first: dict[int, Port] = {}
@@ -431,18 +432,19 @@ class KernelWriter(ABC):
         return declared
 
     def add_present(self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()) -> dict[int, Port]:
-        """Declares the tensors of one role, by number, that are present.
+        """Declares the present tensors of one role, by number.
 
         Args:
-            summed: of which each run writes one number; empty: of none.
+            summed: for each tensor, True if each run writes one number of it; empty if this is true of none.
         """
         ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
         return ports
 
     def add_bits(self, present: Sequence[bool]) -> dict[int, Port]:
-        """Declares the bits of outputs, by the number of the output: 8 elements of a step in each byte; the bytes of
-        a step fill whole words of `WORD` elements.
+        """Declares the bits of outputs, by the number of the output.
+
+        Each byte has 8 elements of a step, and the bytes of a step fill whole words of `WORD` elements.
         """
         ports = {i: Port(Role.BITS, i) for i, there in enumerate(present) if there}
         self._bits |= set(ports.values())
@@ -452,7 +454,7 @@ class KernelWriter(ABC):
 
     @property
     def _row(self) -> str:
-        """Number of bytes that the bits of one step take."""
+        """Number of bytes of the bits of one step."""
         return f"({self._elements} + {WORD - 1}) // {WORD} * {WORD // 8}"
 
     def add_numbers(self, core: CoreSource) -> list[str]:
@@ -463,8 +465,9 @@ class KernelWriter(ABC):
         return [number.name for number in core.numbers]
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
-        """Computes what is the same in each step, from lifted tensors that are loaded; returns its names, which are the
-        step's last arguments.
+        """Computes values that are equal in each step, from loaded lifted tensors; returns their names.
+
+        They are the step's last arguments.
 
         Args:
             numbers: from `add_numbers`.
@@ -472,7 +475,7 @@ class KernelWriter(ABC):
         if core.once is None:
             return []
         names = [f"{core.once.core.name}_{i}" for i in range(len(core.once.dtypes))]
-        if core.once.core in self._once:  # of another step
+        if core.once.core in self._once:  # another step has computed the values
             return names
         self._once.append(core.once.core)
         for name, dtype in zip(names, core.once.dtypes, strict=True):
@@ -482,32 +485,32 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def number(self, number: Number) -> None:
-        """Gives a number its name, a scalar of its dtype, from the integers that hold it (`Number.arguments`)."""
+        """Assigns a number to its name, as a scalar of its dtype, from its integers (`Number.arguments`)."""
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
-        """Notes where an operand's elements are.
+        """Notes the positions of an operand's elements.
 
         Args:
-            terms: `(inner, size, stride)` of each term of the offset in a step, `("", "", stride)` of a run; `None`:
-                it is dense.
-            strided_time: whether the distance of two steps is the argument ``"<operand>_time"``, or else the number of
-                elements of a step.
+            terms: `(inner, size, stride)` of each term of the offset in a step, `("", "", stride)` of a run; `None` if
+                the operand is dense.
+            strided_time: True if the distance of two steps is the argument ``"<operand>_time"``, False if it is the
+                number of elements of a step.
         """
 
     # -- places, loads and stores --------------------------------------------------------------------------
 
     @abstractmethod
     def begin(self) -> None:
-        """Writes the lines before everything else."""
+        """Writes the first lines of the kernel."""
 
     @abstractmethod
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
-        """Lets an operand point to its first step, or to that after `chunks` times `length` of them."""
+        """Makes an operand point to its first step, or to the step after `chunks` times `length` steps."""
 
     @abstractmethod
     def at(self, port: Port, step: int = 0) -> str:
-        """The place `step` steps after the one that an operand points to."""
+        """The place `step` steps after the step to which an operand points."""
 
     @abstractmethod
     def row(self, port: Port, number: str, shift: int = 0) -> str:
@@ -515,7 +518,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def move(self, port: Port, steps: int) -> None:
-        """Lets an operand point `steps` further."""
+        """Makes an operand point to the step `steps` steps later."""
 
     @abstractmethod
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
@@ -523,7 +526,7 @@ class KernelWriter(ABC):
 
         Args:
             place: by default the operand's beginning.
-            exists: a scalar condition; where it does not hold, zeros are loaded. By default, it does.
+            exists: a scalar condition; if it does not hold, zeros are loaded. By default, it holds.
         """
 
     @abstractmethod
@@ -531,10 +534,10 @@ class KernelWriter(ABC):
         """Stores one step, or its sum; `place` and `exists` as for `load`."""
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
-        """Stores whether the elements of one step are not 0; those beyond the last one count as 0.
+        """Stores a bit for each element of one step: whether it is not 0. Elements beyond the last one count as 0.
 
         Raises:
-            UnsupportedOpError: the language has no way to do it.
+            UnsupportedOpError: the language does not support it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} write no bits.", "bits")
 
@@ -546,15 +549,15 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def assign(self, name: str, text: str, *, flag: bool = False) -> None:
-        """Gives a value a name, or a flag: a condition, which is the same for all elements."""
+        """Assigns a value to a name; with `flag`, a condition that is equal for all elements."""
 
     @abstractmethod
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
-        """`text` where a scalar condition holds, else `other`: values, or flags."""
+        """Assigns `text` if a scalar condition holds, else `other`; both are values, or flags."""
 
     @abstractmethod
     def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
-        """Adds a value to a sum of `dtype`, where a scalar condition holds."""
+        """Adds a value to a sum of `dtype`, if a scalar condition holds."""
 
     @abstractmethod
     def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
@@ -562,34 +565,34 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def flag(self, value: bool) -> str:
-        """The value of a flag that is known, as text; of a type that the flag can keep through a loop."""
+        """The text of a known flag, of a type that it can keep through a loop."""
 
     # -- control -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def integer(self, name: str, expression: str) -> None:
-        """Gives a scalar whole number a name."""
+        """Assigns a scalar whole number to a name."""
 
     @abstractmethod
     def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
-        """A loop, whose loads may be issued `stages - 1` rounds ahead."""
+        """A loop whose loads may be issued `stages - 1` rounds ahead."""
 
     def rows(self) -> AbstractContextManager[None]:
-        """A loop over the rows of the step; what is declared in it is declared for that row.
+        """A loop over the rows of the step. Operands that are declared in it are declared for one row.
 
         Raises:
-            UnsupportedOpError: the language has no way to do it.
+            UnsupportedOpError: the language does not support it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
 
     def segment(self, first: int = 0) -> None:
-        """Names the program's segment of time `segment`, from `first` on.
+        """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
 
-        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``, of which the latter counts the segments that run
-        side by side; each has programs of its own.
+        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. The latter is the number of segments that run
+        side by side; each segment has programs of its own.
 
         Raises:
-            UnsupportedOpError: the language has no way to do it.
+            UnsupportedOpError: the language does not support it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} walk no segments.", "segments")
 
@@ -602,48 +605,48 @@ class KernelWriter(ABC):
         self._sizes.append(name)
 
     def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
-        """Names a value of int32: 1 where two values of a dtype differ in any bit, else 0."""
+        """Assigns an int32 value: 1 if two values of a dtype differ in any bit, else 0."""
         raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
 
     def not_finite(self, name: str, value: str) -> None:
-        """Names a value of int32: 1 where a floating-point value is infinite or NaN, else 0."""
+        """Assigns an int32 value: 1 if a floating-point value is infinite or NaN, else 0."""
         raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
 
     def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
-        """Names two scalar whole numbers: the least and the largest of values of int32 at all elements.
+        """Assigns two scalar whole numbers: the least and the largest of some int32 values at all elements.
 
-        Both are within 0 and `T`.
+        Both are between 0 and `T`.
 
         Raises:
-            UnsupportedOpError: the language has no way to do it.
+            UnsupportedOpError: the language does not support it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "lengths")
 
     def less(self, name: str, value: str, number: str) -> None:
-        """Names a value of int32, less than `value` by a scalar whole number."""
+        """Assigns an int32 value that is less than `value` by a scalar whole number."""
         raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
     def whole_steps(self, name: str, value: str, most: int) -> None:
-        """Names a whole number for each element, int64: `value`, rounded down, and at least 0 and at most `most`."""
+        """Assigns an int64 number for each element: `value`, rounded down, at least 0 and at most `most`."""
         raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
 
     def shift(self, port: Port, steps: str) -> None:
-        """From here on, places of a declared operand are `steps` steps earlier, a number for each element.
+        """Makes later places of a declared operand `steps` steps earlier; `steps` is a number for each element.
 
-        Loads and stores need a condition: rows before the first one do not exist.
+        Loads and stores need a condition, because rows before the first one do not exist.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
-        """Gives `name` the value `text` at elements where a value of int32 is above 0, else `other`.
+        """Assigns `text` to `name` at elements where an int32 value is above 0, else `other`.
 
         Raises:
-            UnsupportedOpError: the language has no way to do it.
+            UnsupportedOpError: the language does not support it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:
-        """Names a scalar whole number: above 0 if a value of int32 is, at any element."""
+        """Assigns a scalar whole number that is above 0 if an int32 value is above 0 at any element."""
         raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")
 
     @abstractmethod
@@ -653,7 +656,7 @@ class KernelWriter(ABC):
     # -- the whole -----------------------------------------------------------------------------------------
 
     def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
-        """The kernel, named by what it does."""
+        """The kernel, with a name that depends on its contents."""
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
@@ -665,7 +668,7 @@ class KernelWriter(ABC):
         return framed(name, self.target, self._params, self._sizes, called, text, kernel)
 
     def _text(self) -> str:
-        """The lines that were collected."""
+        """The collected lines."""
         return "\n".join(self._lines)
 
     @abstractmethod

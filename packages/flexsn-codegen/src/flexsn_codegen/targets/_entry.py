@@ -13,14 +13,14 @@ class Entry:
     """A kernel with all of its arguments but the tensors.
 
     Attributes:
-        address: on a GPU a `CUfunction`; on the CPU a function of a pointer to the arguments, of which the last one is
-            the number of threads.
-        numbers: the arguments behind the tensors, each as the integer that has its bits.
-        programs, threads, shared: the launch on a GPU.
-        kept: what has to be there as long as the address is called.
-        watched: true if something watches launches that a launch by address would pass by.
+        address: on a GPU a `CUfunction`; on the CPU a function that takes a pointer to the arguments, the last of which
+            is the number of threads.
+        numbers: the arguments after the tensors, each as the integer with its bits.
+        programs, threads, shared: the launch parameters on a GPU.
+        kept: an object that has to exist as long as the address is called.
+        watched: returns True if a hook watches launches that a launch by address would bypass.
         beside: number of rows of `programs` in a launch on a GPU.
-        together: programs wait for each other: `cuLaunchCooperativeKernel`.
+        together: True if programs wait for each other: `cuLaunchCooperativeKernel`.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Entry:
 
 
 def unwatched() -> bool:
-    """Stands for `watched` where no launch can be watched."""
+    """The value of `watched` if no launch can be watched."""
     return False
 
 

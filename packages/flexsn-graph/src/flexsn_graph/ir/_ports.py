@@ -34,14 +34,14 @@ class Role(StrEnum):
     # In a step with products (`StagedStep`), values of one step, of any shape:
     OPERAND = "operand"  # a pointwise function of the step's values, written as the operand of a product
     PRODUCT = "product"  # a product with a matrix
-    LATER = "later"  # of a VJP: a product of a later step
-    AHEAD = "ahead"  # a part of a stage that is computed while a product is waited for
-    MATRIX = "matrix"  # made of captured tensors alone, before the loop
-    RING = "ring"  # [2, *step], what goes from one step to the next, as the even and the odd steps find it
-    COUNTER = "counter"  # how many programs that wait for each other have arrived; whether any gave up
-    # Of scans in segments of time, `[segments, *step]`:
-    SEGMENT_START = "segment_start"  # the state that a segment began with, a guess
-    SEGMENT_END = "segment_end"  # the state that it ended with
+    LATER = "later"  # in a VJP: a product of a later step
+    AHEAD = "ahead"  # a part of a stage that is computed earlier than the rest, for example while waiting for a product
+    MATRIX = "matrix"  # computed from captured tensors alone, before the loop
+    RING = "ring"  # [2, *step], passed from one step to the next; even steps use one row, odd steps the other
+    COUNTER = "counter"  # number of programs that have arrived at a common point; also marks that one gave up
+    # In scans in segments of time, `[segments, *step]`:
+    SEGMENT_START = "segment_start"  # the guessed state at the beginning of a segment
+    SEGMENT_END = "segment_end"  # the state at the end of a segment
     SEGMENT_MAP = "segment_map"  # an entry of the affine map of cotangents, from the segment's end to its beginning
     SEGMENT_CARRIED = "segment_carried"  # the cotangent at a segment's end, from the segment after it
     SEGMENT_REPAIRS = "segment_repairs"  # [programs], written: number of recomputed pairs of an element and a segment

@@ -147,7 +147,7 @@ class _Normalizer:
 
 
 def _is_certain(sides: Sequence[Any]) -> bool:
-    """True if a number is equal to itself, or it is not."""
+    """True if these are the two conditions that a number equals itself, and that it does not: one of them holds."""
     of_each = {one.target: one.args for one in sides if isinstance(one, fx.Node)}
     equal, unequal = of_each.get(_prims.eq.default), of_each.get(_prims.ne.default)
     return equal is not None and equal == unequal and equal[0] is equal[1]

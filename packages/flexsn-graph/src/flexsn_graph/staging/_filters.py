@@ -1,4 +1,4 @@
-"""Gradients of a filter over past steps, as a filter over later ones.
+"""Expresses gradients of a filter over past steps as a filter over later steps.
 
 The gradient of a state that is shifted by some steps passes through these steps. Each step adds a part to it: a product
 of that step, times a weight that all steps have in common. So the gradient at the end is a function of the products of
@@ -20,14 +20,15 @@ from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep,
 
 
 def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> StagedStep:
-    """A VJP whose stages read products of later steps instead of carrying gradients of states that are shifted.
+    """A VJP whose stages read products of later steps instead of carrying gradients of shifted states.
 
     Args:
-        vjp: of a step.
-        unneeded: the gradients of states that do not come to the last step and are not needed before the first one.
+        vjp: the VJP of a step.
+        unneeded: the gradients of states that the last step does not receive and that are not needed before the first
+            step.
 
     Returns:
-        `vjp` where it is of another form.
+        The new VJP; `vjp` itself if it has another form.
     """
     chains: dict[Port, dict[int, Port]] = {}
     for state, (source, steps) in vjp.shifts.items():
@@ -40,7 +41,7 @@ def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> Stag
 
 
 def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
-    """The VJP without the gradients behind the first one, where one stage computes all of one product."""
+    """The VJP without all but the first gradient of a chain, if one stage computes them from one product."""
     gone = frozenset(chain[1:])
     products = {p.result.source for p in vjp.parts if isinstance(p, Product) and p.phase is Phase.LOOP}
     for number, stage in enumerate(vjp.parts):
@@ -66,13 +67,14 @@ def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
 def _unrolled(
     stage: Stage, chain: Sequence[Port], products: Collection[Port], first: int
 ) -> tuple[Stage, Port, list[Port]] | None:
-    """The stage with the chain's steps one in the other; the product; and what is read of it, the next step's first.
+    """The stage with the chain's steps nested in each other.
 
     Args:
-        first: number of the first such port.
+        first: number of the first port for a later value of the product.
 
     Returns:
-        `None`: a gradient is no linear function of the next one and of one product.
+        The stage, the product, and the ports of its later values, the next step's first; `None` if a gradient is no
+        linear function of the next one and of one product.
     """
     graph = stage.graph
     reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
@@ -104,7 +106,7 @@ def _whole(view: View, port: Port) -> View:
 
 
 def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
-    """The nodes that these depend on, and these."""
+    """These nodes, and the nodes that they depend on."""
     found, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:
         node = waiting.pop()
@@ -115,7 +117,7 @@ def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
 
 
 def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:
-    """True if the gradients of a chain are zeros where no gradient has come."""
+    """True if the gradients of a chain are linear in the gradients that reach it, and so zero if these are absent."""
     graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
     entries = [stage.graph.entries[i] for i in kept]
     needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()

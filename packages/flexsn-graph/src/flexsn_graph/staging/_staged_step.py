@@ -141,13 +141,13 @@ class StagedStep:
         arguments, results: as for `StepGraph`. Results of role `GRAD_LIFTED` are in `terms` alone.
         parts: stages and products, in order; each phase is contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.
-        assembled: values that parts write a piece of; what no part writes of them is zero.
-        matrices: `[*lifted] -> [*matrices]`, before the loop.
-        saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
-        terms: of a VJP.
-        shifts: states that are another one some steps later: that one, which a part writes, and the number of steps.
-        later: of a VJP: products of later steps that stages read: that product, and the number of steps.
-        absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
+        assembled: values of which parts write pieces. Everything else in them is zero.
+        matrices: `[*lifted] -> [*matrices]`, computed before the loop.
+        saved: for a VJP, the operands and products of the forward that it reads, as `SAVED`.
+        terms: for a VJP, the parts of gradients of lifted tensors.
+        shifts: states that are delayed copies: by state, the value that a part writes, and the delay in steps.
+        later: for a VJP, values of later steps that stages read: by value, the product, and the number of steps.
+        absent: for a VJP, the gradients of new states that are absent at the first step of the backward; see
             `absent_at_first`.
     """
 

@@ -168,5 +168,5 @@ def trace_core(
         except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
             pass
         raise refusal
-    finally:  # its traceback has this frame, and so what all callers have: memory that waits for the garbage collector
+    finally:  # the error refers to this frame, and so to values of all callers, which would wait for a collection
         del refusal

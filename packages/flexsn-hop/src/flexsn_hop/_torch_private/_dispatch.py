@@ -51,7 +51,7 @@ def implement(
     num_graphs: int,
     samples: Samples,
 ) -> None:
-    """Give ``op`` its implementations, except for autograd.
+    """Gives ``op`` its implementations, except for autograd.
 
     The first ``num_graphs`` arguments of ``op`` are callables; ``samples(*args, **kwargs)`` returns
     the arguments for a call of each. ``dense`` computes; ``shapes`` returns tensors
@@ -159,5 +159,5 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def refuse_autograd(op: Any) -> None:
-    """Give ``op`` an autograd implementation that raises if its gradient is required."""
+    """Gives ``op`` an autograd implementation that raises if its gradient is required."""
     op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

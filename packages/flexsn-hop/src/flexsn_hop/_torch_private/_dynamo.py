@@ -177,7 +177,7 @@ for _module, _names in _REQUIRED_FOR_DYNAMO.items():
 
 
 def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> None:
-    """Make Dynamo, if it is loaded, capture the operator ``name`` as one node."""
+    """Makes Dynamo, if it is loaded, capture the operator ``name`` as one node."""
     if "torch._dynamo.variables.higher_order_ops" not in sys.modules:
         return
     from torch._dynamo.variables import higher_order_ops
@@ -205,7 +205,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Make Dynamo raise this package's errors unchanged, and not as bugs of Dynamo."""
+        """Makes Dynamo raise this package's errors unchanged, and not as bugs of Dynamo."""
         try:
             yield
         except Exception as error:
@@ -245,7 +245,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         return tuple(constant(tx, item) for item in variable.unpack_var_sequence(tx))
 
     def inline(tx: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Trace a call of ``function`` with variables."""
+        """Traces a call of ``function`` with variables."""
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
 
     class TakenApart(VariableTracker):

@@ -54,7 +54,7 @@ class InductorCall:
         return bool(V.graph.aot_mode)
 
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Make the operations of ``function(*args)`` part of Inductor's graph; ``who`` names it in errors.
+        """Makes the operations of ``function(*args)`` part of Inductor's graph; ``who`` names it in errors.
 
         The function may use only the shape and dtype of the arguments at the positions ``unread``: Inductor does
         not write values without a reader.
@@ -88,7 +88,7 @@ class InductorCall:
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
-        """Make it a call of an operator that Inductor has no lowering for."""
+        """Makes it a call of an operator that Inductor has no lowering for."""
         handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
@@ -149,11 +149,11 @@ class LowersItself:
     _inductor_lowering_function = True
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Call the implementation for the next dispatch key."""
+        """Calls the implementation for the next dispatch key."""
         raise NotImplementedError
 
     def _inductor_lowering_output_metadata_fn(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Return fake results for fake arguments.
+        """Returns fake results for fake arguments.
 
         From torch 2.15 on, Inductor computes the metadata of a node again after a pass has changed its arguments.
         It refuses targets that it lowers by calling them, unless they have this function.

@@ -21,7 +21,7 @@ expect("torch._inductor.compile_fx", ["compile_fx_inner"], _NO_CODE)
 expect("torch._inductor.config", ["size_asserts", "nan_asserts"], _NO_CODE)
 expect("torch._inductor.output_code", ["CompiledFxGraph.current_callable"], _NO_CODE)
 
-# Imported where a step is compiled: they import sympy, which takes longer than all else here.
+# Imported when a step is compiled: they import sympy, which takes longer than everything else here.
 expect(_PROPAGATION, ["FakeTensorProp"], _NO_CODE)
 expect(
     _SYMBOLS, ["DimDynamic", "ShapeEnv", "ShapeEnv.create_symintnode", "ShapeEnv.create_unspecified_symbol"], _NO_CODE
@@ -31,20 +31,20 @@ expect(_SOURCES, ["ConstantSource"], _NO_CODE)
 _reinterpret_tensor = private("torch._C", "_dynamo.guards._reinterpret_tensor", _NO_CODE, default=None)
 
 StepCode = Callable[[list[Any]], Any]
-"""Takes its arguments as a list, and empties that."""
+"""Takes its arguments as a list, and empties the list."""
 
-# Rows of a sequence have the layout of the first one: a step has nothing to check. A graph of kernels is made of
-# the whole scan, where one is used.
+# Rows of a sequence have the layout of the first row, so a step has nothing to check. A CUDA graph, if one is used,
+# records the whole scan.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16
-"""Bytes; code for a GPU depends on whether addresses are multiples."""
+"""Alignment in bytes; code for a GPU depends on whether addresses are multiples of it."""
 
 
 def rows_of(sequence: torch.Tensor, first: int, last: int) -> Sequence[torch.Tensor]:
-    """The rows of a sequence from step ``first`` to before ``last``, which share its memory, for code for steps.
+    """The rows of a sequence from step ``first`` to before ``last``, which share its memory.
 
-    ``unbind`` takes nearly twice as long for each row, which is a large part of a small step.
+    ``unbind`` takes nearly twice as long for each row, which is a large part of the time of a small step.
     """
     if _reinterpret_tensor is None:
         return sequence[first:last].unbind(0)
@@ -68,11 +68,11 @@ def compile_step(
     aligned: Sequence[bool],
     longest: int,
 ) -> StepCode:
-    """Inductor's code for a graph of ATen operators, for tensors that lie in memory as these do.
+    """Inductor's code for a graph of ATen operators, for tensors with the memory layouts of these.
 
-    The graph takes a number below ``longest``, sequences of at least as many rows, and tensors like ``rows``. It writes
-    its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors whose
-    address is a multiple of ``ALIGNMENT``.
+    The graph takes a number below ``longest``, sequences with at least ``longest`` rows, and tensors like ``rows``. It
+    writes its results into arguments with ``copy_``, and returns nothing. ``aligned`` is True for each of the tensors
+    whose address is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
@@ -87,7 +87,7 @@ def compile_step(
 
 
 def _number(shape_env: Any, longest: int) -> Any:
-    """A symbolic number below ``longest``, which is none of those that code is specialized for."""
+    """A symbolic number below ``longest``, for none of whose values the code is specialized."""
     dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
     source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
     hint = longest // 2

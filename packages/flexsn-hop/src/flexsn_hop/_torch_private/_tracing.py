@@ -68,7 +68,7 @@ def is_transforming() -> bool:
 
 
 def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
-    """Run ``function`` through Dynamo, which turns its closure variables into arguments.
+    """Runs ``function`` through Dynamo, which turns its closure variables into arguments.
 
     An active tracer then records the captured graph instead of the Python function.
     """
@@ -102,7 +102,7 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
-    """Let a step read a number (``.item()``): a tracer would expect its symbol in a result, but it stays inside.
+    """Lets a step read a number (``.item()``): a tracer would expect its symbol in a result, but it stays inside.
 
     The fake mode is ``mode``, or that of ``values``.
     """
@@ -128,7 +128,7 @@ def watch_operators(
     callback: Callable[[Any, Sequence[Any], dict[str, Any]], None],
     inside: Sequence[torch.fx.GraphModule] = (),
 ) -> Iterator[None]:
-    """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors.
+    """Calls ``callback(op, args, kwargs)`` before every operator that runs on tensors.
 
     An operator such as ``cond`` runs its graphs below the mode. The graphs in ``inside`` turn the mode on again.
     """

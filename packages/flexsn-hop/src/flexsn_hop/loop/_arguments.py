@@ -68,7 +68,7 @@ class ScanCall:
 
 
 def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
-    """Refuse numbers of inputs, states and outputs that no scan can have."""
+    """Refuses numbers of inputs, states and outputs that no scan can have."""
     for name, value in (("num_inputs", num_inputs), ("num_states", num_states), ("num_outputs", num_outputs)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ScanCountError(f"{name} is {value!r}; it must be an int")
@@ -109,7 +109,7 @@ def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]]
 
 
 def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
-    """Refuse a core that cannot be called with one value per input, state and lifted tensor."""
+    """Refuses a core that cannot be called with one value per input, state and lifted tensor."""
     if not callable(core_fn):
         raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
     accepted = positional_range(core_fn)
@@ -131,7 +131,7 @@ def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_li
 
 
 def check_call(call: ScanCall, *, captured: bool = False) -> None:
-    """Check everything about a call that can be checked without calling the core.
+    """Checks everything about a call that can be checked without calling the core.
 
     ``captured`` is True if the core is a graph, whose lifted values may also be sizes.
 
@@ -172,7 +172,7 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
 
 
 def check_zero_states(call: ScanCall) -> None:
-    """Check the values of states in ``zero_states``. A compiled scan does not read them, and would start at zeros.
+    """Checks the values of states in ``zero_states``. A compiled scan does not read them, and would start at zeros.
 
     Raises:
         NonzeroStateError: A state is not zeros.

@@ -41,7 +41,7 @@ def eager_scan(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Run ``core_fn`` over time in a plain loop and stack its outputs and states.
+    """Runs ``core_fn`` over time in a plain loop and stacks its outputs and states.
 
     Every kernel and every other form of the scan must equal this function. Its cost is linear in
     ``T``, forward and backward.
@@ -102,7 +102,7 @@ def eager_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Run ``core_fn`` over time like :func:`eager_scan`, but return only the last states.
+    """Runs ``core_fn`` over time like :func:`eager_scan`, but returns only the last states.
 
     Arguments and errors are those of :func:`eager_scan`.
 

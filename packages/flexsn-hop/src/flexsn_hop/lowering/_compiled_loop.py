@@ -1,7 +1,7 @@
 """The two operators as loops over Inductor's code for one step.
 
-The code writes its results into memory for all steps: the rows of the sequences that the operators give, and two
-rows that alternate where a state is not kept. The loop calls it, and does nothing else.
+The code writes its results into memory for all steps: the rows of the sequences that the operators return, and two
+alternating rows for a state whose values are not kept. The loop does nothing but call the code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rows = Sequence[torch.Tensor]
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
-    """True if an argument of the forward operator is empty: code for a step has nothing to do."""
+    """True if an argument of the forward operator is empty, so that code for a step has nothing to compute."""
     forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
     return any(value.numel() == 0 for value in _tensors(forward))
 
@@ -44,7 +44,7 @@ Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """Plans by the layouts of the arguments that they are made from: they take longer than many steps."""
+    """Plans by the layouts of the arguments that they are made from. Making one takes longer than many steps."""
 
     _MOST = 64
 
@@ -74,7 +74,7 @@ class CompiledForward:
         self._plans = _Plans(self._plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
-        """Run it, for ``T >= 1``.
+        """Runs the operator, for ``T >= 1``.
 
         Raises:
             StepCodeError: Inductor has no code for the step.
@@ -129,7 +129,7 @@ class CompiledForward:
 
 
 class _Memory(NamedTuple):
-    """Memory for a value of each step, to be allocated."""
+    """A description of memory for a value of each step, which is allocated later."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -138,7 +138,7 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, like: torch.Tensor, order: Order) -> _Memory:
-        """Rows one after the other, in the order of a sequence ``order`` without its time."""
+        """Describes adjacent rows, in the order of a sequence ``order`` without its time."""
         shape = (steps, *like.shape)
         return cls(shape, dense_strides(shape, (0, *(d for d in order if d != 0))), like.dtype, like.device)
 
@@ -147,11 +147,11 @@ class _Memory(NamedTuple):
 
 
 class _ForwardPlan(NamedTuple):
-    """The part of a forward that depends on the layouts of its arguments alone.
+    """The part of a forward that only depends on the layouts of its arguments.
 
     Attributes:
         step, steps: The step, and the number of steps.
-        input_orders: For each input, the order that it is copied in; None for none.
+        input_orders: For each input, the order in which it is copied; None if it is not copied.
         outputs, output_orders: Memory for the outputs, and their orders as results.
         states: Memory for the states.
     """
@@ -170,7 +170,7 @@ class _StatePlan(NamedTuple):
     Attributes:
         kept: The steps after which checkpoints are taken.
         checkpoints, scratch: Memory for the checkpoints, and two rows.
-        sequence: Memory for the states after all steps; None if the last one alone is a result.
+        sequence: Memory for the states after all steps; None if only the last one is a result.
         order: The order of ``sequence`` as a result.
     """
 
@@ -215,13 +215,13 @@ class _StateMemory:
         self._current = _like_rows(initial, self._scratch)
 
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
-        """The state before and after each of these steps. Blocks of steps follow one another."""
+        """The state before and after each of these steps. Call this for adjacent blocks of steps, in order."""
         if self._sequence is not None:
             afters = rows_of(self._sequence, first, last)
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which shares memory with nothing
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which must not share memory
             for index in self._kept_within(first, last):
                 afters[self._kept[index] - first] = self.checkpoints[index]
         befores = [self._current, *afters[:-1]]
@@ -248,8 +248,8 @@ class _StateMemory:
 class CompiledBackward:
     """The backward operator, as a loop over Inductor's code for the VJP of a step.
 
-    Steps whose cotangents are absent for a while, as those of a state that has none at the end, are run operator by
-    operator: code is compiled for what is present in the steps after them.
+    Steps with cotangents that are absent for a while, such as those of a state without a gradient at the end, run
+    operator by operator. The code is compiled for the cotangents that are present in the steps after them.
     """
 
     def __init__(self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout) -> None:
@@ -259,7 +259,7 @@ class CompiledBackward:
         self._graphs: dict[tuple[Any, ...], _BackwardGraphs] = {}
 
     def __call__(self, args: Sequence[Any]) -> Tensors:
-        """Run it, for ``T >= 1``.
+        """Runs the operator, for ``T >= 1``.
 
         Raises:
             StepCodeError: Inductor has no code for the step or its VJP.
@@ -291,7 +291,7 @@ class _BackwardGraphs:
         return cls(forward, step_vjp, layout, num_values)
 
     def backward(self, carried: Sequence[bool], in_sequences: Sequence[bool]) -> BackwardStep:
-        """The step for what is present; a graph has the same ``in_sequences`` in all of its calls."""
+        """The step for the present cotangents. A graph has the same ``in_sequences`` in all of its calls."""
         key = tuple(carried)
         if key not in self._steps:
             self._steps[key] = backward_step(self._vjp, self._layout, self._num_values, carried, in_sequences)
@@ -300,7 +300,7 @@ class _BackwardGraphs:
 
 @dataclass
 class _Carried:
-    """The cotangent of one state: the current one, and memory that alternates."""
+    """The cotangent of one state, and alternating memory for the next ones."""
 
     current: torch.Tensor | None
     memory: Rows
@@ -362,9 +362,9 @@ class _BackwardRun:
         )
 
     def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
-        """Go back from step ``last`` towards ``first``: a block where what is present stays so, else one step.
+        """Goes back from step ``last`` towards ``first``: a block if the same cotangents stay present, else one step.
 
-        Returns the step that was reached. ``befores`` has the states before the steps from ``first`` on.
+        Returns the step that it reached. ``befores`` has the states before the steps from ``first`` on.
         """
         present = [carried.current is not None for carried in self._carried]
         step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
@@ -404,9 +404,9 @@ class _BackwardRun:
         return begin
 
     def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
-        """The first step of each segment from the last one, the one behind its last, and the states before its steps.
+        """For each segment, the last one first: its first step, the step after it, and the states before its steps.
 
-        Memory for the states of a segment is used again for the next one.
+        Memory for the states of a segment is reused for the next segment.
         """
         interval = min(self._layout.saved_interval, self._steps)
         number = num_checkpoints(self._steps, self._layout.saved_interval)
@@ -428,7 +428,7 @@ class _BackwardRun:
             yield first, last, memory
 
     def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
-        """Fill the states before the steps of a segment, from the first of them."""
+        """Computes the states before the steps of a segment, from its first state."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
@@ -455,24 +455,24 @@ def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
-    """Memory for a value of each step, one after the other, in the order of a sequence ``order`` without its time."""
+    """Adjacent memory for a value of each step, in the order of a sequence ``order`` without its time."""
     shape = (steps, *like.shape)
     strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
 def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
-    """The sequence in this order: as it is, if time leads there."""
+    """The sequence in this order: unchanged, if time is outermost in it."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 
 def _time_major(sequence: torch.Tensor) -> torch.Tensor:
-    """The sequence with dense rows, one after the other: the layout of a row says nothing of the number of steps."""
+    """The sequence with dense, adjacent rows, so that the layout of a row does not depend on the number of steps."""
     return _copied(sequence, _needed_order(sequence))
 
 
 def _needed_order(sequence: torch.Tensor) -> Order | None:
-    """The order of the copy of a sequence that has dense rows, one after the other; None if the sequence has."""
+    """The order of a copy with dense, adjacent rows; None if the sequence has such rows."""
     ours = (0, *(d for d in order_like(sequence) if d != 0))
     return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
 

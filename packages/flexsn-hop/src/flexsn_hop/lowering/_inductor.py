@@ -36,7 +36,7 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lower one call of an operator; ``name`` is the requested lowering."""
+    """Lowers one call of an operator; ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(map(without_padding, call.graphs)))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)
@@ -58,7 +58,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Log once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
+    """Logs once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
@@ -90,7 +90,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Refuse results that differ from those that the rest of the graph was made for.
+    """Refuses results that differ from those that the rest of the graph was made for.
 
     Raises:
         LoweringError.

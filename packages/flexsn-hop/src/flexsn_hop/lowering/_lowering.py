@@ -151,7 +151,7 @@ def _registrations() -> list[_Registration]:
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Offer a lowering for compiled scans, after the registered ones. Returns a function that undoes this.
+    """Offers a lowering for compiled scans, after the registered ones. Returns a function that undoes this.
 
     A scan is lowered by the first lowering that can lower it. Their order does not depend on imports:
     first ``"flexsn_runtime"``, the kernels of flexsn-runtime, which is found if it is installed; then the
@@ -256,7 +256,7 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
 
 @contextlib.contextmanager
 def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
-    """Add the lowering's name to its own errors. A ``NotImplementedError``, for a core that it cannot lower, is none.
+    """Adds the lowering's name to its own errors. A ``NotImplementedError``, for a core that it cannot lower, is none.
 
     Raises:
         LoweringError: The lowering raised any other error.

@@ -62,7 +62,7 @@ class _Program:
         return forward_loop(self.graphs[0], self.layout, args)
 
     def _refuse(self, reason: str) -> None:
-        """Log the reason why steps run operator by operator, or raise if their code was required."""
+        """Logs the reason why steps run operator by operator, or raises if their code was required."""
         if self._lowering == "compiled_loop":
             raise StepCodeError(
                 f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead"

@@ -21,7 +21,7 @@ __all__ = ["BLOCK", "BackwardStep", "StepCodeError", "WritingStep", "backward_st
 _aten = torch.ops.aten
 
 BLOCK = 1024
-"""Number of steps whose rows are objects at a time: a tensor that is a row takes some 500 bytes by itself."""
+"""Number of steps whose rows exist as tensors at a time: such a tensor takes some 500 bytes by itself."""
 
 
 class StepCodeError(LoweringError):
@@ -31,7 +31,7 @@ class StepCodeError(LoweringError):
 class WritingStep:
     """A step that reads rows of sequences by their number, and writes its results into its last arguments.
 
-    Its graph takes the number, the sequences, and tensors. Its code is compiled once for each layout in memory.
+    Its graph takes the number, the sequences, and tensors. Its code is compiled once for each memory layout.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -39,16 +39,17 @@ class WritingStep:
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
     def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Take steps: with the rows of these numbers, at most ``BLOCK``, of the sequences, and an entry of each column.
+        """Takes a step for each of the numbers, at most ``BLOCK``.
 
-        Entries of a column are alike. The sequences are dense, and time leads in them.
+        A step reads the row of its number from each sequence, and its entry of each column. Entries of a column are
+        alike. The sequences are dense, and time is their outermost dimension.
 
         Raises:
-            StepCodeError: Inductor fails to compile it.
+            StepCodeError: Inductor fails to compile the step.
         """
         code = self._code(sequences, columns)
         repeated = ([sequence] * len(numbers) for sequence in sequences)
-        # A loop in C: one in Python is a large part of a small step.
+        # This loop runs in C: a loop in Python would be a large part of the time of a small step.
         deque(map(code, map(list, zip(numbers, *repeated, *columns, strict=True))), maxlen=0)
 
     def _code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
@@ -71,14 +72,14 @@ class WritingStep:
 
 def _are_aligned(column: Sequence[torch.Tensor]) -> bool:
     if column[0].device.type == "cpu":
-        return True  # as far as its code is concerned
+        return True  # code for the CPU does not depend on alignment
     return not any(address % ALIGNMENT for address in {row.data_ptr() for row in column})
 
 
 def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
-    """The graph for these sizes: its arguments are tensors alone.
+    """The graph for these sizes. All of its arguments are tensors.
 
-    ``values`` are those of its first arguments; the ones after them are tensors.
+    ``values`` are the values of its first arguments; the arguments after them are tensors.
     """
     if all(isinstance(value, torch.Tensor) for value in values):
         return module
@@ -93,7 +94,7 @@ def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
 
 
 class _Builder:
-    """A graph around a step: arguments, what they are written with."""
+    """Builds a graph around a step: its arguments, and the values that are written to them."""
 
     def __init__(self, source: fx.GraphModule) -> None:
         self._source = source
@@ -108,7 +109,7 @@ class _Builder:
         return [self.argument(kind) for _ in range(count)]
 
     def row(self, sequence: fx.Node) -> fx.Node:
-        """A step's row; arguments come before."""
+        """A step's row of a sequence. Call this after all arguments are made."""
         return self._graph.call_function(_aten.select.int, (sequence, 0, self._number))
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
@@ -133,7 +134,7 @@ class _Builder:
 
 
 def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
-    """A step that takes what ``core`` takes, and then memory for each of its results but the first ``skipped``."""
+    """A step that takes the arguments of ``core``, and memory for each of its results but the first ``skipped``."""
     builder = _Builder(core)
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
@@ -149,10 +150,10 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
 class BackwardStep:
     """A step of the backward, for cotangents of the active states of which some are absent.
 
-    Its sequences are the inputs; the states before each step; the gradients of the outputs; and those of the states'
-    sequences. After them it takes the lifted tensors; the cotangents that are present; and memory for the gradients of
-    inputs that are present, for the cotangents that are present before the step, and for the sums of the gradients of
-    lifted tensors that are present.
+    Its sequences are the inputs, the states before each step, the gradients of the outputs, and those of the states'
+    sequences. The other arguments are the lifted tensors; the present cotangents; and memory for the present gradients
+    of inputs, for the cotangents that are present before the step, and for the sums of the present gradients of lifted
+    tensors.
 
     Attributes:
         step: The step itself.
@@ -168,7 +169,7 @@ class BackwardStep:
 def backward_step(
     vjp: StepVJP, layout: BackwardLayout, num_values: int, carried: Sequence[bool], in_sequences: Sequence[bool]
 ) -> BackwardStep:
-    """The step for what is present of the cotangents ``carried``, and of the states' gradients by step."""
+    """The step for these cotangents and these gradients of the states by step; True means that one is present."""
     is_present = [c or s for c, s in zip(carried, in_sequences, strict=True)]
     partial = vjp.partial([*[True] * sum(layout.output_grads), *is_present])
     builder = _Builder(partial.graph)

@@ -43,7 +43,7 @@ def why_dynamo_hop_unavailable() -> str | None:
 
 
 def offer_to_dynamo(name: str) -> None:
-    """Register the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
+    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
     register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
 
 

@@ -178,7 +178,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         )
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Call the implementation for the next dispatch key, without repeating the checks of ``__call__``."""
+        """Calls the implementation for the next dispatch key, without repeating the checks of ``__call__``."""
         return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -200,7 +200,7 @@ class FlexSNScanBackward(LowersItself, HigherOrderOperator):
         return self.redispatch(core, vjp, *args, **kwargs)
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Call the implementation for the next dispatch key."""
+        """Calls the implementation for the next dispatch key."""
         return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -87,7 +87,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drop the gradients that no gradient reaches at any step. For these, autograd has None, not zeros.
+    """Drops the gradients that no gradient reaches at any step. For these, autograd has None, not zeros.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
     the layout that no longer needs them. The gradient of an active state stays a result of the graph.
@@ -138,7 +138,7 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
 def _differentiable_step(
     core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Call the core on leaves. Returns the leaves in ``wanted``, which require grad, and the results."""
+    """Calls the core on leaves. Returns the leaves in ``wanted``, which require grad, and the results."""
     leaves = []
     arguments = []
     for sample, want in zip(samples, wanted, strict=True):

@@ -29,7 +29,7 @@ def scan(
     dim: int = 0,
     remat: int | None = None,
 ) -> tuple[Carry, Y]:
-    """Call ``step`` for one time step after the other, and pass its carry on to the next.
+    """Calls ``step`` for one time step after the other, and passes its carry on to the next.
 
     Eagerly, this is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``,
     it is one node of the graph, :data:`flex_sn_scan`, and one in the graph of the backward, of constant size
@@ -49,8 +49,8 @@ def scan(
         reverse: True to go from the last slice to the first. The y of step t is still at position t.
         dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative one
             counts from the end of each tensor.
-        remat: If K, keep the carry of every K-th step alone for the backward, which computes the steps between two
-            of them again. This takes memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients
+        remat: If K, only the carry of every K-th step is kept, and the backward computes the steps between two of
+            them again. This takes memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients
             are equal to the bit. If None, autograd keeps all that it needs.
 
     Returns:
@@ -127,7 +127,7 @@ _tree_scan = _TreeScan()
 
 
 def _capture(call: TreeCall) -> tuple[Any, Any]:
-    """Let Dynamo capture the call, for the active tracer."""
+    """Lets Dynamo capture the call, for the active tracer."""
     num_states = len(call.states)
     # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
     ticks = [] if call.inputs else [clock(call.states, call.length)]

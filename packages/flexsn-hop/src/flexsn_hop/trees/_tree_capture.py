@@ -27,7 +27,7 @@ __all__ = ["offer_trees_to_dynamo"]
 
 
 def offer_trees_to_dynamo(name: str) -> None:
-    """Register the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
+    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
     parts = TreeParts(_flatten, _open, _close)
     register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
 
@@ -148,7 +148,7 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
 
 
 def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
-    """Check the results of one step.
+    """Checks the results of one step.
 
     Returns the order of a core's results among the tensors of the step's graph; for each leaf of the
     step's return value, the index of its core result (None for a leaf that is None); and the number of outputs.

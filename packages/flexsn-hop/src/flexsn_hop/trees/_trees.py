@@ -128,7 +128,7 @@ class TreeCall:
 
     @classmethod
     def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, *options: Any) -> TreeCall:
-        """Flatten the trees; ``options`` are length, reverse, dim and remat."""
+        """Flattens the trees; ``options`` are length, reverse, dim and remat."""
         carry_leaves, carry_spec = tree_flatten(init)
         x_leaves, x_spec = tree_flatten(xs)
         carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
@@ -143,7 +143,7 @@ class TreeCall:
 
 
 def check_tree_call(call: TreeCall) -> None:
-    """Check everything about a call that can be checked without calling the step.
+    """Checks everything about a call that can be checked without calling the step.
 
     Raises:
         TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
@@ -168,7 +168,7 @@ def check_tree_call(call: TreeCall) -> None:
 
 
 def check_remat(remat: Any) -> None:
-    """Refuse a ``remat`` that is no number of steps, or that would have no effect.
+    """Refuses a ``remat`` that is no number of steps, or that would have no effect.
 
     Raises:
         TypeError, RematError.
@@ -234,7 +234,7 @@ def _remedy(leaf: object) -> str:
 
 
 def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
-    """Refuse tensors of ``tree``, sequences, that have no dimension ``dim``.
+    """Refuses tensors of ``tree``, sequences, that have no dimension ``dim``.
 
     Raises:
         ScanDimError.

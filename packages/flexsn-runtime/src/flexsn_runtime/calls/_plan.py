@@ -1,4 +1,4 @@
-"""A call of one kind as data: what is allocated, the steps, and the results."""
+"""A call of one kind as data: its allocations, its steps, and its results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flexsn_runtime.launches._sum import PlainSum
 from flexsn_runtime.operands._operands import Operands, picker
 
 Memory = list[Tensor | None]
-"""The tensors of a call: `[*given, *allocated]`, and behind them what steps add."""
+"""The tensors of a call: `[*given, *allocated]`, followed by tensors that steps add."""
 
 
 class PlanStep(Protocol):
-    """Changes the memory of a call, or what is in it."""
+    """Changes the memory of a call, or its contents."""
 
     def __call__(self, memory: Memory) -> None: ...
 
@@ -41,8 +41,8 @@ class Launched(NamedTuple):
     """The launch of a kernel.
 
     Attributes:
-        places: where the tensors that it takes are in memory, in its order.
-        pick: picks them.
+        places: positions in memory of the tensors that the kernel takes, in its order.
+        pick: selects these tensors.
     """
 
     launch: Launch
@@ -58,7 +58,7 @@ class Launched(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy of a tensor in a layout that a kernel can read, instead of one that it cannot."""
+    """A copy of a tensor whose layout a kernel cannot read, in a layout that it can read."""
 
     place: int
     shape: tuple[int, ...]
@@ -73,12 +73,13 @@ class Copied(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """A gradient of the shape of its tensor, of what a kernel has written.
+    """A gradient of the shape of its tensor, made from the values that a kernel has written.
 
     Attributes:
-        place, like: where the gradient and its tensor are.
-        sum: of the two.
-        plain: the same as data, where it is nothing else than a sum.
+        place: position of the gradient in memory.
+        like: position of its tensor.
+        sum: makes the gradient from these two.
+        plain: the same function as data, if it is only a sum.
     """
 
     place: int
@@ -94,13 +95,13 @@ class Summed(NamedTuple):
 
 
 class SummedTogether(NamedTuple):
-    """Gradients that a kernel has written to one memory, one after the other, by one sum for all.
+    """Gradients that a kernel has written to one memory, one after the other. One sum reduces all of them.
 
     Attributes:
-        given: how many tensors a call has; what it allocates comes after them.
-        results: the gradients, by their number among what is allocated.
-        written: the whole of what the kernel writes, `[gradients, ...]`.
-        sum: of it, to `[gradients, *shape]`.
+        given: number of given tensors of a call, which precede the allocated ones.
+        results: numbers of the gradients among the allocated tensors.
+        written: all gradients as the kernel writes them, `[gradients, ...]`.
+        sum: reduces them to `[gradients, *shape]`.
     """
 
     given: int
@@ -119,15 +120,15 @@ class SummedTogether(NamedTuple):
         assert first is not None
         whole = first.as_strided(self.written.shape, self.written.strides)
         for i, part in zip(self.results, self.sum(whole).unbind(), strict=True):
-            memory[self.given + i] = part.detach()  # no view: it is a result
+            memory[self.given + i] = part.detach()  # a result, which must not be a view
 
 
 class Moved(NamedTuple):
-    """Replacements of captured tensors that a kernel cannot read as they are, after all else in memory.
+    """Replaces captured tensors that a kernel cannot read as they are. The replacements are the last tensors in memory.
 
     Attributes:
-        operands: of the kernel.
-        places: where these tensors are.
+        operands: the kernel's operands.
+        places: positions of these tensors.
     """
 
     operands: Operands
@@ -154,8 +155,8 @@ class RowsSummed(NamedTuple):
     """Sums a tensor over all dimensions but the last one.
 
     Attributes:
-        place: of the tensor.
-        into: of the result.
+        place: position of the tensor.
+        into: position of the result.
     """
 
     place: int
@@ -173,9 +174,9 @@ def launching(
     """The steps up to a kernel's launch.
 
     Args:
-        places: where the tensors that it takes are.
-        size: of the memory: what is given and what is allocated.
-        between: what is done right before the launch.
+        places: positions of the tensors that it takes.
+        size: number of given and allocated tensors in memory.
+        between: the steps right before the launch.
     """
     moved = {place: size + i for i, place in enumerate(operands.moved)}
     first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
@@ -184,15 +185,15 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Calls of one layout, as data: they allocate, take the steps, and return what was allocated.
+    """Calls of one layout, as data: they allocate, take the steps, and return the allocated tensors.
 
     Attributes:
-        device: of what is allocated.
-        allocations: of the results; `None`: there is none in this place.
-        allocators: of each allocation, what makes it.
-        steps: what is done then.
-        together: those of the steps that allocate, too: results without an allocator.
-        absent: results that are not returned, though they are computed or allocated.
+        device: device of the allocated tensors.
+        allocations: for each result, its allocation; `None` if the result is absent.
+        allocators: for each allocation, the function that makes it.
+        steps: the steps after the allocations.
+        together: the steps that also allocate results, namely those without an allocator.
+        absent: results that are not returned, although they are computed or allocated.
     """
 
     device: torch.device
@@ -211,7 +212,7 @@ class Plan:
         allocator: Callable[..., Callable[[], Tensor]],
         absent: frozenset[int] = frozenset(),
     ) -> Plan:
-        """A plan that allocates with `allocator`, as `Launch.allocator`."""
+        """A plan that allocates with `allocator`, which has the interface of `Launch.allocator`."""
         together = tuple(step for step in steps if isinstance(step, SummedTogether))
         parts = {i for step in together for i in step.results}
         allocators = [
@@ -221,7 +222,7 @@ class Plan:
         return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Executes it in Python. What it does can be recorded, as for the compiled launcher."""
+        """Executes the plan in Python. The execution can be recorded for the compiled launcher."""
         memory = [*given]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
@@ -243,7 +244,7 @@ class Plan:
         return memory[first : first + len(self.allocators)]
 
     def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
-        """Functions that compile what it launches, for tensors like these in dtype and alignment, and run nothing."""
+        """Functions that compile the plan's launches for tensors of these dtypes and alignments, and run nothing."""
         memory = [*given]
         for one in self.allocations:
             like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
@@ -262,9 +263,9 @@ class Plan:
         return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
 
     def without(self, absent: frozenset[int]) -> Plan:
-        """The plan without these among the results that a call returns."""
+        """The plan without these of its returned results."""
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
-        """The plan with one more step, which then returns all but these."""
+        """The plan with one more step, and with these results as the only absent ones."""
         return replace(self, steps=(*self.steps, step), absent=absent)

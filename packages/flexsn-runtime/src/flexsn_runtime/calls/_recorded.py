@@ -1,9 +1,9 @@
-"""A call that is recorded once, as data: what is allocated, operators and launches in order, and the results.
+"""Records a call once, as data: its allocations, its operators and launches in order, and its results.
 
-A recording is of tensors of one layout. It sees torch's operators as they are dispatched, and what else works on
-tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is the same in each call,
-one that is allocated in the call, or a view of these; a call that reads another one is not repeated. Two executors
-repeat a recording: a function of Python's, `Recording.repeat`, and the compiled launcher, see `native/_program.py`.
+A recording is of tensors of one layout. It contains torch's operators as they are dispatched, and other functions that
+work on tensors if `noted` calls them. Each tensor of a call is given, or equal in each call, or allocated in the call,
+or a view of such a tensor; a call that reads any other tensor is not repeated. Two executors repeat a recording: a
+function in Python, `Recording.repeat`, and the compiled launcher, see `native/_program.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flexsn_runtime._torch_private import TorchDispatchMode
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 Repeat = Callable[[Sequence[Tensor | None]], list[Any]]
-"""Makes the call again with other tensors of the same layout; gives what it returns."""
+"""Repeats the call with other tensors of the same layout; returns the results."""
 
 _aten = torch.ops.aten
 _EMPTY = frozenset(
@@ -33,7 +33,7 @@ _EMPTY = frozenset(
     )
 )
 _SAME = frozenset((_aten.detach.default, _aten.alias.default))
-# Shorter than a call of the operator.
+# These are faster than calls of the operators.
 _METHODS = {_aten.copy_.default: "copy_", _aten.zero_.default: "zero_"}
 _FILE = "<flexsn_runtime.calls>"
 
@@ -46,7 +46,7 @@ class TensorNumber:
 
 
 class Allocated(NamedTuple):
-    """A line that allocates."""
+    """A line that allocates a tensor."""
 
     into: int
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Allocated(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A tensor that is the same in each call."""
+    """A tensor that is equal in each call."""
 
     into: int
     tensor: Tensor
@@ -74,7 +74,7 @@ class Viewed(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A line that calls.
+    """A line that calls a function.
 
     Attributes:
         into: the numbers of what it returns; without any, what it returns is known.
@@ -91,10 +91,10 @@ class Called(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A line that looks at a number in memory of the host.
+    """A line that checks a number in the host's memory.
 
     Attributes:
-        check: raises if the number is not 0.
+        check: raises an error if the number is not 0.
     """
 
     number: Tensor
@@ -109,9 +109,9 @@ class Recording:
     """A call as data.
 
     Attributes:
-        given: which tensors are given.
-        lines: in order.
-        results: the numbers of the results; `None`: there is none.
+        given: for each tensor of the call, True if it is given.
+        lines: the lines, in order.
+        results: numbers of the results; `None` for an absent result.
     """
 
     given: tuple[bool, ...]
@@ -120,7 +120,7 @@ class Recording:
 
     @cached_property
     def repeat(self) -> Repeat:
-        """The executor in Python: a function of these lines."""
+        """The executor in Python: a function that consists of these lines."""
         constants: dict[str, Any] = {}
 
         def constant(value: Any) -> str:
@@ -181,17 +181,21 @@ current = _RecorderOfThread()
 def noted(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function, and has a recorded call repeat that as it is: a launch, or another function that launches.
+    """Calls a function, and makes a recording repeat it unchanged: a launch, or another function that launches.
 
-    The function may write to any tensor among its arguments, and returns nothing or new tensors. Where it has a method
-    `entry`, that takes its arguments but the first, the kernel's tensors, and says how it is launched by its address.
+    The function may write to any tensor among its arguments, and returns nothing or new tensors. If it has a method
+    `entry`, this method takes its arguments without the first one, the kernel's tensors, and returns the data for a
+    launch by address.
     """
     recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
 
 
 def noted_check(check: Callable[[], object], number: Tensor) -> None:
-    """Calls a function that raises if a number in memory of the host is not 0, and has a recorded call look there."""
+    """Calls a function that raises an error if a number in the host's memory is not 0.
+
+    A recording checks the number, too.
+    """
     recorder = current.recorder
     if recorder is None:
         check()
@@ -200,7 +204,7 @@ def noted_check(check: Callable[[], object], number: Tensor) -> None:
 
 
 def same_in_each_call(tensor: Tensor) -> Tensor:
-    """Has a recorded call read this tensor, whatever it is given."""
+    """Makes a recording read this tensor in each call."""
     recorder = current.recorder
     if recorder is not None:
         recorder.fix(tensor)
@@ -208,7 +212,7 @@ def same_in_each_call(tensor: Tensor) -> Tensor:
 
 
 def not_repeated(why: str) -> None:
-    """Says that what happens now cannot be recorded."""
+    """Marks the present call as one that cannot be recorded."""
     recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)
@@ -219,13 +223,13 @@ def recorded(
     given: Sequence[Tensor | None],
     empty: Collection[int] = (),
 ) -> tuple[Sequence[Any], Recording | str]:
-    """The results of a call, and the recording of it; or, in words, why there is none.
+    """The results of a call, and its recording, or the reason why it has none.
 
     Args:
-        call: computes with nothing but what it is given, without gradients. Its results are tensors or `None`.
-        empty: which of them have no values that mean something.
+        call: a function that only reads its arguments, without gradients. Its results are tensors or `None`.
+        empty: numbers of results without meaningful values.
     """
-    # One that is given twice may be two the next time.
+    # A tensor that is given twice now may be two tensors in the next call.
     different = list[Tensor | None]()
     for tensor in given:
         is_known = tensor is not None and any(tensor is other for other in different)
@@ -245,8 +249,8 @@ class _RecordedMemory:
     """Memory of a call's tensors.
 
     Attributes:
-        base: the number of the tensor that it was allocated as; `None`: it is given.
-        written: something is in it.
+        base: number of the tensor for which it was allocated; `None` if it is given.
+        written: True if values have been written to it.
     """
 
     base: int | None
@@ -254,17 +258,17 @@ class _RecordedMemory:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Notes a call on these tensors.
+    """Records a call on these tensors.
 
     Attributes:
-        why: the call cannot be repeated, in words.
+        why: the reason why the call cannot be repeated, or `None`.
     """
 
     def __init__(self, given: Sequence[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.why: str | None = None
         self._paused = False
-        self._alive: dict[int, Tensor] = {}  # by number: an id belongs to one tensor, and an address to one memory
+        self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
         self._numbers: dict[int, int] = {}
         self._memory: dict[int, _RecordedMemory] = {}
         self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with what it reads, and whether it writes
@@ -283,7 +287,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def note(self, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-        """As `noted`."""
+        """Implements `noted`."""
         if self._paused:
             return function(*arguments, **options)
         result = self._unseen(function, *arguments, **options)
@@ -300,7 +304,7 @@ class CallRecorder(TorchDispatchMode):
         options: dict[str, Any] | None = None,
         result: Any = None,
     ) -> None:
-        """Notes a launch that was made."""
+        """Records a launch that has been made."""
         if self._paused or self.why is not None:
             return
         for tensor in _tensors((arguments, options)):
@@ -309,7 +313,7 @@ class CallRecorder(TorchDispatchMode):
         self._called(result, function, arguments, options or {}, entry, writes=True)
 
     def check(self, check: Callable[[], object], number: Tensor) -> None:
-        """As `noted_check`."""
+        """Implements `noted_check`."""
         self._unseen(check)
         self._lines.append((Checked(number, check), frozenset(), True))
 
@@ -321,17 +325,17 @@ class CallRecorder(TorchDispatchMode):
             self._paused = before
 
     def fix(self, tensor: Tensor) -> None:
-        """As `same_in_each_call`."""
+        """Implements `same_in_each_call`."""
         if id(tensor) not in self._numbers:
             self._memory[_address(tensor)] = _RecordedMemory(None, True)
             self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
-        """The call is not to be repeated. The first reason counts."""
+        """Marks the call as one that cannot be repeated. The first reason is kept."""
         self.why = self.why or why
 
     def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
-        """The recording of a call that has returned these, as `recorded` has it."""
+        """The recording of a call with these results; the arguments are those of `recorded`."""
         numbers = tuple([None if one is None else self._known(one) for one in results])
         for i, one in enumerate(results):
             if i not in empty:
@@ -373,7 +377,7 @@ class CallRecorder(TorchDispatchMode):
             self._called(result, func, args, options, None, writes=bool(written))
 
     def _seen_from_its_base(self, result: Tensor) -> bool:
-        """Notes a view of what the call has allocated as one of its allocation; False: it is none."""
+        """Records a view of an allocated tensor as a view of its allocation; returns False for other tensors."""
         if id(result) in self._numbers or result.is_neg() or result.is_conj():
             return False
         memory = self._memory.get(_address(result))
@@ -401,7 +405,7 @@ class CallRecorder(TorchDispatchMode):
         *,
         writes: bool,
     ) -> None:
-        """Notes a call and what it gives."""
+        """Records a call and its results."""
         found = _each(result)
         into: tuple[int, ...] = ()
         given, named = self._placed(tuple(arguments)), {key: self._placed(value) for key, value in options.items()}
@@ -422,7 +426,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _made(self, tensor: Tensor, *, empty: bool = False) -> int:
-        """The number of what a line returns."""
+        """The number of a line's result."""
         if id(tensor) in self._numbers:
             return self._numbers[id(tensor)]
         number = self._new(tensor)
@@ -465,7 +469,7 @@ def places(value: Any) -> Iterator[int]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Equal for tensors in the same memory."""
+    """A number that is equal for tensors in the same memory."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -40,6 +40,7 @@ class KernelLowering:
 
     Args:
         on_cpu: the language of kernels on the CPU.
+
     Example:
         >>> from flexsn_runtime import KernelLowering
         >>> KernelLowering().name

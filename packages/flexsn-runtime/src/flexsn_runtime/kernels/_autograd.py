@@ -1,6 +1,6 @@
-"""A scan with gradients, by the shortest road: one `autograd.Function` over the two kernels.
+"""A scan with gradients, as directly as possible: one `autograd.Function` over the two kernels.
 
-The custom ops in `compat/_ops.py` are the same for compilers. They cost several times the dispatch.
+The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be, and `*bits`."""
+    """`(*output_seqs, *state_seqs, *bits)` or `(*output_seqs, *final_states, *bits)`, differentiable if necessary."""
     tensors = arguments.all
     if torch.is_grad_enabled():
         wanted = tuple([t is not None and t.requires_grad for t in tensors])
@@ -30,7 +30,7 @@ def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bo
 
 
 def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Runs a prepared scan on `[*inputs, *states, *lifted]`, with the results of `scan_pointwise`."""
+    """Runs a prepared scan on `[*inputs, *states, *lifted]`. Returns the results of `scan_pointwise`."""
     native = scan.native
     if native is not None and not native.watched():
         return tuple(native.run(tensors))

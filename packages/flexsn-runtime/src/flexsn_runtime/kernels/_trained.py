@@ -1,4 +1,4 @@
-"""A scan whose gradients are needed, prepared once: the checks of a training step run before it is repeated."""
+"""A scan with gradients, prepared once: a training step is checked before the scan is repeated."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
-# Layouts of a backward that alternate; the compiled launcher knows the same number (`most_told`) at a time.
+# The largest number of layouts of a backward that alternate. The compiled launcher keeps equally many (`most_told`).
 _MOST_BACKWARDS = 16
-# Backward passes between polls for the compiled launcher, each of which reads the environment.
+# The number of backward passes between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 
 Given = Sequence[Tensor | None]
@@ -32,25 +32,25 @@ Call = Callable[[Given], Sequence[Tensor | None]]
 
 
 class LastStep(Protocol):
-    """A step after those of a backward, which makes another gradient of the first tensor's.
+    """A step after those of a backward. It replaces the gradient of the first tensor by another one.
 
     Attributes:
-        others: the tensors whose gradients it takes besides.
+        others: the other tensors whose gradients it takes.
     """
 
     others: Sequence[int]
 
     def at(self, first: int) -> PlanStep:
-        """The step.
+        """The step itself.
 
         Args:
-            first: where the gradients begin.
+            first: position of the first gradient in memory.
         """
 
 
 @dataclass(slots=True)
 class Known:
-    """A backward that was run before.
+    """A backward that has been run before.
 
     Attributes:
         needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
@@ -73,14 +73,14 @@ class Trained:
     """A scan with gradients over arguments of one layout, and the backwards that follow it.
 
     Args:
-        arguments: any that have the layout.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        arguments: any arguments of this layout.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs: as for `forward_scan`.
 
     Attributes:
-        first_kept: where in the result of `run` begins what is for the backward.
-        first_bits: where before that begin the bits of outputs; no gradient comes to those.
-        fixed: which of the results before `first_kept` no gradient flows through.
+        first_kept: position in the result of `run` of the first tensor that is kept for the backward.
+        first_bits: position, before `first_kept`, of the first bits of outputs. Bits have no gradient.
+        fixed: positions of the results before `first_kept` through which no gradient flows.
     """
 
     first_kept: int
@@ -89,9 +89,9 @@ class Trained:
 
     def __init__(self, step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self.step, self._state_seqs, self._device = step, state_seqs, arguments.device
-        # The last ones first. Replaced as a whole: threads may share this.
+        # The most recent ones are first. The tuple is replaced as a whole, because threads may share this object.
         self._backwards: tuple[Known, ...] = ()
-        # What runs it without Python, once the compiled launcher is loaded and a backward was run.
+        # Scans that run without Python, once the compiled launcher is loaded and a backward has run.
         self._natives: dict[Hashable, NativeScan] = {}
         self._count = 0
 
@@ -101,19 +101,19 @@ class Trained:
         return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:
-        """Scans `[*inputs, *states, *lifted]` forward: the results, and what is for the backward."""
+        """Scans `[*inputs, *states, *lifted]` forward. Returns the results, then the tensors kept for the backward."""
         raise NotImplementedError
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is unchanged."""
+        """True if all values that backward formulas read are unchanged."""
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward; of each that is needed its gradient, where one flows.
+        """Scans backward. Returns the gradient of each tensor that needs one, if one flows to it.
 
         Args:
-            tensors: `[*inputs, *states, *lifted, *what is for the backward, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
+            tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
+            needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
         Raises:
             TransformError: several gradients come at once.
@@ -130,13 +130,13 @@ class Trained:
             with torch.no_grad():
                 found = known.call(tensors)
             return refuse_double_backward(list(found), tensors)
-        if number_of_modes():  # which would see what a recording does
+        if number_of_modes():  # the modes would see the operations of a recording
             return known.call(tensors)
         self._count += 1
         return self._computed(known, tensors)
 
     def _backward(self, tensors: Given, needed: tuple[bool, ...]) -> Known:
-        """The backward for these tensors, known or prepared now."""
+        """The backward for these tensors: a known one, or a new one."""
         for known in self._backwards:
             if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
                 return known
@@ -153,7 +153,7 @@ class Trained:
         return known
 
     def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
-        """Has the compiled launcher make calls like this one from now on, if it can."""
+        """Passes calls like this one to the compiled launcher, if it can make them."""
         now = self._environment()
         known.registered.add(now)
         with untraced():  # no dispatch mode sees it
@@ -173,7 +173,7 @@ class Trained:
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
-        """Settings that decide about a call, and are in no layout: those at a forward decide for its backward, too."""
+        """Settings that affect a call and are in no layout. Those at a forward also apply to its backward."""
         return None
 
     def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
@@ -181,15 +181,15 @@ class Trained:
         raise NotImplementedError
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        """The gradients of a backward; offers it to the compiled launcher."""
+        """Computes the gradients of a backward; offers the backward to the compiled launcher."""
         raise NotImplementedError
 
 
 class TrainedScan(Trained):
-    """A scan of a pointwise step: as `Trained`, by plans.
+    """A scan of a pointwise step: a `Trained` that consists of plans.
 
     Args:
-        last: what the backward does with the gradient of the first input, in the end.
+        last: the last step of the backward, which processes the gradient of the first input.
     """
 
     step: Specialization
@@ -238,7 +238,7 @@ class TrainedScan(Trained):
         return written
 
     def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which gradients the kernel computes for those that are needed."""
+        """For each tensor, True if the kernel computes its gradient, directly needed or not."""
         if self._last is None or not needed[0]:
             return needed
         return tuple([need or i in self._last.others for i, need in enumerate(needed)])
@@ -259,7 +259,7 @@ class TrainedScan(Trained):
         found = known.call(tensors)
         if module is None:
             return found
-        del found  # it has compiled and traced what the recording launches
+        del found  # this call has compiled and traced the launches, so that the recording does not
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
         if not self._natives:  # the next forward is recorded again: its launches may have addresses then
@@ -282,7 +282,7 @@ def trained_scan(
 def not_differentiable(
     step: Any, results: Sequence[Tensor], wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> list[Tensor]:
-    """Lists the results that no gradient flows through; arguments as of `differentiable_results`."""
+    """Lists the results through which no gradient flows; the arguments are those of `differentiable_results`."""
     differentiable = differentiable_results(step, wanted, num_steps, state_seqs=state_seqs)
     return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
 
@@ -290,11 +290,11 @@ def not_differentiable(
 def differentiable_results(
     step: Any, wanted: Sequence[bool], num_steps: int | None, *, state_seqs: bool
 ) -> tuple[bool, ...]:
-    """For each result, whether a gradient flows from it to something that requires one, as in a loop.
+    """For each result, True if a gradient flows from it to a tensor that requires one, as in a loop.
 
     Args:
         step: a `CoreSpecialization`.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         num_steps: T; `None`: any number of steps, at least 1.
     """
     trace = step.trace
@@ -304,7 +304,7 @@ def differentiable_results(
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
-    begun: list[tuple[bool, ...]] = []  # which states required grad before each step
+    begun: list[tuple[bool, ...]] = []  # for each step, the states that required grad before it
     while states not in begun:
         if num_steps is not None and len(begun) == num_steps:
             break
@@ -314,18 +314,18 @@ def differentiable_results(
         states = after[trace.num_outputs :]
     if state_seqs or num_steps is None:
         return flows
-    if states in begun:  # from there on, it repeats
+    if states in begun:  # from this step on, the states repeat
         again = begun.index(states)
         states = begun[again + (num_steps - again) % (len(begun) - again)]
     return (*flows[: trace.num_outputs], *states)
 
 
 def _after_step(trace: Any, wanted: Sequence[bool], states: Sequence[bool]) -> tuple[bool, ...]:
-    """For each result of one step, whether it requires grad.
+    """For each result of one step, True if it requires grad.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad; that of states does not count.
-        states: for each state, whether it requires grad before the step.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad; the entries of states are ignored.
+        states: for each state, True if it requires grad before the step.
     """
     first = trace.num_inputs
     there = {i for i, want in enumerate((*wanted[:first], *states, *wanted[first + len(states) :])) if want}

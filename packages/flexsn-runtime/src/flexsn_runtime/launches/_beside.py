@@ -1,6 +1,6 @@
-"""Compiles in other threads what will be launched later.
+"""Compiles kernels in other threads, before they are launched.
 
-Compilers take seconds, most of them outside of Python: in other threads, they take no time.
+Compilers take seconds, most of them outside of Python, so the compilation in other threads costs no time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _MOST_THREADS = 8
 
 @contextmanager
 def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
-    """While the body runs, compiles; the threads end with it.
+    """Context in which other threads compile; they end with it.
 
     Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
-        prepare: is called at once, and returns what is called in other threads.
+        prepare: a function that is called at once, and returns the functions that other threads call.
     """
     with ThreadPoolExecutor(_MOST_THREADS) as beside:
         with suppress(Exception):

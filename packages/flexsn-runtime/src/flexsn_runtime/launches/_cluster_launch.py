@@ -1,4 +1,4 @@
-"""Launches a kernel whose blocks form clusters: the GPU runs those of one cluster at the same time."""
+"""Launches a kernel whose blocks form clusters. The GPU runs the blocks of one cluster at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, Cu
 
 
 class ClusterLaunch:
-    """A kernel in clusters, compiled for the dtypes of the first tensors that it is called with.
+    """A kernel in clusters, compiled for the dtypes of the tensors in its first call.
 
     Args:
         width: columns of the step.
@@ -25,10 +25,10 @@ class ClusterLaunch:
         self._functions: dict[tuple[torch.dtype, ...], CudaFunction] = {}
 
     def function(self, tensors: Sequence[Tensor]) -> CudaFunction:
-        """Returns the kernel for tensors of these dtypes; compiles it if need be.
+        """Returns the kernel for tensors of these dtypes; compiles it if necessary.
 
         Raises:
-            CompilationError: the GPU has no room for it.
+            CompilationError: the GPU has too little room for the kernel.
         """
         dtypes = tuple([tensor.dtype for tensor in tensors])
         found = self._functions.get(dtypes)
@@ -48,9 +48,9 @@ class ClusterLaunch:
         return self._compiled.text([tensor.dtype for tensor in tensors])
 
     def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
-        """The launch on tensors like these, of a cluster for each group of rows.
+        """The launch on tensors like these, with one cluster for each group of rows.
 
-        The GPU runs at a time those that it has room for.
+        The GPU runs them in turns, if it has no room for all.
         """
         return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
 
@@ -68,7 +68,7 @@ class LaunchedClusters:
         self.function(self.blocks, [tensor.data_ptr() for tensor in tensors], self.numbers)
 
     def entry(self) -> Entry:
-        """How it is launched by its address."""
+        """The data for launching it by its address."""
         function = self.function
         return Entry(
             function.address, self.numbers, self.blocks, function.threads, function.shared, function, unwatched

@@ -1,4 +1,4 @@
-"""Launches a kernel whose programs may wait for each other: all of them run at the same time then, or none does."""
+"""Launches a kernel whose programs may wait for each other, so that either all run at the same time or none does."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._kernel import CompiledKernel
 
-# Bytes of shared memory that each program takes in addition to its own.
+# Bytes of shared memory that each program takes besides those it requests.
 _RESERVED = 1024
 _WARP = 32
-# Registers are given to a warp in units of this number.
+# Registers are allocated to a warp in units of this number.
 _REGISTER_UNIT = 256
 
 
@@ -28,9 +28,9 @@ class CooperativeKernel:
     """A kernel whose programs may wait for each other.
 
     Args:
-        rows: of one program.
-        num_warps: of one program.
-        together: whether its programs wait for each other.
+        rows: rows of one program.
+        num_warps: warps of one program.
+        together: True if its programs wait for each other.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CooperativeKernel:
         self._launches: Recent[CooperativeLaunch] = Recent()
 
     def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
-        """Returns the launch on tensors like these, and with these numbers; compiles it if need be."""
+        """Returns the launch on tensors like these with these numbers; compiles it if necessary."""
         # Triton compiles for the alignment of addresses.
         key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
         found = self._launches.get(key)
@@ -55,13 +55,13 @@ class CooperativeKernel:
         return found
 
     def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        """How many programs the device has room for at a time."""
+        """The number of programs that the device has room for at a time."""
         if triton_interpreted():
             return 1
         device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
-            used = resources(compiled, device.shared_memory_per_block_optin)  # loads it there
+            used = resources(compiled, device.shared_memory_per_block_optin)  # this call loads the kernel on the device
         if used is None:
             return 0
         registers, shared = used
@@ -75,13 +75,13 @@ class CooperativeKernel:
 
 
 class CooperativeLaunch:
-    """Runs a kernel on tensors of one alignment, as often as it is called.
+    """Runs a kernel on tensors of one alignment, any number of times.
 
     Args:
-        function: Triton's.
-        numbers: what it takes after the tensors.
-        room: how many programs the device has room for at a time.
-        options: what it is compiled with.
+        function: Triton's function.
+        numbers: its arguments after the tensors.
+        room: the number of programs that the device has room for at a time.
+        options: its compilation options.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class CooperativeLaunch:
 
 
 class Marks:
-    """Numbers in memory of the host that kernels set when their programs gave up waiting for each other.
+    """Numbers in the host's memory that kernels set if their programs gave up waiting for each other.
 
-    A kernel writes its number to the host itself, so that the host reads it without waiting for the kernel.
+    A kernel writes directly to this memory, so the host reads the number without waiting for the kernel.
     """
 
     def __init__(self) -> None:
@@ -137,10 +137,10 @@ class Marks:
         return mark
 
     def check(self, device: torch.device) -> None:
-        """Raises if a kernel gave up since the last time.
+        """Raises an error if a kernel has given up since the last check.
 
         Raises:
-            GaveUpError: the results of a launch before are not a number.
+            GaveUpError: the results of an earlier launch are not a number.
         """
         mark = self.on(device)
         if mark.item():

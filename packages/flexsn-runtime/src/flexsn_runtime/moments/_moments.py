@@ -59,7 +59,10 @@ def batch_moments(
 
 @functools.lru_cache(maxsize=64)
 def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """Moments of `x`, which move running ones by a momentum: of `[x, mean, var]`, and a counter if it `tracks`."""
+    """Moments of `x`, from `[x, mean, var]`, and a counter if it `tracks`.
+
+    They update running moments by a momentum.
+    """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         x, *others = tensors

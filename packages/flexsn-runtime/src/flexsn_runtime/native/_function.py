@@ -1,4 +1,4 @@
-"""A function of tensors, without gradients, that the compiled launcher repeats."""
+"""A function of tensors, without gradients, whose calls the compiled launcher repeats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flexsn_runtime.operands._operands import layout_key
 
 # Layouts that are registered; calls of others stay with Python.
 _MOST = 32
-# Calls of a layout between polls for the compiled launcher, each of which reads the environment.
+# The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
 
 
 class RepeatedFunction:
-    """Runs a function of tensors, and has the compiled launcher repeat its calls, by the tensors' layouts.
+    """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
 
     Args:
         function: computes with nothing but its tensors, of which it may change some. Its results are tensors.

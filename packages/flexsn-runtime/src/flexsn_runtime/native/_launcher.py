@@ -1,4 +1,4 @@
-"""When the compiled launcher is compiled, and whether it is there."""
+"""Decides when the compiled launcher is compiled, and loads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# This number of calls of one kind is a training loop, for which half a minute of compilation pays off.
+# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
+# pays off.
 _MANY = 64
 
 
@@ -28,8 +29,8 @@ class _Launcher:
     """The compiled module, once it is loaded.
 
     Attributes:
-        error: why it could not be compiled or loaded; this process does not try again.
-        building: the thread that compiles it now.
+        error: the error of its compilation or import; this process does not try again.
+        building: the thread that is compiling it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded; loads or compiles it if that is due: see `compiled_launcher`."""
+        """Returns the module if it is loaded; loads or compiles it at the right time: see `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -68,7 +69,7 @@ class _Launcher:
             self.building.start()
 
     def _build(self) -> None:
-        """In a thread of its own, which waits for the compiler."""
+        """Compiles and loads the module in a separate thread, which waits for the compiler."""
         assert self._extension is not None
         try:
             self._load(self._extension.build())
@@ -107,10 +108,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def launcher_choice() -> LauncherChoice:
-    """The value of the environment variable `FLEXSN_LAUNCHER`: `"auto"` unless it is set.
+    """The value of the environment variable `FLEXSN_LAUNCHER`; by default `"auto"`.
 
     Raises:
-        LauncherError: it has another value.
+        LauncherError: the variable has another value.
     """
     said = os.environ.get(_VARIABLE, "auto")
     if said not in get_args(LauncherChoice):
@@ -119,13 +120,13 @@ def launcher_choice() -> LauncherChoice:
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
-    """The module `flexsn_launcher`, if calls on this device are to be launched by it and it is loaded.
+    """The module `flexsn_launcher`, if it is loaded and launches calls on this device.
 
-    With `"auto"`, that is on a GPU. If it was compiled before, it is loaded; otherwise it is compiled in the
-    background, from many calls on, and until then there is none. With `"compiled"` it is compiled at once.
+    With `"auto"`, it launches calls on a GPU. If it was compiled before, it is loaded; otherwise it is compiled in the
+    background after many calls, and is absent until then. With `"compiled"`, it is compiled at once.
 
     Args:
-        device: of a scan's tensors.
+        device: device of a scan's tensors.
         calls: number of calls of one kind so far.
 
     Raises:
@@ -146,7 +147,7 @@ def loaded_launcher() -> ModuleType | None:
 
 
 def may_launch(device: torch.device) -> bool:
-    """True if `compiled_launcher` gives the module for a device, sooner or later.
+    """True if `compiled_launcher` returns the module for this device, now or later.
 
     Raises:
         LauncherError: see `launcher_choice`.
@@ -156,18 +157,18 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _why_never(device: torch.device) -> str | None:
-    """Why this machine and Python cannot have it."""
+    """The reason why the module is impossible on this machine or with this Python."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:
         return "for NVIDIA's GPUs and the CPU"
-    # Loading it would turn the lock on again.
+    # Loading the module would turn the global lock on again.
     is_locked: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     return None if is_locked() else "for a Python with its global lock"
 
 
 def launcher_in_words(device: torch.device) -> str:
-    """Describes what launches training steps on a device that were called a few times, and why."""
+    """Names the launcher of training steps on a device that were called a few times, and gives the reason."""
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} says"

@@ -1,4 +1,4 @@
-"""A recorded call as the compiled launcher executes it."""
+"""A recorded call in the form that the compiled launcher executes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class NativeProgram:
         self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
 
     def _see(self, numbers: Iterable[int | None]) -> None:
-        """Makes views that are more than addresses."""
+        """Makes views of which more than the address is used."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:

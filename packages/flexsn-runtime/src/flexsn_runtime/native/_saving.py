@@ -1,4 +1,4 @@
-"""Hooks of what autograd saves, which begin and mostly end without Python."""
+"""Hooks of tensors that autograd saves, which begin without Python and usually end without it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Unpack = Callable[[Any], Tensor]
 def saving_hooks(
     packed: Callable[[Tensor], Any | None], unpacked: Unpack, fewest_bytes: int, layers: Collection[str]
 ) -> tuple[Pack, Unpack] | None:
-    """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None`: the compiled launcher is not loaded.
+    """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
-    They keep as they are what is no result of a node, smaller than `fewest_bytes`, not of floating point, of a type of
-    its own, or made by one of the layers; and what `packed` gives nothing for. What was changed in place is refused.
+    They keep a tensor as it is if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
+    floating-point dtype, is of a subclass, or was made by one of the layers; also if `packed` returns `None` for it.
+    They refuse a tensor that was changed in place.
 
     Args:
-        packed: something instead of a tensor.
-        unpacked: the tensor again.
-        layers: names of nodes, without "Backward" and the digits behind it.
+        packed: maps a tensor to an object that is saved instead.
+        unpacked: maps this object back to the tensor.
+        layers: names of nodes, without "Backward" and the digits after it.
     """
     module = loaded_launcher()
     if module is None:

@@ -1,4 +1,4 @@
-"""Calls that the compiled launcher makes: without gradients, and joined to autograd."""
+"""Calls that the compiled launcher makes: calls without gradients, and calls joined to autograd."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NativeCall:
         recording: of a call that `can_be_native`.
 
     Attributes:
-        watched: True if a hook watches launches that this call would bypass.
-        run: of the tensors of a call, the results.
+        watched: returns True if a hook watches launches that this call would bypass.
+        run: computes the results from the tensors of a call.
     """
 
     def __init__(self, module: ModuleType, recording: Recording) -> None:
@@ -39,13 +39,16 @@ class NativeCall:
 
 
 class Owner(Protocol):
-    """Goes on in Python where the compiled launcher cannot."""
+    """Continues in Python where the compiled launcher cannot continue."""
 
     def reads_hold(self) -> bool:
         """True if what backward formulas read is unchanged. A backward that `reads` begins with it."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """The gradients of a backward that is like none of those that `follow` registered, with its arguments."""
+        """The gradients of a backward unlike all those that `follow` has registered.
+
+        The arguments are its arguments.
+        """
 
 
 class NativeScan:
@@ -88,20 +91,20 @@ class NativeScan:
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The results of a call on tensors of that layout, joined to autograd."""
+        """The results of a call on tensors of this layout, joined to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
     def expect(self, tensors: Sequence[Tensor | None], *, grad: bool) -> None:
-        """From now on, `run_alike` makes calls on tensors like these.
+        """Makes `run_alike` accept tensors like these from now on.
 
         Args:
-            grad: such calls are made in grad mode.
+            grad: True if these calls are made in grad mode.
         """
         self._scan.expect(tensors, grad)
 
     def run_alike(self, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """As `run`; `None`: the tensors are of another layout, or launches are to be watched."""
+        """As `run`; `None` if the tensors have another layout, or if a hook watches launches."""
         if self.watched():
             return None
         results: list[Tensor] | None = self._scan.run_alike(tensors)
@@ -110,7 +113,7 @@ class NativeScan:
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
-        """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
+        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
@@ -118,7 +121,7 @@ class NativeScan:
             reads: `reads_hold` has something to compare.
 
         Returns:
-            False: it does what only Python does.
+            False if a part of the backward needs Python.
         """
         if not isinstance(recording, Recording) or not can_be_native(recording):
             return False
@@ -132,7 +135,7 @@ class NativeScan:
 
 
 def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
-    """Gives the owner as long as others have it.
+    """Returns a function that returns the owner as long as other references keep it alive.
 
     Args:
         core: the step function that the owner's step was traced from.
@@ -141,14 +144,14 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """The owner of a graph's scan; `None`: it is freed, and so is the core, which no caller can change any more.
+    """The owner of a graph's scan; `None` if it is freed and so is the core, so that no caller can change the core.
 
     Args:
-        owner, core: references.
-        needed: whether the owner has something to do.
+        owner, core: weak references.
+        needed: True if the owner is needed for a computation.
 
     Raises:
-        StepGoneError: the owner is freed, and is needed, or its reads would have to be checked.
+        StepGoneError: the owner is freed, and either is needed or its reads would have to be checked.
     """
     found = owner()
     if found is None and (needed or core() is not None):
@@ -175,5 +178,5 @@ def _written_by_user(core: Any) -> Any:
 def _reference(thing: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(thing)
-    except TypeError:  # it takes no weak references, and is kept alive
+    except TypeError:  # the object supports no weak references, so it is kept alive
         return lambda: thing

@@ -58,11 +58,10 @@ class SegmentRule:
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
 # few bytes it moves. In training, it takes 5.6 times as long as a copy with 2048 elements in float32, and 4.8 times
-# with
-# 8192 in bfloat16, where segments take 1.9 and 2.2. With 8192 in float32 it takes 1.6, where segments take 1.8. One
-# program checks all segments of its elements, so with more segments it takes longer again. In CUDA graphs, 512 steps in
-# segments take 1.3 to 1.7 times less than serially. Python launches a call in segments in 66 us and a training step in
-# 245 us. Serial kernels take these times for 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
+# with 8192 in bfloat16, where segments take 1.9 and 2.2. With 8192 in float32 it takes 1.6, where segments take 1.8.
+# One program checks all segments of its elements, so with more segments it takes longer again. In CUDA graphs, 512
+# steps in segments take 1.3 to 1.7 times less than serially. Python launches a call in segments in 66 us and a training
+# step in 245 us. Serial kernels take these times for 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )

@@ -1,4 +1,4 @@
-"""The products of one layer, run without Python once the compiled launcher is there."""
+"""The products of one layer, which run without Python once the compiled launcher is loaded."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from flexsn_runtime.products._linear import (
 )
 from flexsn_runtime.products._plans import OPERANDS, SAVED, Forward, backward_plan
 
-# Calls between polls for the compiled launcher, each of which reads the environment.
+# The number of calls between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
-# Layouts of a layer that alternate.
+# The largest number of layouts of a layer that alternate.
 _MOST = 8
 
 
@@ -37,8 +37,8 @@ class _Known(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        asked: parts, whether links are requested, and the scale.
-        sums: there is a link for the sum of gradients.
+        asked: the parts, True if links are requested, and the scale.
+        sums: True if the sum of gradients has a link.
     """
 
     asked: tuple[tuple[int, int], bool, float]
@@ -55,7 +55,7 @@ class RepeatedProducts:
         self._count = 0
 
     def __reduce__(self) -> tuple[type[RepeatedProducts], tuple[()]]:
-        return RepeatedProducts, ()  # copies and pickles begin without any
+        return RepeatedProducts, ()  # copies and pickles begin without known calls
 
     def run(
         self,
@@ -76,14 +76,14 @@ class RepeatedProducts:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
-        # Where layouts keep changing, only some are handed over.
+        # If layouts change all the time, only some of the calls are handed over.
         asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
         if asks and may_launch(s.device):
             self._hand_over(given, asked)
         return linked
 
     def _hand_over(self, given: Operands, asked: tuple[tuple[int, int], bool, float]) -> None:
-        """From now on, the compiled launcher makes calls like this one, if it is there and can."""
+        """Passes calls like this one to the compiled launcher, if it is loaded and can make them."""
         s, _written, weight, _bias = given
         module = compiled_launcher(s.device, self._count)
         if module is None or s.numel() == 0 or weight.shape[0] == 0 or has_saved_tensors_hooks():
@@ -94,7 +94,7 @@ class RepeatedProducts:
         grad = torch.is_grad_enabled()
         needs = [grad and t is not None and t.requires_grad for t in given]
         count = links_of(s, weight, parts, links)
-        with untraced():  # no mode has to see it
+        with untraced():  # hides this from all modes
             sums = count > 0 and needs[3]
             forward = plan_of(given, parts[0], links=count, sums=sums, scale=scale)
             saved: list[int | None] = [None] * SAVED
@@ -132,10 +132,10 @@ def _linked(known: _Known, found: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Goes on where the compiled launcher cannot, and hands the call over for the next time.
+    """Continues where the compiled launcher cannot continue, and passes the call to the launcher for the next time.
 
     Args:
-        parts, scale: as of `linked_linear`.
+        parts, scale: as for `linked_linear`.
     """
 
     def __init__(self, parts: tuple[int, int], scale: float) -> None:

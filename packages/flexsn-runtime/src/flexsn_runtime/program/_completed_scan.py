@@ -21,11 +21,11 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 
 class CompletingStep:
-    """The step behind a backward that completes the gradient of the first input: a `LastStep`.
+    """The last step of a backward, which completes the gradient of the first input: a `LastStep`.
 
     Args:
-        completion: of calls of this layout.
-        places: of each tensor that `completion` counts, where it is among those of a call.
+        completion: the completion for calls of this layout.
+        places: for each tensor that `completion` counts, its position among the tensors of a call.
     """
 
     def __init__(self, completion: Completion, places: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class CompletingStep:
         memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """The first input, and what the formula takes besides gradients."""
+        """The first input, and the formula's arguments other than gradients."""
         x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
         there = [one for one in read if one is not None]
         assert x is not None
@@ -59,16 +59,16 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """As `prepare` and `scan`, where more flows to the first input than through the scan.
+    """As `prepare` and `scan`, for a first input with another gradient besides the one through the scan.
 
-    What autograd saves does not depend on earlier calls: checkpointing compares that of two.
+    The tensors that autograd saves do not depend on earlier calls, because checkpointing compares those of two calls.
 
     Args:
         inputs: the first one requires grad.
         instead: as for `prepare`; in the order in which `completion` counts.
 
     Raises:
-        As `prepare`.
+        The errors of `prepare`.
     """
     formula = completion.formula
     results = repeated_call(program, inputs, states, instead, formula, state_seqs=state_seqs)
@@ -92,7 +92,7 @@ def completed_scan(
 
 
 def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
-    """Where what stands for tensors of `instead` is among the tensors of a call."""
+    """Positions, among the tensors of a call, of the stand-ins for the tensors of `instead`."""
     captured = step.captured()
     assert captured is not None, "they have just been read"
     first = step.trace.num_inputs + step.trace.num_states

@@ -1,4 +1,4 @@
-"""Completes the gradient of a scan's first input, where more flows to it than through the scan."""
+"""Completes the gradient of a scan's first input that also has a gradient besides the one through the scan."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from flexsn_runtime.program._repeated import scan_again
 
 
 class Formula(Protocol):
-    """A function, elementwise in the first two arguments, which are a step or a sequence `[T, *step]`."""
+    """A function that is elementwise in its first two arguments, which are steps or sequences `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The whole gradient of `x`, of what comes to it, `x`, and other tensors."""
+        """The whole gradient of `x`, computed from the gradient that arrives, `x`, and other tensors."""
 
 
 class GradientFormula:
     """A `Formula` with a kernel that computes it.
 
     Args:
-        formula: by PyTorch's operations, for what kernels refuse.
-        program: scans `core(gradient, x)`, the same formula of tensors that it captures.
-        instead: of the formula's tensors, `instead` of `prepare`, in their order.
-        dim: how many dimensions a step has; `x` may be one.
-        has_kernels: whether there are kernels on a device.
+        formula: the formula in PyTorch's operations, for arguments that kernels refuse.
+        program: scans `core(gradient, x)`, the same formula, whose other tensors are captured.
+        instead: maps the formula's tensors, in order, to `instead` of `prepare`.
+        dim: number of dimensions of a step; `x` may be a step.
+        has_kernels: returns True if kernels exist for a device.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GradientFormula:
         self._dim, self._has_kernels = dim, has_kernels
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """The gradient of `x`, `[T, *step]` or `[*step]`; a second one is that of PyTorch's operations."""
+        """The gradient of `x`, `[T, *step]` or `[*step]`. For a second gradient, PyTorch's operations compute it."""
         if torch.is_grad_enabled() or not self._suits_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
         (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
@@ -57,23 +57,23 @@ class GradientFormula:
         return transform_at_work() is None and self._has_kernels(x.device)
 
     def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The program's inputs, which are sequences."""
+        """The program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """The gradient of a scan's first input besides what flows to it through the scan, in one call.
+    """The gradient of a scan's first input besides the one that flows through the scan, in one call.
 
-    Something was computed of `x` without a graph, and the step captures it. Of a norm in front of a neuron, the step
+    A value was computed from `x` without a graph, and the step captures it. For a norm in front of a neuron, the step
     captures mean, variance, weight and bias. The gradient through the statistics needs these, the number of values, and
     the gradients of weight and bias: `constants` are mean and variance, `others` weight and bias, `more` the number.
 
     Attributes:
         formula: takes `(*others, *constants, *more, *gradients of others)`.
-        others: which captured tensors have gradients that it takes, by their order in `instead` of `prepare`.
-        constants: which other captured tensors it takes.
-        more: tensors that are the same for all `x` of one layout.
+        others: numbers, in `instead` of `prepare`, of the captured tensors whose gradients the formula takes.
+        constants: numbers of the other captured tensors that it takes.
+        more: tensors that are equal for all `x` of one layout.
     """
 
     formula: GradientFormula
@@ -87,10 +87,11 @@ class Completion:
         captured: Sequence[Tensor],
         reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """`x` and what is captured as they are: results of a node of its own, which completes the gradient of `x`.
+        """`x` and the captured tensors, as results of a separate node that completes the gradient of `x`.
 
         Args:
-            reduced: of the gradients of `others` in this process, those that the formula takes; `None`: the same.
+            reduced: maps the gradients of `others` in this process to those that the formula takes; `None`: they are
+                equal.
         """
         found = list(captured)
         others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
@@ -130,7 +131,7 @@ def completed_gradient(
     """The whole gradient of `x`.
 
     Args:
-        gradient, of_others: of `x` through the scan, and of others; `None`: none flows.
+        gradient, of_others: the gradients of `x` through the scan, and of the others; `None` if none flows.
         tensors: `(*others, *constants, *more)`.
         reduced: as for `Completion.joined`.
     """

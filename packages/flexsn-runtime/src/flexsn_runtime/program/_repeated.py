@@ -1,4 +1,4 @@
-"""A call like an earlier one: what that found out is looked up, and what may have changed since is compared."""
+"""A call like an earlier one: earlier findings are looked up, and everything that may have changed is compared."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 Run = Callable[[Sequence[Tensor | None]], Sequence[Any]]
 
-# Layouts of one kind of call that take turns.
+# The largest number of layouts of one kind of call that alternate.
 _MOST = 8
 
 
 @dataclass(slots=True)
 class RepeatedCall:
-    """A call that others are like: what it depends on, and what runs those.
+    """A call that later calls may repeat: its dependencies, and the function that runs the repeated calls.
 
-    Its kind is the key that it is found by, see `repeated_call`.
+    The key under which it is found is its kind; see `repeated_call`.
 
     Attributes:
-        layout: of inputs and states, and what requires grad.
-        lifted: the layout of the captured tensors.
-        captures: there are captured tensors.
-        at_zero: what stands for the states where none are given.
+        layout: layout of inputs and states, and for each of them, whether it requires grad.
+        lifted: layout of the captured tensors.
+        captures: True if there are captured tensors.
+        at_zero: replaces the states if none are given.
         run: takes `[*inputs, *states, *lifted]`.
-        has_layout: whether `[*inputs, *states, *lifted]`, without what is at zero, are as in these calls; it may say
-            no, wrongly.
-        are_alike: the same, but for where they are in memory; of tensors that are all aligned, that counts.
+        has_layout: True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these calls. It may
+            wrongly return False.
+        are_alike: the same comparison without addresses; it suffices for tensors that are all aligned.
     """
 
     step: CoreSpecialization
@@ -79,14 +79,14 @@ class RepeatedCall:
         at_zero: tuple[None, ...],
         run: Run,
     ) -> RepeatedCall:
-        """A call on tensors like these."""
+        """A call on tensors like these, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
         call.expect((*given, *lifted))
         return call
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
-        """Compares with these from now on."""
+        """Makes later comparisons use these tensors."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         self.has_layout, self.are_alike = same_layout(tensors), alike(tensors)
         self.are_aligned = all(addresses) and all(address % 16 == 0 for address in addresses)
@@ -102,18 +102,18 @@ def repeated_call(
     single: bool = False,
     state_seqs: bool = False,
 ) -> Sequence[Tensor] | None:
-    """The results of a call, if the program has run one like it; else `None`.
+    """The results of a call, if the program has run a similar one; else `None`.
 
-    What `prepare` and `scan` would find in the way of a launch has been looked for then. This compares what decides
-    about it: the kind of call, the layout of all tensors, what the core reads, gradients, autocast and transforms.
+    The earlier call has passed all checks of `prepare` and `scan`. This function compares everything that they depend
+    on: the kind of call, the layout of all tensors, the values that the core reads, gradients, autocast and transforms.
 
     Args:
-        inputs: `[T, *step]` each, or what broadcasts to it behind T; `[*step]`, if `single`.
-        states: initial states `[*step]`; none: zeros.
+        inputs: `[T, *step]` each, or tensors that broadcast to it after T; `[*step]`, if `single`.
+        states: initial states `[*step]`; zeros if absent.
         instead: as for `prepare`.
-        formula: what completes the gradient of the first input.
-        single: one step, without time.
-        state_seqs: the states after every step are results, and not the final ones.
+        formula: the formula that completes the gradient of the first input.
+        single: True for one step, without time.
+        state_seqs: True if the states after every step are results, instead of the final ones.
     """
     autocast = _autocast(inputs) if is_any_autocast() else None
     given = (*inputs, *states)
@@ -122,7 +122,7 @@ def repeated_call(
         kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
         if program.requires_grad is not None:
             given = program.masked(given)
-    except (AttributeError, IndexError):  # no tensors
+    except (AttributeError, IndexError):  # an argument is no tensor, or absent
         return None
     calls: tuple[RepeatedCall, ...] | None = program.plans.get(kind)
     if calls is None:
@@ -135,7 +135,7 @@ def repeated_call(
         else:
             lifted = ()
         tensors = (*given, *lifted)
-        if call.are_aligned:  # as `has_layout`, in no call of Python's
+        if call.are_aligned:  # as `has_layout`, but without calls of Python functions
             addresses = [*map(Tensor.data_ptr, tensors)] if call.are_alike(*tensors) else ()
             if not addresses or not all(addresses) or reduce(or_, addresses) % 16:
                 continue
@@ -151,10 +151,10 @@ def repeated_call(
 def _again_by_key(
     program: ScanProgram, kind: Hashable, given: Sequence[Tensor], instead: Mapping[int, Tensor] | None
 ) -> Sequence[Tensor] | None:
-    """As `repeated_call`, for what is not compared at once: other types of tensors, another state of the dispatcher."""
+    """As `repeated_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
     try:
         layout = _layout(given, instead)
-    except (AttributeError, RuntimeError):  # no tensors, or without memory
+    except (AttributeError, RuntimeError):  # an argument is no tensor, or has no memory
         return None
     calls: tuple[RepeatedCall, ...] = program.plans.get(kind, ())
     known = next((call for call in calls if call.layout == layout), None)
@@ -180,9 +180,9 @@ def repeated_scan(
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """Returns what `single_step` does, if it has run a step like this one, without gradients; else `None`.
+    """Returns the results of `single_step` without gradients, if a similar step has run; else `None`.
 
-    Such a step is launched as it is: the checks and allocations of a scan of one step take longer than its kernel.
+    Such a step is launched directly: the checks and allocations of a scan of one step take longer than its kernel.
     """
     return repeated_call(program, inputs, states, single=True)
 
@@ -193,10 +193,10 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns what `repeated_scan` does, or else `prepare` and `scan`, and remembers that for the next call like it.
+    """Returns the results of `repeated_scan`, or else of `prepare` and `scan`, and notes this call for later ones.
 
     Raises:
-        As `prepare`.
+        The errors of `prepare`.
     """
     return run_program(program, inputs, states, instead)
 
@@ -209,7 +209,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns what `scan_again` does; with `state_seqs`, the states after every step instead of the final ones."""
+    """Returns the results of `scan_again`; with `state_seqs`, the states after every step instead of the final ones."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -232,14 +232,14 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Notes what a call has found out, for the next one like it; nothing if that cannot be known beforehand.
+    """Notes the findings of a call for later ones like it, unless these findings may change unseen.
 
     Args:
-        inputs, states: of the call.
-        step, arguments: as it ran.
+        inputs, states: the call's inputs and states.
+        step, arguments: the step and the arguments that it ran on.
         instead: as for `prepare`.
-        single: whether it was a single step, without time.
-        formula, completed: what completes the gradient of the first input, and the scan that does.
+        single: True for a single step, without time.
+        formula, completed: the formula that completes the gradient of the first input, and the scan that applies it.
     """
     run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
@@ -283,8 +283,8 @@ def note(
 
 
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
-    if arguments.num_steps == 0:  # results depend on the initial states alone, and so does the graph of a loop
+    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary."""
+    if arguments.num_steps == 0:  # as in a loop, results and their graph only depend on the initial states
         cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
         arguments = arguments._replace(inputs=cut, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):
@@ -323,7 +323,7 @@ def _run_scan(step: CoreSpecialization, state_seqs: bool, tensors: Sequence[Tens
 
 
 def _run_single(step: CoreSpecialization, run: Run, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """One step as a sequence of one."""
+    """Runs one step as a sequence of one."""
     count, outputs = step.trace.num_inputs, step.trace.num_outputs
     results = run((*[None if x is None else x.unsqueeze(0) for x in tensors[:count]], *tensors[count:]))
     return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
@@ -334,13 +334,13 @@ def _is_training(arguments: Arguments) -> bool:
 
 
 def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype of autocast, which `alike` does not know."""
+    """The dtype of autocast, which `alike` does not compare."""
     device = getattr(given[0], "device", None) if given else None
     return autocast_now(device) if isinstance(device, torch.device) else None
 
 
 def _layout(given: Sequence[Tensor], instead: Mapping[int, Tensor] | None) -> Hashable:
-    # Which captured tensors require grad is part of what is compared of them.
+    # A separate comparison covers which captured tensors require grad.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])

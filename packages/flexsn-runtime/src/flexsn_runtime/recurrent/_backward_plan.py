@@ -1,4 +1,4 @@
-"""Which steps of a backward have the same VJP, and what it needs memory for: the same in each call of a kind."""
+"""The steps of a backward that share a VJP, and the memory that it needs, which are equal in each call of a kind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """Steps that have the same VJP.
+    """Steps that share a VJP.
 
     Attributes:
-        start: the first of them.
-        num_steps: how many they are.
+        start: index of the first step.
+        num_steps: number of steps.
         staged: their VJP.
     """
 
@@ -32,11 +32,11 @@ class BackwardPlan(NamedTuple):
     """The common part of backwards that receive the same gradients.
 
     Attributes:
-        segments: the steps, the last ones first, by which gradients come to them.
-        results: of all segments.
-        of_inputs: those that are gradients of inputs, with shape and dtype of one step's.
-        sequences: the values of which each step needs memory of its own, in one segment or another.
-        absent: the gradients of states that need no zeros in memory: a scan begins with zeros for them.
+        segments: the steps by the gradients that they receive, the last steps first.
+        results: results of all segments.
+        of_inputs: the gradients of inputs among them, with shape and dtype for one step.
+        sequences: the values that need memory for each step, in one segment or another.
+        absent: the gradients of states that need no zeros in memory, because a scan begins with zeros for them.
     """
 
     segments: tuple[Segment, ...]
@@ -59,10 +59,10 @@ def backward_plan(
 
     Args:
         num_steps: T, at least 1.
-        kept: what the forward kept.
-        grads: those of the scan's results.
-        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
-        state_seqs: whether the scan returned the states of all steps.
+        kept: the values that the forward kept.
+        grads: gradients of the scan's results.
+        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        state_seqs: True if the scan returned the states of all steps.
     """
     present = tuple([g is not None for g in grads])
     key = (num_steps, kept, present, tuple(needed), state_seqs)
@@ -87,14 +87,14 @@ def _segments(
     *,
     state_seqs: bool,
 ) -> list[Segment]:
-    """The steps, the last ones first, by which gradients come to them.
+    """The steps by the gradients that they receive, the last steps first.
 
-    To the last step comes no gradient of a state that is in no loss; nor, where that leads to none, to those before.
-    Zeros in their place would be wrong where they meet an infinite derivative; if no step but the last lacks any, and
-    a flag can mark the last one, all steps have the same VJP.
+    The last step receives no gradient of a state that no loss depends on, nor do earlier steps if no gradient leads to
+    it. Zeros in place of such gradients would be wrong if they meet an infinite derivative. If only the last step lacks
+    gradients and a flag can mark it, all steps share a VJP.
 
     Args:
-        arrives: for each result of the scan, whether a gradient of it came.
+        arrives: for each result of the scan, True if it has a gradient.
     """
     trace = step.trace
     differentiable = trace.differentiable
@@ -118,7 +118,7 @@ def _segments(
         staged = step.vjp((*present, *flows), step.carrying(needed), kept)
         found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
         after = tuple(i in found or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
-        if len(segments) > trace.num_states:  # which come goes in a circle, as between states that change places
+        if len(segments) > trace.num_states:  # the pattern of gradients repeats, as between states that swap places
             after = came = (True,) * trace.num_states
             staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
         start = 0 if after == came else end - 1

@@ -1,5 +1,7 @@
-"""Calls of a step with products on arguments of one layout: the first one compiles, the second one is recorded, and the
-later ones repeat that. Where the loop over time is not one launch, each call finds its own way.
+"""Calls of a step with products on arguments of one layout.
+
+The first call compiles, the second one is recorded, and later ones repeat the recording. If the loop over time is not
+one launch, nothing is repeated.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 Run = Callable[[Given], tuple[Tensor, ...]]
 
-# Calls between polls for the compiled launcher, each of which reads the environment.
+# The number of calls between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
-# That say how the loop over time runs.
+# Variables that decide how the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
     """A function for calls of `[*inputs, *states, *lifted]` like these.
 
-    It gives `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be.
+    It returns `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if necessary.
     """
     tensors = arguments.all
     wanted = tuple([t is not None and t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
@@ -61,7 +63,7 @@ class InferredStaged:
         self._count = 0
 
     def run(self, tensors: Given) -> tuple[Tensor, ...]:
-        """The results, of `[*inputs, *states, *lifted]`."""
+        """The results for `[*inputs, *states, *lifted]`."""
         now = environment()
         native = self._natives.get(now)
         if native is not None and not native.watched():
@@ -72,7 +74,7 @@ class InferredStaged:
         recording = self._recordings.get(now)
         if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
             module = compiled_launcher(self._device, self._count)
-            with untraced():  # no mode has to see it
+            with untraced():  # hides this from all modes
                 told = None if module is None else NativeCall.of(module, recording)
             if told is not None:
                 self._natives[now] = told
@@ -84,7 +86,7 @@ class InferredStaged:
 
 
 class TrainedStaged(Trained):
-    """A scan with gradients of a step with products: as `Trained`."""
+    """A scan with gradients of a step with products; see `Trained`."""
 
     step: RecurrentSpecialization
 
@@ -98,7 +100,7 @@ class TrainedStaged(Trained):
         self.fixed = tuple([i for i, one in enumerate(flows) if not one])
         self.first_kept = self.first_bits = len(flows)
         self._is_empty = _is_empty(step, arguments)
-        self._ports: tuple[Port, ...] = ()  # of what is kept, in order
+        self._ports: tuple[Port, ...] = ()  # ports of the kept values, in order
         self._recordings: dict[Hashable, Recording | str | None] = {}
 
     def run(self, tensors: Given) -> Sequence[Tensor]:
@@ -150,10 +152,10 @@ def repeated(
     """The results of a call.
 
     Args:
-        recordings: of such calls, by what the environment says: `None` of one that ran once, and the reason where
-            nothing repeats it.
-        now: what the environment says.
-        once: it is not to be recorded.
+        recordings: by state of the environment, the recording of such calls; `None` after the first call, and the
+            reason if nothing repeats it.
+        now: the present state of the environment.
+        once: True if the call must not be recorded.
     """
     with without_autocast(device):
         recording = recordings.get(now)
@@ -169,7 +171,7 @@ def repeated(
 
 
 def environment() -> Hashable:
-    """Settings that decide about a call, and are in no layout."""
+    """Settings that affect a call and are in no layout."""
     return *map(os.environ.get, _VARIABLES), torch.get_float32_matmul_precision()
 
 
@@ -179,7 +181,7 @@ def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
 
 
 def _is_empty(step: RecurrentSpecialization, arguments: Arguments) -> bool:
-    """True if nothing is launched."""
+    """True if the call launches nothing."""
     return arguments.num_steps == 0 or 0 in step.trace.step_shape
 
 

@@ -1,4 +1,4 @@
-"""How a recurrent loop is divided among thread-block clusters, and where they are used."""
+"""The division of a recurrent loop among thread-block clusters, and the decision to use clusters."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, wh
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
 _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
-# In the order of their speed, with all of the matrices in registers and with a part of them
+# In the order of their speed, if all of the matrices are in registers, and if a part of them is
 # (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
-_REGISTERS = 65536  # of a processor
-_MOST_REGISTERS = 255  # of a thread
+_REGISTERS = 65536  # of one processor
+_MOST_REGISTERS = 255  # of one thread
 _MOST_THREADS = 1024
-_SHARED_BYTES = (227 << 10) - 1024  # of a block, without its barriers
-_RESERVED = 2048  # of shared memory that a block takes beside its dynamic part
-# Blocks of a cluster are on processors of one group, which not all groups have the most of.
+_SHARED_BYTES = (227 << 10) - 1024  # of one block, without its barriers
+_RESERVED = 2048  # bytes of shared memory that a block takes besides its dynamic part
+# Blocks of a cluster run on processors of one group, and not every group has the largest number of processors.
 _SPARE = {4: 8, 8: 18, 16: 18}
-# Of the matrices in a thread of eight rows; more of them leave none for operands that are under way, and what is
-# spilled is read in every step.
+# The largest number of registers with matrices in a thread of eight rows. With more, no registers are left for loads in
+# flight, and spilled values are read in every step.
 _MOST_OF_MATRICES = 192
-# Of matrices that a block reads again in every step: more take longer than launches step by step, few come in time.
+# Bytes of matrices that a block reads again in every step. With more than the first number, clusters are slower than
+# launches step by step; up to the second number, the reads are hidden.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
 # On an H100, of wider steps forwards are faster than others, where all rows run at a time and a block has all of its
 # matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions_h200.md).
@@ -36,12 +37,12 @@ _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
 def clusters_wanted() -> bool:
-    """False where `FLEXSN_CLUSTERS` is 0."""
+    """False if `FLEXSN_CLUSTERS` is 0."""
     return os.environ.get(_VARIABLE, "1") != "0"
 
 
 def why_no_clusters(device: torch.device) -> str | None:
-    """The reason why a GPU runs no kernels in clusters; `None`: it does."""
+    """The reason why a GPU runs no kernels in clusters; `None` if it does."""
     if not clusters_wanted():
         return f"{_VARIABLE} is 0"
     if device.type != "cuda" or torch.version.hip:
@@ -52,13 +53,15 @@ def why_no_clusters(device: torch.device) -> str | None:
 
 
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
-    """The divisions of a loop, the best one first: all rows at a time where they fit, all of the matrices in a block,
-    few rows, few blocks.
+    """The divisions of a loop, the best one first.
+
+    The order prefers divisions that run all rows at a time, keep all of the matrices in a block, and have few rows and
+    few blocks.
 
     Args:
-        processors: of the GPU.
-        from_zero: whether what is carried is zero before the first step.
-        backwards: whether the loop goes from the last step to the first.
+        processors: number of the GPU's processors.
+        from_zero: True if the carried values are zero before the first step.
+        backwards: True if the loop runs from the last step to the first.
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
@@ -78,7 +81,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
         few = in_turn, needs.away // _LITTLE, cluster.compact, -cluster.slots, cluster.row_tiles
         if cluster.held is None:
             return *few, 0, cluster.blocks, _SPLITS.index(cluster.splits)
-        # More blocks hold more of the matrices, and each of them receives whole operands.
+        # More blocks hold more of the matrices, but each of them receives whole operands.
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
     most = most_turns(loop, from_zero=from_zero, backwards=backwards)
@@ -99,7 +102,7 @@ def _of_gates(loop: Loop) -> bool:
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
-    """How many times in turn clusters may run to be faster than other ways; `None`: as often as it takes."""
+    """The largest number of turns in which clusters are faster than other ways to run; `None`: any number."""
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None
@@ -107,8 +110,9 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:
-    """A division with as much of the matrices in registers as has room there, then in shared memory, which has one slot
-    for what is sent where two leave too little; `None`: it does not fit.
+    """The division with as much of the matrices in registers as fits there, and then as much as fits in shared memory.
+
+    Shared memory has only one slot for sent values if two leave too little room. `None` if the division does not fit.
     """
     threads, tiles = cluster.threads(loop.width), cluster.tiles(loop.width) * cluster.blocks
     if threads > _MOST_THREADS or tiles % cluster.splits:
@@ -132,7 +136,7 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
 
 
 def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, ClusterNeeds]:
-    """The division with as much of the matrices in registers as has room there, and its needs."""
+    """The division with as much of the matrices in registers as fits there, and its needs."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     room = min(_of_a_thread(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
     if needs.matrices > room:
@@ -142,12 +146,12 @@ def _held(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cluster, Cl
 
 
 def _of_a_thread(threads: int) -> int:
-    """Registers that each thread of a block can have."""
+    """The number of registers that each thread of a block can have."""
     return min(_MOST_REGISTERS, _REGISTERS // threads // 8 * 8)
 
 
 def turns(loop: Loop, cluster: Cluster, processors: int, *, from_zero: bool) -> int:
-    """An estimate of how many times in turn clusters run until all rows are done; the driver has the number later."""
+    """An estimate of the number of turns in which clusters compute all rows; the driver later returns the number."""
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     threads = cluster.threads(loop.width)
     registers = min(_of_a_thread(threads), needs.matrices + needs.others)

@@ -1,4 +1,4 @@
-"""The loop over time of a step with products in one launch, where the device has room for it."""
+"""The loop over time of a step with products in one launch, if the device has room for it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
-# More arrivals at one counter than that would reach the mark of programs that gave up.
+# More arrivals at one counter would reach the number that marks programs that gave up.
 _MOST_ARRIVALS = 1 << 29
-# Divisions among clusters that are compiled until one needs as few turns as was estimated.
+# The largest number of divisions among clusters that are compiled until one needs as few turns as estimated.
 _MOST_COMPILED = 3
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]
@@ -52,8 +52,10 @@ class Loops:
     """The loops of a step and its VJPs, and the kernels made of them so far.
 
     Attributes:
-        prepared: by layouts of what is loaded and stored; why not, where one launch cannot.
-        told: what became of the last ``"forward"`` and ``"backward"`` of more than one step, in words.
+        prepared: by layouts of the loaded and stored values, the prepared launch, or the reason why one launch is
+            impossible.
+        told: for the last ``"forward"`` and the last ``"backward"`` of more than one step, how it was launched, in
+            words.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,7 @@ class Loops:
         """The loop of a step.
 
         Raises:
-            NotOneLaunchError: there is none that one launch computes.
+            NotOneLaunchError: one launch cannot compute the loop.
         """
         key = (id(staged), lasting)
         found = self._loops.get(key)
@@ -84,7 +86,7 @@ class Loops:
         return found[1]
 
     def memory(self, staged: StagedStep, lasting: frozenset[Port]) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-        """Loads and stores of a step's loop, at each step."""
+        """Loads and stores of a step's loop at each step."""
         key = (id(staged), lasting)
         if key not in self._memory:
             self._memory[key] = memory_of(self.loop(staged, lasting))
@@ -93,7 +95,7 @@ class Loops:
     def kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
-        """The kernel of a loop, as written and as compiled."""
+        """The kernel of a loop: its source, and the compiled kernel."""
         ends = _counts(step, over) is not None
         key = (*_kind(over, loop, memory), tiles, ends)
         found = self._kernels.get(key)
@@ -111,10 +113,10 @@ class Loops:
     def cluster_kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
     ) -> tuple[ClusterKernel, ClusterLaunch]:
-        """The kernel of a loop in clusters, as written and as compiled.
+        """The kernel of a loop in clusters: its source, and the compiled kernel.
 
         Raises:
-            NotOneLaunchError: clusters do not compute it.
+            NotOneLaunchError: clusters cannot compute the loop.
         """
         key = (*_kind(over, loop, memory), cluster)
         found = self._in_clusters.get(key)
@@ -137,7 +139,7 @@ def _name(step: RecurrentSpecialization, over: OverTime) -> str:
 
 
 def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
-    """Key of a kernel beside its division."""
+    """A key of a kernel, without its division."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
     return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
@@ -160,13 +162,13 @@ def _spec(
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a kernel's values are.
+    """The places of a kernel's values.
 
     Attributes:
-        loads, stores: what is loaded and stored at each step, with where it is.
-        tensors: of these, by the kernel's names for them.
-        numbers: the distances that are arguments.
-        matrices: by number.
+        loads, stores: the values that are loaded and stored at each step, each with its layout in memory.
+        tensors: the tensors of these values, by the kernel's names for them.
+        numbers: distances that are arguments of the kernel.
+        matrices: the matrices, by number.
     """
 
     loads: tuple[tuple[Load, ValueLayout], ...]
@@ -180,10 +182,10 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     """Runs the parts of a step that are in the loop.
 
     Returns:
-        How, in words.
+        A description of the launch, in words.
 
     Raises:
-        NotOneLaunchError: this loop does not run in one launch, and nothing has been launched.
+        NotOneLaunchError: this loop does not run in one launch; nothing has been launched.
     """
     return one_launch(step, over).run(over)
 
@@ -193,10 +195,10 @@ class InClusters:
     """A loop over values of one layout, in thread-block clusters.
 
     Attributes:
-        groups: of rows.
+        groups: number of groups of rows.
         numbers: the kernel's integers.
-        sources: what gives each of the kernel's tensors.
-        told: what a launch is, in words.
+        sources: for each of the kernel's tensors, the function that returns it.
+        told: a description of a launch, in words.
     """
 
     kernel: ClusterLaunch
@@ -206,16 +208,16 @@ class InClusters:
     told: str
 
     def run(self, over: OverTime) -> str:
-        """Launches it; returns how, in words."""
+        """Launches the loop; returns a description in words."""
         tensors = self.tensors(over)
         noted(self.kernel.launch(tensors, self.groups, self.numbers), tensors)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
-        """Compiles it.
+        """Compiles the kernel.
 
         Raises:
-            CompilationError: the GPU has no room for it.
+            CompilationError: the GPU has too little room for the kernel.
         """
         return self.kernel.function(self.tensors(over))
 
@@ -229,9 +231,9 @@ class InPrograms:
     """A loop over values of one layout.
 
     Attributes:
-        groups: of rows.
+        groups: number of groups of rows.
         numbers: the kernel's integers.
-        sources: what gives each of the kernel's tensors.
+        sources: for each of the kernel's tensors, the function that returns it.
     """
 
     loop: Loop
@@ -244,29 +246,29 @@ class InPrograms:
     _said: dict[int, str] = field(default_factory=dict)
 
     def run(self, over: OverTime) -> str:
-        """Launches it; returns how, in words.
+        """Launches the loop; returns a description in words.
 
         Raises:
-            NotOneLaunchError: there is no room for programs that share a row.
+            NotOneLaunchError: the device has no room for programs that share a row.
         """
         passed = [give(over) for give in self.sources]
-        launch = self.kernel.launch(passed, self.numbers)  # compiled before, if the call is recorded
+        launch = self.kernel.launch(passed, self.numbers)  # compiled already, if the call is recorded
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
-        if not self.tiles.exchanged:  # no program waits for those that run later
+        if not self.tiles.exchanged:  # no program waits for programs that run later
             at_once = self.groups
         noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
         noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
 
     def room(self, over: OverTime) -> int:
-        """Programs that the device runs at a time. Compiles."""
+        """The number of programs that the device runs at a time. Compiles the kernel."""
         return self.kernel.launch([give(over) for give in self.sources], self.numbers).room
 
     def in_words(self, at_once: int) -> str:
-        """Describes a launch of groups that run at a time."""
+        """Describes a launch in which this number of groups run at a time."""
         found = self._said.get(at_once)
         if found is None:
             turns = -(-self.groups // at_once)
@@ -283,17 +285,17 @@ class InPrograms:
 
 
 def one_launch_wanted() -> bool:
-    """False where `FLEXSN_ONE_LAUNCH` is 0."""
+    """False if `FLEXSN_ONE_LAUNCH` is 0."""
     return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
 
 
 def parts_of_float32() -> int:
-    """As how many numbers of 16 bits float32 is multiplied, which PyTorch's setting of precision says."""
+    """The number of 16-bit numbers into which products split a float32 number, from PyTorch's setting of precision."""
     return _PARTS[torch.get_float32_matmul_precision()]
 
 
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
-    """Prepares what `run_in_one_launch` launches, compiled. It raises what that raises."""
+    """Prepares and compiles the launch of `run_in_one_launch`. Raises the same errors."""
     if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
@@ -317,7 +319,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     if found is None:
         try:
             found = _prepare(step, over, loop)
-        except NotOneLaunchError as error:  # nor will it the next time
+        except NotOneLaunchError as error:  # the next attempt would fail, too
             found = str(error)
         loops.prepared[key] = found
     if isinstance(found, str):
@@ -326,8 +328,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
 
 
 def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPrograms | InClusters:
-    """In clusters where the columns of a step are more than one program holds, and those of a cluster are not; else
-    with the first tiles whose programs have room on the device, or else the last ones.
+    """Prepares the loop in clusters if a step has more columns than one program holds, and a cluster holds them.
+
+    Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles.
     """
     memory = _memory(loop, over)
     in_clusters = _in_clusters(step, over, loop, memory)
@@ -341,10 +344,10 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPro
 
 
 def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles) -> InPrograms:
-    """The loop in programs of one division, written and not compiled.
+    """The loop in programs of one division, written but not compiled.
 
     Raises:
-        NotOneLaunchError: programs do not compute it.
+        NotOneLaunchError: programs cannot compute the loop.
     """
     if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanged) + 1) > _MOST_ARRIVALS:
         raise NotOneLaunchError("there are too many steps for one counter")
@@ -361,7 +364,7 @@ def in_programs(step: RecurrentSpecialization, over: OverTime, loop: Loop, memor
 
 
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> InClusters | None:
-    """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
+    """The loop in clusters; `None` if one program holds all its columns, or clusters cannot compute it."""
     device = step.device
     if why_no_clusters(device) is not None or loop.reduced or loop.ring:
         return None
@@ -391,10 +394,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
 def in_cluster(
     step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
 ) -> InClusters:
-    """The loop in clusters of one division, written and not compiled.
+    """The loop in clusters of one division, written but not compiled.
 
     Raises:
-        NotOneLaunchError: clusters do not compute it.
+        NotOneLaunchError: clusters cannot compute the loop.
     """
     written, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
     named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
@@ -414,7 +417,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
     """Memory through which programs exchange values, and the counters of their arrivals.
 
     Args:
-        groups: of `rows` rows each.
+        groups: number of groups, of `rows` rows each.
     """
     found: dict[Port, _Source] = {}
     for i, (dtype, parts, columns) in enumerate(kernel.slots):
@@ -434,10 +437,10 @@ def _sources(
     exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
-    """Sources of a kernel's tensors, in its order: of a value with steps, only where it begins counts.
+    """Sources of a kernel's tensors, in its order. For a value with steps, only the address of its beginning matters.
 
     Args:
-        exchanged: what programs exchange values through.
+        exchanged: sources of the memory through which programs exchange values.
     """
     loop = loops.loop(over.staged, over.lasting)
     to_load, to_store = loops.memory(over.staged, over.lasting)
@@ -468,7 +471,7 @@ def _sources(
 
 
 def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
-    """Where in memory what a kernel sees of a value begins, `offset` elements behind the value itself."""
+    """The beginning of the part of a value that a kernel sees: `offset` elements after that of the value itself."""
     memory = (over.writes if written else over.reads)[port].memory
     return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
 
@@ -480,7 +483,7 @@ def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
 
 
 def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
-    """The input with the steps that are left of each row; `None`: rows do not end, or not all columns at once."""
+    """The input with each row's remaining steps; `None` if rows do not end, or their columns end separately."""
     port = step.ending
     if port is None:
         return None
@@ -489,7 +492,7 @@ def _counts(step: RecurrentSpecialization, over: OverTime) -> Port | None:
 
 
 def _left(over: OverTime, *, port: Port, rows: tuple[int, ...]) -> Tensor:
-    """The steps that are left of each row before the first one."""
+    """Each row's number of remaining steps before the first step."""
     counts = over.reads[port]
     return counts.memory[counts.first, ..., 0].expand(rows).reshape(-1).contiguous()
 
@@ -514,7 +517,7 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
 
     def place(port: Port, rows: Rows, shape: tuple[int, ...]) -> ValueLayout:
         sequence = rows.sequence
-        missing = len(shape) + 1 - sequence.dim()  # of a value that broadcasts to the step
+        missing = len(shape) + 1 - sequence.dim()  # dimensions that a value lacks if it broadcasts to the step
         memory = sequence[(slice(None), *(None,) * missing)].expand(num_steps, *shape)
         tensors[port] = memory
         try:

@@ -1,8 +1,8 @@
-"""A step with matrix products, over time: one kernel for each pointwise stage and a library's product for each other
-part, step after step, without autograd and without any other op in between.
+"""A step with matrix products, over time, without autograd.
 
-Values of one step have their places in memory before the loop begins. So a launch in it is a list of addresses that
-were computed once, and a product is a call with three tensors.
+Each pointwise stage is a kernel, and each other part is a product of a library. They run step after step, without any
+other op in between. Values of one step have places in memory before the loop begins. So a launch in the loop is a list
+of addresses that were computed once, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class RecurrentSpecialization(CoreSpecialization):
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._counts = counts
-        # Whose VJPs are taken: another one once the core captures other tensors. What is prepared is of the first one's
-        # stages.
+        # The trace whose VJPs are taken; another trace replaces it if the core captures other tensors. Prepared
+        # launches belong to the stages of the first trace.
         self._differentiated: CoreTrace = trace
         self._cores: dict[int, tuple[Stage, CoreSource]] = {}
         self._vjps: dict[Any, StagedStep] = {}
@@ -89,25 +89,25 @@ class RecurrentSpecialization(CoreSpecialization):
         self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
         self._exact: frozenset[Port] | None = None
         self.loops = Loops()
-        # By kind of call: the values that last in a forward, and what a backward needs.
+        # By kind of call: the values that a forward keeps, and the plan of a backward.
         self.lasting: Recent[frozenset[Port]] = Recent()
         self.backward_plans: Recent[BackwardPlan] = Recent()
-        # By layout: what calls have in common. Their keys have the numbers of stages and views that live as long.
+        # By layout: the common parts of calls. Keys contain the ids of stages and views, which live equally long.
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
-        # What runs calls, by their layouts.
+        # Functions that run calls, by layout of the arguments.
         self.calls: Recent[Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]] = Recent()
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down, if outputs are zeros and states stay where it is 0 or less."""
+        """The input that counts down, if outputs are zeros and states stay unchanged where it is 0 or less."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """The arguments, with what counts down as sequences in memory."""
+        """The arguments, with inputs that count down as sequences in memory."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):
@@ -123,7 +123,7 @@ class RecurrentSpecialization(CoreSpecialization):
             self._resize(old[0], trace.step_shape[0])
 
     def _resize(self, old: int, new: int) -> None:
-        """Takes the VJPs for another batch size, and forgets what was prepared for stages of the old one."""
+        """Changes the VJPs to another batch size, and drops everything that was prepared for stages of the old size."""
         shapes = [value.shape for value in self.trace.lifted_values]
         fitting = {k: v for k, v in self._vjps.items() if is_of_any_batch(v, (old, *self.trace.step_shape[1:]), shapes)}
         self._vjps = {key: resized(vjp, old, new) for key, vjp in fitting.items()}
@@ -145,7 +145,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @property
     def exact_values(self) -> frozenset[Port]:
-        """The values of the forward that consist of numbers of bfloat16."""
+        """The values of the forward that only consist of numbers that bfloat16 can represent."""
         if self._exact is None:
             self._exact = exact_values(self.trace.forward)
         return self._exact
@@ -162,7 +162,7 @@ class RecurrentSpecialization(CoreSpecialization):
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
     ) -> StagedStep:
-        """The step's VJP, which reads of the forward's operands and products those that are kept."""
+        """The step's VJP. Of the forward's operands and products, it reads only kept ones."""
         key = (cotangents, wanted, kept)
         with self._lock:
             if key not in self._vjps:
@@ -173,12 +173,12 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._vjps[key]
 
     def _computes_the_same(self, other: CoreTrace) -> bool:
-        """True if another trace's forward is this one's: the VJPs of the one read what the other one keeps."""
+        """True if another trace has the same forward, so that its VJPs can read values that this one keeps."""
         assert isinstance(other, RecurrentTrace)
         return self._described(other.forward) == self._described(self.trace.forward)
 
     def _described(self, staged: StagedStep) -> tuple[object, ...]:
-        """Equal for steps that compute the same."""
+        """A description that is equal for steps with the same computation."""
         parts = [
             part
             if isinstance(part, Product)
@@ -196,12 +196,12 @@ class RecurrentSpecialization(CoreSpecialization):
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
-        """The VJP where gradients of some new states do not come to the last step, see `absent_at_first`.
+        """The VJP for a last step without gradients of some new states; see `absent_at_first`.
 
-        `None` also where others do not come to the steps before.
+        `None` also if earlier steps lack gradients of other new states.
 
         Args:
-            unneeded: of the absent ones, those whose gradients before the first step are not needed.
+            unneeded: the absent gradients whose values before the first step are not needed.
         """
         key = (cotangents, wanted, kept, absent, unneeded)
         with self._lock:
@@ -213,10 +213,10 @@ class RecurrentSpecialization(CoreSpecialization):
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of what the forward keeps of each step for the backward: states, operands and products.
+        """Shapes and dtypes of the values that the forward keeps of each step: states, operands and products.
 
         Args:
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be needed.
+            wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
         """
         vjp = self.vjp(self.trace.differentiable, self.carrying(wanted))
         read = {view.source for part in vjp.parts for view in part.reads}
@@ -225,14 +225,14 @@ class RecurrentSpecialization(CoreSpecialization):
         return {port: self.trace.forward.values[port] for port in ports}
 
     def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
-        """Ports of what the forward keeps, as `kept` has them."""
+        """The ports in the result of `kept`."""
         found = self._kept.get(wanted)
         if found is None:
             found = self._kept[wanted] = frozenset(self.kept(wanted))
         return found
 
     def check(self, *, training: bool) -> None:
-        """Raises what the kernels' makers raise of the step, and compiles nothing."""
+        """Raises the errors of making the step's kernels, without compiling them."""
         steps = [self.trace.forward]
         if training:
             trace = self.trace
@@ -255,7 +255,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
-        """How a stage is launched."""
+        """The launch parameters of a stage."""
         size = math.prod(stage.shape)
         num_ops = sum(node.op == "call_function" for node in stage.graph.graph.nodes)
         cost = StepCost(num_ops, tuple(view.dtype.itemsize for view in stage.reads), ())
@@ -279,10 +279,11 @@ class _Prepared(NamedTuple):
     """The kernel and launches of a stage on tensors of one layout.
 
     Attributes:
-        stage: it lives as long as its number is a key.
-        kernel: and the numbers that it takes.
-        operands: of the lifted tensors, those that it cannot read as they are.
-        launches: by what addresses are aligned to.
+        stage: the stage, kept alive as long as its id is part of a key.
+        kernel: the kernel.
+        integers: the numbers that it takes.
+        operands: its operands. They contain the lifted tensors that it cannot read as they are.
+        launches: launches, by alignment of the addresses.
     """
 
     stage: Stage
@@ -313,7 +314,7 @@ class StagedScan:
                 self._run_whole(part)
 
     def compile(self) -> None:
-        """Compiles what `run` launches."""
+        """Compiles the launches of `run`."""
         in_steps = False
         try:
             one_launch(self._step, self._over)
@@ -329,7 +330,7 @@ class StagedScan:
                 self._launch(prepared, example).compile(example)
 
     def _in_one_launch(self) -> bool:
-        """Runs the loop in one launch, if it can."""
+        """Runs the loop in one launch, if possible; returns whether it did."""
         loops, over = self._step.loops, self._over
         try:
             how = run_in_one_launch(self._step, over)
@@ -374,7 +375,7 @@ class StagedScan:
         return self._multiplications(part)
 
     def _in_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
-        """Prepares a stage to be launched step by step, and its arguments."""
+        """Prepares a stage and its arguments for launches step by step."""
         reads = [self._read(view) for view in stage.reads]
         writes = [self._written(view) for view in stage.writes]
         firsts = [rows.memory[:1] for rows in (*reads, *writes)]
@@ -403,7 +404,7 @@ class StagedScan:
         return act
 
     def _launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
-        """The launch of a stage on tensors like these: Triton compiles for the alignment of addresses."""
+        """The launch of a stage on tensors like these. Triton compiles for the alignment of addresses."""
         alignment = tuple([t.data_ptr() % 16 == 0 for t in tensors])
         found = prepared.launches.get(alignment)
         if found is None:
@@ -419,7 +420,7 @@ class StagedScan:
         if found is not None:
             return found
         dims = tuple(range(len(stage.shape)))
-        if self._staged.has_convolutions:  # whose values lie as the inputs do
+        if self._staged.has_convolutions:  # their values have the memory format of the inputs
             dims = memory_order(stage.shape, [(tuple(t.shape[1:]), t.stride()[1:]) for t in writes])
         order = StepOrder(dims)
         arguments = Arguments(tuple(reads), (), tuple(self._over.lifted))
@@ -444,7 +445,7 @@ class StagedScan:
         return found
 
     def _moved(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
-        """The lifted tensors as the kernel reads them."""
+        """The lifted tensors in layouts that the kernel can read."""
         tensors: list[Tensor | None] = [*reads, *self._over.lifted]
         prepared.operands.move(tensors)
         return {Port(Role.LIFTED, i): t for i, t in enumerate(tensors[len(reads) :]) if t is not None}
@@ -489,7 +490,7 @@ class StagedScan:
     # -- a part for all steps at once --------------------------------------------------------------------------
 
     def _whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
-        """The launch of a stage for all steps at once, and the tensors that it takes."""
+        """The launch of a stage for all steps at once, and its tensors."""
         reads = [self._read(view).sequence for view in stage.reads]
         writes = [self._written(view).sequence for view in stage.writes]
         prepared = self._prepared(stage, reads, writes)
@@ -509,7 +510,7 @@ class StagedScan:
                 act(t)
 
     def _multiply_whole(self, product: Product) -> bool:
-        """One product for all steps, of rows that all have the same matrix, if it is one."""
+        """Computes a product of all steps as one product, if all rows have one matrix; returns whether it did."""
         if product.is_reduction:
             value, *numbers = product.args
             _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
@@ -535,7 +536,7 @@ class StagedScan:
         return True
 
     def _convolve_whole(self, product: Product) -> bool:
-        """One convolution of the frames of all steps."""
+        """Computes one convolution of the frames of all steps; returns whether it did."""
         out = self._written(product.result).sequence
         value, *rest = (
             self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
@@ -546,7 +547,7 @@ class StagedScan:
         frames = _aten.convolution.default(value.flatten(0, 1), *rest)
         frames = frames.view(out.shape)
         if product.result.source.role is Role.PRODUCT and frames.stride() == out.stride():
-            out.set_(frames)  # memory of many frames is not copied
+            out.set_(frames)  # takes the memory, because copying many frames is slow
         else:
             out.copy_(frames)
         return True
@@ -554,7 +555,7 @@ class StagedScan:
     # -- sums over time ----------------------------------------------------------------------------------------
 
     def _is_exact(self, view: View) -> bool:
-        """True for what the forward writes numbers of bfloat16 to."""
+        """True if the forward writes only numbers of bfloat16 to the view's value."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
 
@@ -566,7 +567,7 @@ class StagedScan:
         return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
-        """A part of the gradient of a lifted tensor."""
+        """One part of the gradient of a lifted tensor."""
         values = [self._read(view).sequence for view in term.values]
         total = _sum(term, values, [self._is_exact(view) for view in term.values])
         for target, args, kwargs in term.calls:
@@ -587,7 +588,7 @@ def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
         half = value.dtype in (torch.float16, torch.bfloat16)
         return value.sum(0, dtype=torch.float32 if half else None)
     left, right = values
-    if op is convolution_weight:  # a sum over the batch: one for all steps
+    if op is convolution_weight:  # a sum over the batch, so one call sums over all steps
         total: Tensor = convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *term.numbers)
         return total
     if op is _aten.mm.default:
@@ -596,7 +597,7 @@ def _sum(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) -> Tensor:
         steps, count, rows, inner = left.shape
         one = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
         return one @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
-    return torch.einsum("tkb,tb->k", left, right)  # of a matrix and a vector
+    return torch.einsum("tkb,tb->k", left, right)  # products of matrices with vectors
 
 
 def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Conversions are in the graph."""
+    """Disables autocast, because its conversions are in the graph."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -36,7 +36,10 @@ def _intermediates(
     device: torch.device,
     order: Sequence[int] | None,
 ) -> dict[Port, Rows]:
-    """Memory for operands and products; where those of later steps are read, with zeros for steps behind the last."""
+    """Memory for operands and products.
+
+    If values of later steps are read, it has zeros for steps after the last one.
+    """
     behind: dict[Port, int] = {}
     for port, steps in staged.later.values():
         behind[port] = max(behind.get(port, 0), steps)
@@ -52,9 +55,9 @@ def _intermediates(
 
 
 def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
-    """The order of a step's dimensions in memory between stages and convolutions, that of the inputs.
+    """The order of a step's dimensions in memory between stages and convolutions, which is that of the inputs.
 
-    `None`: the usual one, as always for products with matrices.
+    `None` for the usual order, which products with matrices always have.
     """
     if not step.trace.forward.has_convolutions:
         return None
@@ -70,11 +73,11 @@ def forward_staged(
     kept: frozenset[Port],
     needed: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
-    """The results, and the memory of what is kept.
+    """The results, and the memory of the kept values.
 
     Args:
-        needed: for each of `[*inputs, *states, *lifted]`, whether the backward that follows computes its gradient;
-            `None`: none follows.
+        needed: for each of `[*inputs, *states, *lifted]`, True if the following backward computes its gradient; `None`
+            if no backward follows.
     """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
     staged, shape = trace.forward, trace.step_shape
@@ -119,9 +122,9 @@ def forward_staged(
 def _states(
     step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port], order: Sequence[int] | None
 ) -> list[Tensor]:
-    """Memory for each state, before each step and after the last, or two rows in turn; the first row is set.
+    """Memory for each state before each step and after the last one, or two alternating rows. The first row is set.
 
-    A state that is another one some steps later is in the memory of that one, and begins earlier by these steps.
+    A state that equals another state some steps later shares its memory, and begins earlier by this number of steps.
     """
     num_steps = arguments.num_steps
     shifts = step.trace.forward.shifts
@@ -146,7 +149,7 @@ def _states(
         found.append(memory)
     if all(initial is None for initial in arguments.states):
         for port, memory in whole.items():
-            memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all that are in it
+            memory[: 1 + earlier.get(port, 0)].zero_()  # the first rows of all states in this memory
     else:
         for memory, initial in zip(found, arguments.states, strict=True):
             if initial is None:
@@ -155,13 +158,13 @@ def _states(
 
 
 def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A copy in memory of its own, so that callers cannot change what is kept for the backward."""
+    """A copy in memory of its own, so that callers cannot change the values kept for the backward."""
     copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
 def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Copies of tensors, each by strides of its own, in few launches."""
+    """Copies of tensors, each with strides of its own, in few launches."""
     copies = [
         torch.empty_strided(t.shape, tuple(of_one), dtype=t.dtype, device=t.device)
         for t, of_one in zip(tensors, strides, strict=True)
@@ -171,7 +174,7 @@ def _all_copied(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> 
 
 
 def _compiles(step: RecurrentSpecialization) -> bool:
-    """False in an interpreter, where nothing has to be compiled ahead."""
+    """True if something has to be compiled; False in an interpreter."""
     return not step.backend.interpreted
 
 
@@ -185,9 +188,10 @@ def _compiling_backward(
     *,
     state_seqs: bool,
 ) -> AbstractContextManager[None]:
-    """While the forward is compiled and runs, compiles the backward that will follow it, if it is the step's first.
+    """Context of a forward that also compiles the backward that will follow it, if it is the step's first.
 
-    As of a pointwise step, it is the one that most calls need. What it has memory for counts, not what is there.
+    As for a pointwise step, it is the backward that most calls need. Only the layout of its memory matters, not the
+    contents.
     """
     if needed is None or step.backward_plans or not _compiles(step):
         return nullcontext()
@@ -214,14 +218,14 @@ def backward_staged(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """The gradients of `[*inputs, *states, *lifted]`; `None` where none is needed, or none flows."""
+    """The gradients of `[*inputs, *states, *lifted]`; `None` if a gradient is not needed, or none flows."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
 
 
 class _Backward:
-    """A backward over at least one step, and its memory: as for `backward_staged`."""
+    """A backward over at least one step, and its memory. The arguments are those of `backward_staged`."""
 
     def __init__(
         self,
@@ -238,7 +242,7 @@ class _Backward:
         self._step, self._arguments, self._memory = step, arguments, memory
         self._needed, self._state_seqs = needed, state_seqs
         self._order = _order(step, arguments)
-        # An expanded one, as a sum over time has, would get a kernel of its own.
+        # An expanded gradient, such as that of a sum over time, would need a separate kernel, so it is copied.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states, v.shape).sequence)
             if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
@@ -253,7 +257,7 @@ class _Backward:
             g = self._of_states[i]
             if g is None and port not in plan.results:
                 continue
-            # The gradient after step t is in row t + 1, that before it in row t.
+            # The gradient after step t is in row t + 1, and the gradient before it in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
             zero = port not in plan.absent
             gradient = rows_of(rows, value.shape, self._order, dtype=value.dtype, device=device, zero=zero)
@@ -271,7 +275,7 @@ class _Backward:
                 self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
-        """One for each segment of the plan, in order."""
+        """A scan for each segment of the plan, in order."""
         step, arguments = self._step, self._arguments
         trace = step.trace
         for start, count, staged in self._plan.segments:
@@ -313,7 +317,7 @@ class _Backward:
             yield StagedScan(step, over)
 
     def compilations(self) -> list[Callable[[], object]]:
-        """Functions that compile `run`."""
+        """Functions that compile the launches of `run`."""
         first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
         found: list[Callable[[], object]] = []
         for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
@@ -324,7 +328,7 @@ class _Backward:
         return found
 
     def run(self) -> list[Tensor | None]:
-        """The gradients."""
+        """Runs the backward; returns the gradients."""
         step, arguments, gradients, needed = self._step, self._arguments, self._gradients, self._needed
         first_state = step.trace.num_inputs
         first_lifted = first_state + step.trace.num_states
@@ -360,7 +364,7 @@ def _without_steps(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Without a step, the final states are the initial ones, and so are their gradients."""
+    """The gradients of a scan without steps, whose final states are the initial ones."""
     trace = step.trace
     gradients: list[Tensor | None] = [None] * len(needed)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0

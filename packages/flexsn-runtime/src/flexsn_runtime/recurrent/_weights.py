@@ -1,4 +1,4 @@
-"""Gradients of matrices, sums over time of products of two values: on tensor cores where one of them is of spikes."""
+"""Gradients of matrices: sums over time of products of two values, on tensor cores if one consists of spikes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
     """The sum over time of `left @ right`, `[T, rows, inner]` and `[T, inner, columns]`.
 
     Args:
-        exact: for each factor, its numbers are of bfloat16, but perhaps for those of an initial state. Of float32, the
-            other one is multiplied in three parts then, as exactly as in float32.
+        exact: for each factor, True if bfloat16 can represent its numbers, except perhaps those of an initial state.
+            The other factor, if it is float32, is then multiplied in three parts, which is as exact as in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]
@@ -38,7 +38,7 @@ def compilations_of_sum(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -
 
 
 def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
-    """The factors of one product of all rows, whose second one is exact; `None`: a library multiplies them."""
+    """The factors of one product of all rows, of which the second one is exact; `None` if a library multiplies them."""
     steps, rows, inner = left.shape
     columns = right.shape[2]
     if not any(exact) or not _pays(left, steps * rows * inner * columns):
@@ -48,7 +48,7 @@ def _factors(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> tuple[Ten
 
 
 def _pays(value: Tensor, multiplications: int) -> bool:
-    """True for a product that is faster in parts, and that no setting makes a product in TF32."""
+    """True for a product that is faster in parts, unless a setting allows products in TF32."""
     return (
         value.dtype == torch.float32
         and value.is_cuda

@@ -31,9 +31,9 @@ class Repairs(NamedTuple):
 
 
 class Speculation:
-    """The warm-up of a step's forward, in steps. It doubles after each call that had something to repair.
+    """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest one.
 
-    At its longest, each call has a few repairs left.
+    With the longest warm-up, calls may have a few repairs. If they have many, the forward becomes serial.
 
     Counts are read without waiting, some calls later, when the device has written them. Results do not depend on this.
 

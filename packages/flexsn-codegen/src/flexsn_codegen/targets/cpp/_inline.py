@@ -13,7 +13,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that needs none of our headers; one file may contain several such sources, and one repeatedly.
+    """A program's source that needs none of our headers. One file may contain several such sources, also equal ones.
 
     Attributes:
         name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal

@@ -1,10 +1,10 @@
-"""Pointwise kernels in C++: loops nested over dimensions, the innermost one over elements that follow each other.
+"""Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
-Dimensions that are one run in the memory of every operand are one dimension. Of the innermost one, an operand has
-elements that follow each other, one element for all, or elements a stride apart: each is a loop of its own form, that
-compilers make vector code of. Where the innermost dimension is short, as of pixels of three colours, blocks of elements
-are gathered first, row by row, so that what is computed is still vector code. Of a transposed operand, tiles are turned
-first.
+Dimensions that are one run in the memory of every operand are merged. In the innermost dimension, an operand has
+adjacent elements, one element for all, or elements a stride apart. Each of these is a loop of its own form, which
+compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
+of elements are first gathered row by row, so that the computation is still vector code. For a transposed operand, tiles
+are first transposed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import Port
 
-# Elements of the innermost dimension, below which blocks are gathered.
+# Below this number of elements in the innermost dimension, blocks are gathered.
 _SHORT = 16
-# Elements that are gathered at a time: those of all operands stay in the nearest cache.
+# The number of elements that are gathered at a time, small enough that all operands' elements stay in the L1 cache.
 _GATHERED = 512
 
-# Rows and columns of a tile that is turned: a row of it is a line of the cache.
+# Rows and columns of a tile that is transposed: a row of the tile is a cache line.
 _TILE_ROWS, _TILE_COLUMNS = 16, 64
 
 Layout = str
@@ -34,10 +34,12 @@ Layout = str
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk`: layouts, and sizes of all dimensions but the outermost, and the strides of each operand that
-    is not dense."""
+    """As `Target.walk`, with other layouts and numbers.
+
+    The numbers are the sizes of all dimensions but the outermost, and the strides of each operand that is not dense.
+    """
     sizes, strides = _joined(sizes, strides)
-    # A size that is a symbol is not compared: the comparison would be a guard of the compiled graph.
+    # A symbolic size is not compared, because the comparison would become a guard of the compiled graph.
     short = len(sizes) > 1 and type(sizes[-1]) is int and sizes[-1] < _SHORT
     turned = len(sizes) == 2 and not short and any(_is_turned(sizes, own) for own in strides)
     layouts = [f"{len(sizes)}{' short' if short else ' turned' if turned else ''}"]
@@ -53,14 +55,14 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _is_turned(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if the elements of a column follow each other, and those of a row do not."""
+    """True if the elements of a column are adjacent, and those of a row are not."""
     if any(type(number) is not int for number in (*sizes, *strides)):
         return False
     return strides[0] == 1 and strides[1] >= _TILE_ROWS and min(sizes) >= _TILE_ROWS
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Dimensions, fewer where two of them are one run for every operand."""
+    """The dimensions; two dimensions are merged if they are one run for every operand."""
     if not sizes:
         return [1], [[1] for _ in strides]
     found, places = [sizes[-1]], [[own[-1]] for own in strides]
@@ -91,7 +93,7 @@ class _Operand:
 
     @property
     def has_rows(self) -> bool:
-        """True if its rows are found by their offsets."""
+        """True if its rows have computed offsets."""
         return self.layout != "dense" and self.dimensions > 1
 
     @property
@@ -216,13 +218,13 @@ def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_O
 
 
 def _turned(operand: _Operand, move: str) -> list[str]:
-    """Moves a tile, along the columns of memory."""
+    """Moves a tile along the columns of memory."""
     memory = f"{operand.name}_from[row]"
     line = move.format(tile=f"{operand.name}_tile[row * {_TILE_COLUMNS} + lane]", memory=memory)
     return [
         "for (int64_t lane = 0; lane < lanes; ++lane) {",
         f"    const auto {operand.name}_from = {operand.name}_ptr + first + (column + lane) * {operand.strides[1]};",
-        # A whole tile has a number of rows that the compiler knows.
+        # The number of rows of a whole tile is a constant for the compiler.
         f"    if (rows == {_TILE_ROWS}) {{",
         f"        for (int64_t row = 0; row < {_TILE_ROWS}; ++row) {line}",
         "    } else {",
@@ -238,7 +240,7 @@ def _list(operand: _Operand, dimensions: int) -> str:
 
 
 def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
-    """The place of a program's first element: its row, and the column in it."""
+    """The place of a program's first element: its row, and its column in the row."""
     last = dimensions - 1
     lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
     for d in range(last - 1, 0, -1):
@@ -264,7 +266,7 @@ def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
 
 
 def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
-    """The loop over the elements of a row, from `<operand>_at` on."""
+    """The loop over the elements of a row, beginning at `<operand>_at`."""
     before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])

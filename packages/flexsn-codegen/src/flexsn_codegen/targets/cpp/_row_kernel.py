@@ -1,6 +1,6 @@
-"""Kernels in C++ on rows and columns: for each row, one loop over its elements for each stage.
+"""Kernels in C++ on rows and columns: for each row, each stage is one loop over its elements.
 
-Where results are summed over rows, a program has `STEPS` rows, and writes its own sums.
+If results are summed over rows, a program has `STEPS` rows, and writes its own sums.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
-# Rows of a program that sums over them, and the most programs: their sums are few beside what they read.
+# The least number of rows of a program that sums over them, and the largest number of programs, so that their sums are
+# few compared to the elements that they read.
 _LEAST_ROWS, _MOST_PROGRAMS = 64, 64
 
 Layout = str
-"""Places of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``; ``"sum"``: a result that is
-summed over rows, ``"sum of columns"``: over a row. The first layout is the number of dimensions."""
+"""Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``; ``"sum"`` for a result summed
+over rows, ``"sum of columns"`` for one summed over a row. The first layout is the number of dimensions."""
 
 
 def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
@@ -35,7 +36,10 @@ def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
 def walk_rows(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], launch: RowLaunch, sums: Sequence[Summed]
 ) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk_rows`: layouts; the width, sizes of all other dimensions but the outermost; strides."""
+    """As `Target.walk_rows`.
+
+    The numbers are the width, the sizes of all other dimensions but the outermost, and strides.
+    """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
     if Summed.OVER_ROWS in sums:
@@ -138,7 +142,7 @@ def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Por
 
 
 def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
-    """Where a row of each operand begins."""
+    """The beginning of a row of each operand."""
     lines = []
     last = dimensions - 1
     if last > 1:
@@ -169,7 +173,7 @@ def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: 
 
 
 def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    """A stage that is written, or summed, at each element of a row."""
+    """A stage whose results are written or summed at each element of a row."""
     written = []
     parts: dict[Port, str] = {}
     for value, port, dtype in zip(stage.values, stage.written, stage.dtypes, strict=True):
@@ -192,7 +196,7 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
 
 
 def _in_parts(i: int, body: Sequence[str]) -> list[str]:
-    """A loop over a row, in whose body `part` is the number of a lane."""
+    """A loop over a row; in its body, `part` is the number of a lane."""
     return [
         f"const auto stage_{i} = [&](int64_t lane, int64_t part) __attribute__((always_inline)) {{",
         *(f"    {line}" for line in body),

@@ -29,8 +29,10 @@ _KEYWORDS = """
 
 
 class Cpp(Target):
-    """Sources are C++17: functions of one element, which call `dev::<name>`, and templates of kernels, on the dtypes
-    that memory has.
+    """Sources are C++17.
+
+    They consist of functions of one element, which call `dev::<name>`, and of templates of kernels for the dtypes in
+    memory.
     """
 
     name = "C++"
@@ -99,7 +101,7 @@ class Cpp(Target):
 
 
 def _comment(citation: str) -> str:
-    # A backslash at the end of a line would make the next one part of the comment.
+    # A backslash at the end of a line would make the next line part of the comment.
     return f"  // {citation.rstrip(chr(92))}" if citation else ""
 
 

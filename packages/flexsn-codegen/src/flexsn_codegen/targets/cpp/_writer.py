@@ -23,7 +23,7 @@ _KNOWN = ("true", "false")  # values of flags that are constants of the source
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """`name` is `text` from here on, or, without a name, what `text` does is done."""
+    """Assigns `text` to `name`; without a name, `text` is a statement with an effect."""
 
     name: str | None
     text: str
@@ -38,15 +38,15 @@ class _Lanes:
 
     indent: int
     statements: list[_Assignment] = field(default_factory=list)
-    before: list[str] = field(default_factory=list)  # what is the same for all lanes
+    before: list[str] = field(default_factory=list)  # lines that are equal for all lanes
     after: list[str] = field(default_factory=list)
-    flags: dict[str, str] = field(default_factory=dict)  # the last of each flag's values in it, by name
+    flags: dict[str, str] = field(default_factory=dict)  # by name, the last value of each flag in the loop
 
     def assigned(self) -> frozenset[str]:
         return frozenset(s.name for s in self.statements if s.name is not None)
 
     def needed(self, names: frozenset[str]) -> frozenset[str]:
-        """Finds the names that it reads before it assigns them."""
+        """The names that the loop reads before it assigns them."""
         found: set[str] = set()
         assigned: set[str] = set()
         for statement in self.statements:
@@ -57,12 +57,14 @@ class _Lanes:
 
 
 class CppWriter(KernelWriter):
-    """In the source, `begin` is the number of the block's first element in the step and `lanes` how many it has; `lane`
-    counts them. `<operand>_block` points to the operand's first step (to the block's first element in it, if it is
-    dense) and `<operand>_at` to its current one.
+    """Writes kernels in C++.
 
-    A value is a variable of one lane. What stands between two lines of control becomes one loop over the lanes; a
-    value that is read in another loop than the one that computes it is kept in an array of the block.
+    In the source, `begin` is the number of the block's first element in the step, `lanes` is the number of its
+    elements, and `lane` counts them. `<operand>_block` points to the operand's first step (to the block's first element
+    in it, if the operand is dense), and `<operand>_at` points to its current step.
+
+    A value is a variable of one lane. The lines between two lines of control become one loop over the lanes. A value
+    that is computed in one loop and read in another is kept in an array of the block.
     """
 
     branches = True
@@ -72,16 +74,16 @@ class CppWriter(KernelWriter):
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
         self._offsets: dict[Port, str] = {}  # within a step, as in `KernelWriter`
-        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # what the offsets are sums of
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # terms of the offsets
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
-        self._first: dict[str, str] = {}  # what each value was computed by first: it has its type
-        self._stored: list[Port] = []  # under a condition
-        self._summed: list[str] = []  # values of which each run writes the sum
-        self._flagged: list[str] = []  # values of which bits are written
-        self._flags: dict[str, int] = {}  # how often each was assigned
+        self._first: dict[str, str] = {}  # the first text of each value, which determines its type
+        self._stored: list[Port] = []  # operands that are stored under a condition
+        self._summed: list[str] = []  # values whose sum each run writes
+        self._flagged: list[str] = []  # values whose bits are written
+        self._flags: dict[str, int] = {}  # number of assignments of each flag
         self._calls = 0
-        self._first_segment: int | None = None  # where programs walk one of several
+        self._first_segment: int | None = None  # set if programs walk one of several segments
 
     # -- lines and lanes -----------------------------------------------------------------------------------
 
@@ -104,8 +106,10 @@ class CppWriter(KernelWriter):
             self._first.setdefault(name, text)
 
     def _with_flags(self, text: str, form: str = "{}") -> str:
-        """The text, of the values that flags have at this place: they change within a loop over lanes, in which
-        nothing is computed that is the same for all."""
+        """The text with the flags' values at this place.
+
+        Flags change within a loop over lanes, which computes nothing that is equal for all lanes.
+        """
         flags = {**dict.fromkeys(self._flags), **self._current().flags}
         values = {name: value if value in _KNOWN else form.format(value or name) for name, value in flags.items()}
         return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
@@ -115,14 +119,14 @@ class CppWriter(KernelWriter):
         value = self._with_flags(text)
         if "?" not in value and "true" in value.split(" | "):
             value = "true"
-        if value not in _KNOWN:  # else nothing in the loop reads it
+        if value not in _KNOWN:  # no code in the loop reads a known value
             lanes.before.append(f"const bool {name}_{count} = {value};")
             value = f"{name}_{count}"
         lanes.flags[name] = value
         self._flags[name] = count + 1
 
     def _where(self, condition: str) -> str:
-        """A condition that is the same for all lanes, as a loop over them can have it."""
+        """A condition that is equal for all lanes, in a form that a loop over lanes can contain."""
         return f"dev::conditions<condition_t, BLOCK>.all({_scalar(condition)})[lane] != 0"
 
     # -- operands ------------------------------------------------------------------------------------------
@@ -132,8 +136,8 @@ class CppWriter(KernelWriter):
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
         if any(self._terms.values()):
-            # A loop of its own: not every processor has fast vectors of elements that are apart, and a loop with loads
-            # of such may not become one over vectors.
+            # A separate loop, because not every processor has fast vectors of elements that are apart, and the compiler
+            # may not vectorise a loop with such loads.
             self._lanes = None
         return super().add_once(core, numbers)
 
@@ -176,7 +180,7 @@ class CppWriter(KernelWriter):
         if exists is None:
             self._lane(name, _loaded(pointer, self._offsets.get(port, "lane")))
         elif self._is_dense(port):
-            # Not a condition in the loop over lanes, which would not become one over vectors.
+            # Not a condition in the loop over lanes, because the compiler would not vectorise the loop then.
             there = f"const auto {name}_from = {_scalar(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
             self._lane(name, f"dev::load({name}_from[lane])", there)
         else:
@@ -311,7 +315,7 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # of which each costs divisions
+        for port, terms in self._terms.items():  # each different list of terms costs divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)
@@ -321,7 +325,7 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # In the order in which they were computed first: the type of one may be that of another.
+        # In the order of their first computation, because the type of a value may be that of an earlier one.
         arrays = [name for name in self._first if name in kept]
         lines += [f"decltype(dev::value({self._typed(name)})) {_array(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
@@ -330,7 +334,7 @@ class CppWriter(KernelWriter):
         return "\n".join([*(f"        {line}" for line in lines), *parts])
 
     def _typed(self, name: str) -> str:
-        """An expression of the type of a value, outside of the loops over lanes."""
+        """An expression with the type of a value, outside of the loops over lanes."""
         return re.sub(r"\blane\b", "0", self._first[name])
 
     def _written_out(self, loop: _Lanes, names: frozenset[str], kept: frozenset[str]) -> str:
@@ -392,7 +396,7 @@ template <int64_t BLOCK, {types}>
 
 
 def _scalar(expression: str) -> str:
-    """A scalar expression of whole numbers, from Python's syntax."""
+    """Converts a scalar expression of whole numbers from Python's syntax."""
     return expression.replace("//", "/")
 
 

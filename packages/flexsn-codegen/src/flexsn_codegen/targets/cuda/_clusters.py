@@ -9,8 +9,8 @@ taken apart where it is multiplied, which takes longer. There are two slots, and
 a slot again has what others sent after they had read it. Where there is room for one slot only, a warp that has read it
 arrives at a barrier of each block, which senders wait for.
 
-`splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
-`splits`-th tile of 8 rows.
+`splits` warps share the sums over an operand's terms, for all rows. In parts that are no products, each of these warps
+computes every `splits`-th tile of 8 rows.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
-_FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment; threads of a warp
+_FRAGMENT_BYTES = 16  # of a matrix's fragment, in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that are under way
-# Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
-# gives them for an H100.
+_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, whose loads are in flight
+# Registers of a thread for addresses and loops, and values of an element besides its states and loads, as ptxas assigns
+# them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _READ = "barriers + 8"  # with one slot, the barrier of warps that have read it
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
@@ -48,13 +48,13 @@ class Cluster:
     """Division of a step among the blocks and warps of clusters.
 
     Attributes:
-        blocks: of a cluster, a power of two, at most 16.
-        splits: warps that share the sums of a product.
-        row_tiles: of 8 rows each, of a cluster.
-        held: tiles of 16 terms of a product that a warp has in registers. `None`: all.
-        stored: of the others, those that it has in shared memory. `None`: all.
-        slots: for what blocks send each other, two or one.
-        compact: float32 that is sent or in shared memory is taken apart where it is multiplied.
+        blocks: blocks of a cluster, a power of two, at most 16.
+        splits: number of warps that share the sums of a product.
+        row_tiles: tiles of 8 rows of a cluster.
+        held: number of tiles of 16 terms of a product that a warp has in registers. `None`: all.
+        stored: number of the other tiles that it has in shared memory. `None`: all.
+        slots: number of slots for values that blocks send each other: two or one.
+        compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
     """
 
     blocks: int
@@ -71,30 +71,30 @@ class Cluster:
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
-        """Tiles of 16 columns that one block has of a value of this width."""
+        """The number of tiles of 16 columns that one block has of a value of this width."""
         return -(-width // (_COLUMNS * self.blocks))
 
     def threads(self, width: int) -> int:
-        """Threads of one block."""
+        """The number of threads of one block."""
         return _WARP * self.tiles(width) * self.splits
 
     def held_of(self, terms: int) -> int:
-        """How many of a product's tiles of terms a warp has in registers."""
+        """The number of a product's tiles of terms that a warp has in registers."""
         return terms if self.held is None else min(self.held, terms)
 
     def stored_of(self, terms: int) -> int:
-        """How many of a product's tiles of terms a warp has in shared memory."""
+        """The number of a product's tiles of terms that a warp has in shared memory."""
         others = terms - self.held_of(terms)
         return others if self.stored is None else min(self.stored, others)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterKernel:
-    """A kernel of a loop in clusters, and what it is launched with.
+    """A kernel of a loop in clusters, and its launch parameters.
 
     Attributes:
-        source: its tensors are, by role, as those of a `LoopKernel`, without slots and counters.
-        threads: of a block.
+        source: its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
+        threads: threads of a block.
         shared: bytes of shared memory of a block.
         registers: 32-bit numbers of the matrices in a thread.
     """
@@ -115,8 +115,8 @@ class ClusterNeeds:
         of_a_term: registers of a thread for one more tile of 16 terms.
         terms: tiles of terms of the longest product, of one warp.
         shared: bytes of shared memory.
-        shared_of_a_term: bytes of it for one more tile of 16 terms.
-        away: bytes of matrices that it reads in every step.
+        shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
+        away: bytes of matrices that the block reads in every step.
     """
 
     matrices: int
@@ -132,16 +132,16 @@ def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNe
     """Estimates the needs of a loop's kernel in such clusters, before it is written.
 
     Raises:
-        NotOneLaunchError: a loop that clusters do not compute.
+        NotOneLaunchError: clusters cannot compute the loop.
     """
     return _ClusterWriter(LoopSpec(loop, (), (), (), {}, False, from_zero), cluster).needs()
 
 
 def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel:
-    """Writes the kernel of a loop, whose name starts with `name`.
+    """Writes the kernel of a loop. The kernel's name starts with `name`.
 
     Raises:
-        NotOneLaunchError: a loop that clusters do not compute.
+        NotOneLaunchError: clusters cannot compute the loop.
     """
     return _ClusterWriter(spec, cluster).write(name)
 
@@ -151,12 +151,12 @@ class _Sent:
     """A value that blocks send each other.
 
     Attributes:
-        number: of the exchange.
-        pieces: of the value, in the order of its columns, each as wide as the loop.
-        parts: numbers of 16 bits of one value.
-        whole: they are sent as the float32 that is their sum.
-        bits: zeros and ones are sent, a bit each.
-        format: of the numbers, in the source.
+        number: number of the exchange.
+        pieces: pieces of the value, in the order of its columns, each as wide as the loop.
+        parts: number of 16-bit numbers that represent one value.
+        whole: True if these are sent as one float32, which is their sum.
+        bits: True if zeros and ones are sent, as one bit each.
+        format: format of the numbers, in the source.
     """
 
     number: int
@@ -182,7 +182,7 @@ class _ClusterWriter:
         self._tiles = cluster.tiles(self._width) * cluster.blocks  # of 16 columns, of a whole value
         self._lines: list[str] = []
         self._depth = 1
-        self._params: dict[Port, bool] = {}  # whether it is written
+        self._params: dict[Port, bool] = {}  # True if the kernel writes to the tensor
         self._sizes = ["T", "B"]
         self._carried = {port: f"state_{i}" for i, port in enumerate(self._loop.carried)}
         self._widths = {width for width, _ in self._loop.carried.values()}
@@ -191,7 +191,7 @@ class _ClusterWriter:
         self._check()
         self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
 
-    # -- what clusters do not compute ----------------------------------------------------------------------------
+    # -- loops that clusters cannot compute ------------------------------------------------------------------------
 
     def _check(self) -> None:
         loop = self._loop
@@ -207,7 +207,7 @@ class _ClusterWriter:
             raise NotOneLaunchError("several values are exchanged")
 
     def _check_order(self, exchange: Exchange) -> None:
-        """Sees that a carried value is sent when all products of the step have read what the step before sent."""
+        """Checks that a carried value is sent after all products have read the value that the previous step sent."""
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
@@ -225,7 +225,7 @@ class _ClusterWriter:
         return _Sent(number, exchange, pieces, parts, whole, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
-        """True if every value that is sent is 0 or 1."""
+        """True if every sent value is 0 or 1."""
         if exchange.carried and not self._spec.from_zero:
             return False
         found = False
@@ -267,13 +267,13 @@ class _ClusterWriter:
 
     @contextmanager
     def _each(self, head: str = _EACH) -> Iterator[None]:
-        """For each element of a thread: tile `n` of the rows that its warp computes, element `j` of it."""
+        """A loop over the elements of a thread: tile `n` of its warp's rows, and element `j` of the tile."""
         self._line("#pragma unroll")
         with self._block(head):
             yield
 
     def _exists(self, width: int) -> str:
-        """Name of the flags which elements of a thread a value of this width has."""
+        """The name of the flags of a thread's elements that exist in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -345,12 +345,12 @@ class _ClusterWriter:
         return self._finish(name, registers)
 
     def _early(self) -> list[StageCall]:
-        """The stages that are computed while a product is waited for."""
+        """The stages that are computed while a warp waits for a product."""
         return [part for part in self._parts if isinstance(part, StageCall) and part.early is not None]
 
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
-        # What a thread has stored, it loads some steps later by another name.
+        # A thread loads, under another name, what it stored some steps earlier.
         alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
             f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
@@ -376,7 +376,7 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """Bytes of one slot of an exchange, for which its barrier waits."""
+        """The number of bytes of one slot of an exchange, for which its barrier waits."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
         return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
@@ -389,17 +389,17 @@ class _ClusterWriter:
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
-        """Numbers of the sums that a block's warps give each other."""
+        """The number of sums that a block's warps exchange."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
-        """Fragments of a matrix that a warp has in shared memory."""
+        """The number of fragments of a matrix that a warp has in shared memory."""
         stored = self._cluster.stored_of(self._terms(part))
         return len(part.pieces) * stored * self._words(self._sent[part.operand.port])
 
     def _stored_bytes(self, part: Multiply) -> int:
-        """Bytes of a matrix in shared memory."""
+        """The number of bytes of a matrix in shared memory."""
         return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
 
     def _shared_bytes(self) -> int:
@@ -474,11 +474,11 @@ class _ClusterWriter:
         return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
     def _words(self, sent: _Sent) -> int:
-        """32-bit words of two numbers of a matrix in shared memory."""
+        """The number of 32-bit words for two numbers of a matrix in shared memory."""
         return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
-        """The pieces of its operand, by the first one and their number."""
+        """The first one and the number of the pieces of a product's operand."""
         pieces = self._sent[part.operand.port].pieces
         inside = [
             i
@@ -492,7 +492,7 @@ class _ClusterWriter:
         return inside[0], len(inside)
 
     def _terms(self, part: Multiply) -> int:
-        """Tiles of 16 terms, of one warp."""
+        """The number of tiles of 16 terms of one warp."""
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
@@ -502,27 +502,27 @@ class _ClusterWriter:
         return -(-count // self._cluster.splits)
 
     def _taken(self, sent: _Sent) -> int:
-        """32-bit words of two numbers of a matrix as they are read."""
+        """The number of 32-bit words for two numbers of a matrix when they are read."""
         return min(2, self._matrix_parts(sent))
 
     def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
-        """Terms in registers, those in shared memory, and those in neither."""
+        """The ranges of the terms in registers, of those in shared memory, and of those in neither."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
         return [(where, begin, end) for where, begin, end in ranges if begin < end]
 
     def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
-        """Where in shared memory words of the fragment of term `k` are."""
+        """The place in shared memory of words of the fragment of term `k`."""
         terms, words = self._terms(part), self._words(self._sent[part.operand.port])
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
 
     def _ahead(self, part: Multiply) -> int:
-        """Terms whose fragments are under way while others are multiplied."""
+        """The number of terms whose fragments are in flight while others are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
     def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
-        """Loads words of the fragment of a term."""
+        """Loads the words of a term's fragment."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
@@ -533,7 +533,7 @@ class _ClusterWriter:
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Begins to read what a block has in no memory of its own: the first terms of it."""
+        """Begins to read the first terms that are in none of the block's own memories."""
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":
@@ -544,8 +544,10 @@ class _ClusterWriter:
                         self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
-        """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
-        registers of a thread they take.
+        """Loads the matrices into registers, and into shared memory those parts that only one thread reads again.
+
+        Returns:
+            The number of a thread's registers that they take.
         """
         registers = 0
         for i, part in self._multiplies():
@@ -644,7 +646,7 @@ class _ClusterWriter:
     def _step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
         self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
+        self._later: list[tuple[int, str, Columns]] = []  # stores for which no warp waits
         self._next_store = 0
         self._waited: set[Port] = set()
         self._unread = self._cluster.slots == 1
@@ -653,7 +655,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # others wait for what a stage makes of the product
+                    continue  # others wait for values that a stage computes from the product
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -675,7 +677,7 @@ class _ClusterWriter:
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
-        """By part, the loads that no later part reads."""
+        """For each part, the loads that no later part reads."""
         loads = [load for load, _ in self._spec.loads]
         last: dict[int, int] = {}
         for i, part in enumerate(self._parts):
@@ -724,11 +726,11 @@ class _ClusterWriter:
                 self._next_store += 1
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are under way a step earlier: all but those of what was written some steps ago."""
+        """The loads that are issued a step earlier: all but those of values that were written some steps ago."""
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
-        """Computes a stage of values of earlier steps as they are at `step`."""
+        """Computes a stage that reads values of earlier steps, at `step`."""
         i = next(number for number, other in enumerate(self._parts) if other is part)
         core = self._spec.cores[i]
         assert core is not None
@@ -799,7 +801,7 @@ class _ClusterWriter:
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
+        """Computes the sums of a warp: the products of first parts, and separately the small products."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
         large = self._large_chains(part)
@@ -809,7 +811,7 @@ class _ClusterWriter:
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._ranges(terms):
-            # Loads of all fragments at a time would take the registers of those that stay.
+            # Loading all fragments at once would take the registers of the fragments that stay.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
@@ -843,11 +845,11 @@ class _ClusterWriter:
         chains: Mapping[str, int],
         pairs: Sequence[tuple[int, int]],
     ) -> None:
-        """Products of the terms of tile `k`.
+        """Multiplies the terms of tile `k`.
 
         Args:
-            where: the matrix is.
-            chains: sums that do not wait for each other, of small products and of large ones.
+            where: the kind of memory that has the matrix.
+            chains: for small products and for large ones, the number of sums that do not depend on each other.
             pairs: parts of the operand and of the matrix that are multiplied.
         """
         sent, terms = self._sent[part.operand.port], self._terms(part)
@@ -859,7 +861,7 @@ class _ClusterWriter:
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
             self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-        # Products with one sum wait for each other: those with others are between them.
+        # Products that are added to one sum depend on each other, so products with other sums are between them.
         for place, (a, b) in enumerate(pairs):
             is_small = "small" in chains and a + b > 0
             chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
@@ -871,7 +873,7 @@ class _ClusterWriter:
                     self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
     def _fragments(self, i: int, part: Multiply, where: str) -> None:
-        """Parts of the fragments of a term that are not in registers, as `fragment_NUMBER`."""
+        """Defines the parts of a term's fragments that are not in registers, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
@@ -889,7 +891,7 @@ class _ClusterWriter:
             self._line(f"dev::take_apart(fragment_{number}, {taken});")
 
     def _operand(self, sent: _Sent, term: str) -> None:
-        """Parts of an operand, as `operand[n]`."""
+        """Defines the parts of an operand, as `operand[n]`."""
         place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
             self._line(f"operand[n][0] = dev::spread<{sent.format}>({sent.name} + {place} * 16, lane);")
@@ -907,21 +909,21 @@ class _ClusterWriter:
                 self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
-        """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
+        """The number of sums of small products that do not depend on each other: one product takes some 30 cycles."""
         held = self._cluster.held_of(self._terms(part))
         registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
         return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
 
     def _large_chains(self, part: Multiply) -> int:
-        """Sums of products of first parts that do not wait for each other."""
+        """The number of sums of products of first parts that do not depend on each other."""
         return max(1, 2 // self._apart(part))
 
     def _apart(self, part: Multiply) -> int:
-        """Sums that have nothing in common."""
+        """The number of sums that have nothing in common."""
         return len(part.pieces) * self._cluster.row_tiles
 
     def _share(self, i: int, pieces: int) -> None:
-        """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
+        """Adds up the sums `total` of all warps, in the warp of each tile of rows, as `own`."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:
@@ -996,7 +998,7 @@ class _ClusterWriter:
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # of a slot or a part of it
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot or a part of it
             for name, j in (("low", 0), ("high", 2)):
                 if sent.parts == 1:
                     self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
@@ -1015,7 +1017,7 @@ class _ClusterWriter:
                 self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
 
     def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
-        """Sends words of each thread, transposed, to each block."""
+        """Sends words of each thread, transposed, to each block of the cluster."""
         with self._block(""):
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
@@ -1030,7 +1032,7 @@ class _ClusterWriter:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _place(self, role: Role, i: int, row: int | None) -> None:
-        """Declares where a thread's first element of a value is in a step, and the distances from there."""
+        """Declares the place of a thread's first element of a value in a step, and the distances from there."""
         name = Port(role, i).name
         if row is None:
             sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
@@ -1048,7 +1050,7 @@ class _ClusterWriter:
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
     def _loads(self, step: str, numbers: Iterable[int]) -> None:
-        """Loads numbers as they are in memory: a conversion here would wait for each of them in turn."""
+        """Loads numbers without converting them: a conversion here would wait for each load in turn."""
         for i in numbers:
             with self._each():
                 shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"

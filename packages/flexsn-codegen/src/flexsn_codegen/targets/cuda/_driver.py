@@ -14,7 +14,7 @@ from flexsn_codegen.errors import CompilationError
 _CLUSTER_DIMENSION = 4  # of CUlaunchAttributeID
 # Of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # with room for a kernel's own barriers
+_USUAL_SHARED = 46 << 10  # leaves room for a kernel's own barriers
 _USUAL_CLUSTER = 8
 
 
@@ -31,7 +31,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _enter(device: torch.device) -> None:
-    """Makes the context of PyTorch's runtime current in a thread that has none yet, as autograd's threads at first."""
+    """Makes PyTorch's context current in a thread that has none yet, such as a new thread of autograd."""
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
     if not context.value:
@@ -40,7 +40,7 @@ def _enter(device: torch.device) -> None:
 
 
 class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute`, of three numbers."""
+    """`CUlaunchAttribute` with three numbers."""
 
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
@@ -62,23 +62,23 @@ class CudaFunction:
     """A kernel on one GPU.
 
     Args:
-        cubin: that has it.
-        name: the kernel's.
+        cubin: a cubin that contains the kernel.
+        name: the kernel's name.
         device: the GPU.
         cluster: blocks of a cluster.
-        threads: of a block.
-        shared: bytes of shared memory of a block, beside its own variables.
+        threads: threads of a block.
+        shared: bytes of shared memory of a block, besides its own variables.
 
     Attributes:
-        address: of the kernel, as the driver takes it.
-        threads: of a block.
-        shared: bytes of shared memory of a block, beside its own variables.
-        registers: of a thread.
+        address: address of the kernel for the driver.
+        threads: threads of a block.
+        shared: bytes of shared memory of a block, besides its own variables.
+        registers: registers of a thread.
         spilled: bytes of a thread in local memory.
-        at_once: clusters that the GPU runs at a time; `None`: the driver has no answer.
+        at_once: number of clusters that the GPU runs at a time; `None` if the driver does not report it.
 
     Raises:
-        CompilationError: the GPU has no room for a block.
+        CompilationError: the GPU has too little room for a block.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CudaFunction:
         return value.value
 
     def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
-        """Launches blocks on the current stream of PyTorch's.
+        """Launches blocks on PyTorch's current stream.
 
         Args:
             pointers: addresses of the kernel's tensors.

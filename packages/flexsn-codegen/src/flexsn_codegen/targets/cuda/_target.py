@@ -16,8 +16,9 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """Sources are the C++ of `Cpp` for one element, without its library: special functions and random numbers are not
-    there.
+    """Sources are the C++ of `Cpp` for one element, without its library.
+
+    So they have no special functions and no random numbers.
     """
 
     name = "CUDA C++"

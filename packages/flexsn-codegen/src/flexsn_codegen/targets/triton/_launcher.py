@@ -1,4 +1,4 @@
-"""A kernel that Triton has compiled, launched again and again."""
+"""A compiled Triton kernel that is launched many times."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def launcher(
 ) -> Callable[[Sequence[torch.Tensor]], None]:
     """Makes a function of the tensors that launches a compiled kernel on the current stream of `device`.
 
-    `numbers` follow the tensors. The function does what `compiled[grid]` does, without its preparations for profilers'
-    hooks, half of its time. Where hooks are installed, or this version of Triton launches in another way,
-    `compiled[grid]` launches.
+    `numbers` follow the tensors. The function does the work of `compiled[grid]`, without its preparations for
+    profilers' hooks, which take half of its time. If hooks are installed, or this version of Triton launches
+    differently, `compiled[grid]` launches.
 
     Args:
-        compiled: what `kernel[grid](...)` returned. It is for dtypes, alignments to 16 bytes and some properties of the
-            numbers, which have to be the same in each launch; launches do not check them.
-        grid: of each launch.
-        numbers: of each launch, the constant ones too.
-        device: a GPU, whether or not it is the current one.
+        compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, alignments to 16 bytes and some
+            properties of the numbers. These have to be equal in each launch; launches do not check them.
+        grid: the grid of each launch.
+        numbers: the numbers of each launch, including constants.
+        device: a GPU; it need not be the current one.
     """
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
 
     launch = _triton_private.launcher(compiled, grid, numbers, device)
     if _single_device():
@@ -51,7 +51,7 @@ def load(compiled: Any) -> None:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A context for a launch: Triton launches on the current device, which need not be the tensors'."""
+    """A context for a launch: Triton launches on the current device, which may not be the tensors' device."""
     if _single_device() or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
@@ -63,14 +63,14 @@ def _single_device() -> bool:
 
 
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
-    """How to launch a compiled kernel without Python, on an NVIDIA GPU.
+    """The data for launching a compiled kernel without Python, on an NVIDIA GPU.
 
     Args:
         compiled, grid, numbers: as for `launcher`.
 
     Returns:
-        `None` for a kernel that takes more than tensors and numbers of 8 bytes, or is launched in a way of its own, and
-        where this version of Triton does not report the arguments.
+        `None` for a kernel that takes more than tensors and numbers of 8 bytes, or is launched in a special way, and if
+        this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

@@ -1,24 +1,25 @@
 """One launch for all steps of a recurrent loop.
 
-A program owns `BLOCK` rows and some columns of every value of the step, for all steps. Its columns of the matrices are
-loaded once, its columns of the states stay in registers. What a product reads is exchanged between the programs of the
-same rows: each publishes its columns in one of two slots, arrives at a counter, and waits for the others before it
-loads all of them. Two slots are enough: a program that writes a slot again has waited for those that read it.
+A program owns `BLOCK` rows and some columns of every value of the step, for all steps. It loads its columns of the
+matrices once, and its columns of the states stay in registers. Programs of one group of rows exchange the operands of
+products: each program publishes its columns in one of two slots, arrives at a counter, and waits for the others before
+it loads all columns. Two slots are enough: a program that writes a slot again has waited for the programs that read it.
 
-Of many values that go from step to step, as gradients of delayed ones are, most do so in memory. A program reads and
-writes its own elements in it, alternately those of even and odd steps, so that none has to wait for another.
+If many values pass from step to step, such as gradients of delayed values, most of them pass in memory. A program reads
+and writes its own elements there, with separate rows for even and odd steps, so that no program has to wait for
+another.
 
-While it waits, the program has the loads of the next step and the stores of this one under way, and computes what
-stages make of many values of earlier steps.
+While it waits, the program has the loads of the next step and the stores of this step under way, and computes the parts
+of stages that depend on values of earlier steps only.
 
-A reduction of a row needs all of its columns: programs that share rows exchange its operand, too, and each reduces the
-whole row, in one order. Products of one operand are computed together, chunk by chunk: all chunks of an operand in
-three parts do not fit into registers.
+A reduction of a row needs all of its columns. So programs that share rows also exchange its operand, and each of them
+reduces the whole row, in the same order. Products of one operand are computed together, chunk by chunk, because all
+chunks of an operand in three parts do not fit into registers.
 
-A program that has all columns of its rows exchanges nothing: it multiplies and reduces what is in its registers.
+A program that has all columns of its rows exchanges nothing: it multiplies and reduces the values in its registers.
 
-Where rows end, a group of rows computes the steps of its longest row, and in the forward one more, which stores what
-all later ones would. Gradients of later steps are zeros.
+If rows end, a group of rows computes the steps of its longest row. In the forward, it computes one more step and stores
+its results for all later steps. Gradients of later steps are zeros.
 """
 
 from __future__ import annotations
@@ -47,24 +48,25 @@ _REDUCTIONS: dict[Any, str] = {
     _prims.amin.default: "row_min",
     _prims.var.default: "row_var",
 }
-_LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
+_LEAST = 16  # columns of the smallest product, and terms of a sum, that the GPU's matrix units accept
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a step is divided among programs.
+    """Division of a step among programs.
 
     Attributes:
-        rows: of one program, a power of two, at least 16, or 8 if nothing is exchanged, or 1 if nothing is multiplied.
-        count: programs that have the same rows and share the columns.
-        chunk: terms of a sum that are multiplied at a time.
-        num_warps: of one program.
-        ahead: number of chunks of an operand that are loaded before the first is multiplied, if it is not in parts.
-        exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
-            and `ahead` are of no use, and programs need not run at the same time.
-        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps as
-            one of them, and one that has no more columns than rows by rows alone: each warp would compute all of
-            the others.
+        rows: rows of one program: a power of two; at least 16, or 8 if nothing is exchanged, or 1 if nothing is
+            multiplied.
+        count: number of programs that have common rows and share the columns.
+        chunk: number of terms of a sum that are multiplied at a time.
+        num_warps: warps of one program.
+        ahead: number of chunks of an operand that are loaded before the first one is multiplied, if it is not in parts.
+        exchanged: True if programs exchange the operands of products. If False, one program has all columns, `chunk`
+            and `ahead` are unused, and programs need not run at the same time.
+        least: columns of the narrowest value, with padding. Triton divides all products of a loop among the warps in
+            one way. It divides a product that has no more columns than rows by rows alone, and then each warp would
+            compute all of the others.
     """
 
     rows: int
@@ -79,7 +81,7 @@ class Tiles:
         assert self.exchanged or self.count == 1
 
     def columns(self, width: int) -> int:
-        """Number of columns that one program has of a value of this width."""
+        """The number of columns of a value of this width that one program has."""
         return max(self.least, _power(-(-width // self.count)))
 
     def chunks(self, width: int) -> list[int]:
@@ -90,15 +92,15 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class LoopKernel:
-    """A kernel, and what it is called with.
+    """A kernel, and its operands.
 
     Attributes:
         source: its tensors are, by role: `INPUT`, the entry of `loads` at every step; `OUTPUT`, that of `stores`;
             `STATE` and `FINAL_STATE`, the carried values before the first step and after the last; `MATRIX`; `LIFTED`;
             `RING`, by the number of a carried value, memory for it, `[2, rows, columns]`;
             `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding; `COUNTER` 0, an int32 zero
-            for each group of rows, `COUNTER_DISTANCE` apart, and 1, a number that is set when programs gave up; and 2,
-            the int32 number of steps of each row, where rows end.
+            for each group of rows, `COUNTER_DISTANCE` apart; `COUNTER` 1, a number that is set if programs gave up; and
+            `COUNTER` 2, the int32 number of steps of each row, if rows end.
         loads, stores: views of values at each step.
         slots: for each exchange, dtype, parts and padded columns.
     """
@@ -109,11 +111,11 @@ class LoopKernel:
     slots: tuple[tuple[torch.dtype, int, int], ...]
 
 
-COUNTER_DISTANCE = 32  # numbers: counters in memory lines of their own
+COUNTER_DISTANCE = 32  # in numbers: each counter has a memory line of its own
 
 
 def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:
-    """Writes the kernel of a loop, whose name starts with `name`."""
+    """Writes the kernel of a loop. The kernel's name starts with `name`."""
     return _LoopWriter(spec, tiles).write(name)
 
 
@@ -128,9 +130,9 @@ class _Block:
     Attributes:
         range: the kernel's name for `size` numbers, from 0 on.
         size: number of terms, with padding.
-        offset: number of the first term; below 0, those before the sum's first are no terms.
+        offset: number of the first term; numbers below 0 are no terms.
         end: number after the last term.
-        value: of the operand, what the program has in registers; `None`: it is exchanged.
+        value: the operand's columns that the program has in registers; `None` if the operand is exchanged.
     """
 
     range: str
@@ -140,11 +142,11 @@ class _Block:
     value: Columns | None
 
     def terms(self, axis: str) -> str:
-        """Their numbers."""
+        """The numbers of the terms."""
         return f"({self.offset} + {self.range}[{axis}])"
 
     def inside(self, axis: str) -> str:
-        """Which of them are terms; `""`: all."""
+        """The condition under which a number is that of a term; `""` if it always is."""
         terms, found = self.terms(axis), []
         if self.offset < 0:
             found.append(f"({terms} >= 0)")
@@ -165,8 +167,8 @@ class _LoopWriter:
         self._gathered = {port: len(loop.exchanges) + i for i, port in enumerate(loop.reduced)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
         self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
-        self._later: list[str] = []  # stores that no program waits for
-        self._repeated: list[str] = []  # those of them that stand for all later steps, at the step `place`
+        self._later: list[str] = []  # stores for which no program waits
+        self._repeated: list[str] = []  # stores that are repeated for all later steps, at the step `place`
         self._repeats = spec.ends and not spec.backwards
         self._next_store = 0
 
@@ -197,7 +199,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # Rounded up: with fewer programs than share a row, it would be 0, and the loop would have no end.
+        # Rounded up: with fewer programs than share a row, it would otherwise be 0, and the loop would not end.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -258,7 +260,7 @@ class _LoopWriter:
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
     def _split(self, name: str, value: str, parts: int) -> None:
-        """A float32 value as bfloat16 values that it is the sum of, or nearly so."""
+        """Splits a float32 value into bfloat16 values whose sum is the value, or nearly so."""
         for k in range(parts):
             self._line(f"{name}_{k} = dev.{'first' if k + 1 < parts else 'last'}_part({value})")
             if k + 1 < parts:
@@ -322,7 +324,7 @@ class _LoopWriter:
             self._give_up()
 
     def _find_end(self) -> None:
-        """Names the steps that the rows have; in the backward, stores what the others would."""
+        """Defines the number of steps of the rows; in the backward, also stores the results of all later steps."""
         pointer = self._param(Role.COUNTER, 2)
         self._line(f"left = dev.load({pointer} + rows, rows < B)")
         self._line("longest = tl.max(tl.max(tl.where(rows < B, left, 0), axis=1), axis=0)")
@@ -343,7 +345,7 @@ class _LoopWriter:
         self._depth -= 1
 
     def _all_stores(self) -> list[tuple[int, View, int, int]]:
-        """The number of each store, its view, and the width and the first of its columns."""
+        """For each store: its number, its view, and the width and the first of its columns."""
         stored: list[tuple[int, View, int, int]] = []
         number = 0
         for part in self._loop.parts:
@@ -371,7 +373,7 @@ class _LoopWriter:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _events(self) -> list[tuple[int, str]]:
-        """The parts that read what is exchanged, and those that complete what will be."""
+        """The parts that read exchanged values, and the parts that complete values to exchange."""
         last: dict[Port, int] = {}
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
@@ -389,10 +391,10 @@ class _LoopWriter:
 
     def _step(self, arrives: set[int], waits: set[int]) -> None:
         self._fetched: set[tuple[Columns, int]] = set()
-        self._rows: dict[Columns, str] = {}  # fetched for reductions
-        self._values: dict[Columns, str] = {}  # what the step has computed
+        self._rows: dict[Columns, str] = {}  # whole rows that were fetched for reductions
+        self._values: dict[Columns, str] = {}  # values that the step has computed
         self._new: dict[Port, str] = {}
-        self._taken: dict[Port, str] = {}  # from the ring
+        self._taken: dict[Port, str] = {}  # values read from the ring
         self._next_store = 0
         if self._repeats:
             self._line("until = tl.where(step == behind, T, step + 1)")
@@ -427,7 +429,7 @@ class _LoopWriter:
             self._line(f"{self._carried[port]} = {value}")
         for i in self._loaded_ahead():
             self._line(f"load_{i} = next_{i}")
-        if self._loop.ring or (self._loop.shifted and not arrives):  # what a thread stores is loaded by others
+        if self._loop.ring or (self._loop.shifted and not arrives):  # other threads load what a thread stores
             self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
@@ -438,8 +440,10 @@ class _LoopWriter:
             self._load(f"next_{i}", i, "following", exists)
 
     def _loaded_ahead(self) -> list[int]:
-        """The loads that are under way a step earlier: all but those of what was written some steps ago, many of one
-        value, which would fill the registers."""
+        """The loads that are issued a step earlier: all but those of values that were written some steps ago.
+
+        One such value has many loads, which would fill the registers.
+        """
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
     def _flush(self) -> None:
@@ -455,7 +459,7 @@ class _LoopWriter:
             self._repeated.clear()
 
     def _call(self, i: int, part: StageCall, step: str = "step", exists: str | None = None) -> None:
-        """Computes a stage, of values of earlier steps as they are at `step`, if that `exists`."""
+        """Computes a stage; values of earlier steps are read at `step`, if `exists` holds."""
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -499,7 +503,7 @@ class _LoopWriter:
                 self._next_store += 1
 
     def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
-        """Loads the value of the step that a number gives; returns its name."""
+        """Loads the value of the step that a number selects; returns its name."""
         number = gather.number.name
         self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
         distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
@@ -508,7 +512,7 @@ class _LoopWriter:
         return name
 
     def _reduce(self, i: int, part: Reduce) -> None:
-        """A reduction of rows, which the program has whole, or else fetches."""
+        """Reduces rows, which the program has whole or fetches."""
         columns = part.operand
         width, own = columns.width, f"own_{columns.width}[None, :]"
         if self._tiles.exchanged:
@@ -543,7 +547,7 @@ class _LoopWriter:
         return [repr(1.0 / width), repr(1.0 / (width - correction)) if width > correction else 'float("inf")']
 
     def _together(self, i: int, part: Multiply) -> dict[int, Multiply]:
-        """Product `i` and those after it that are computed with it, by number."""
+        """Product `i` and the following products that are computed together with it, by number."""
         found = {i: part}
         if self._tiles.exchanged and self._parts(self._exchange(part.operand.port)) > 1:
             for j, other in enumerate(self._loop.parts[i + 1 :], i + 1):
@@ -554,7 +558,7 @@ class _LoopWriter:
         return found
 
     def _multiply(self, products: Mapping[int, Multiply]) -> None:
-        """Products of one operand."""
+        """Computes products of one operand."""
         operand = next(iter(products.values())).operand
         exchange = self._exchange(operand.port)
         name, chunks = self._name(operand), range(len(self._blocks(operand)))
@@ -563,7 +567,7 @@ class _LoopWriter:
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(most) if a + b < most]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
-        # Sums that do not wait for each other: of the terms of a float32, or else of the chunks.
+        # Sums that do not depend on each other: one for each term of a float32, or else one for each chunk.
         sums = terms if len(terms) > 1 else chunks
         pieces = [(i, first, count) for i, part in products.items() for first, count in part.pieces]
         for i, first, count in pieces:
@@ -581,7 +585,7 @@ class _LoopWriter:
             self._sum(i, part, terms, len(sums))
 
     def _sum(self, i: int, part: Multiply, terms: Sequence[tuple[int, int]], num_sums: int) -> None:
-        """The results of a product."""
+        """Computes the results of a product from its sums."""
         for first, count in part.pieces:
             totals = [f"total_{i}_{first}_{k}" for k in range(num_sums)]
             if len(terms) > 1:  # the small ones first
@@ -628,18 +632,18 @@ class _LoopWriter:
         return frozenset({*self._number, *self._gathered}) if self._tiles.exchanged else frozenset()
 
     def _slot(self, number: int, width: int, parts: int, slot: str, part: int) -> str:
-        """Where the columns of a slot begin, in each row."""
+        """The beginning of a slot's columns, in each row."""
         pointer, size = self._param(Role.OPERAND, number), _padded(width)
         return f"{pointer} + ((({slot}) * {parts} + {part}) * padded + rows) * {size}"
 
     def _in_ring(self, port: Port, slot: str) -> str:
-        """Where the program's elements of a value are."""
+        """The place of the program's elements of a value."""
         number, (width, _) = list(self._loop.carried).index(port), self._loop.carried[port]
         pointer = self._param(Role.RING, number)
         return f"{pointer} + (({slot}) * rows_in_all + rows) * {width} + own_{width}[None, :]"
 
     def _from_ring(self, port: Port) -> str:
-        """A value as the step before has left it."""
+        """The value that the previous step has left in memory."""
         found = self._taken.get(port)
         if found is None:
             found = self._taken[port] = f"ring_{list(self._loop.carried).index(port)}"
@@ -648,7 +652,7 @@ class _LoopWriter:
         return found
 
     def _publish(self, columns: Columns, value: str, width: int, slot: str) -> None:
-        """Gives other programs what they read of a value."""
+        """Publishes the columns that other programs read of a value."""
         if not self._tiles.exchanged:
             return
         own = f"({columns.first} + own_{width}[None, :])"
@@ -669,15 +673,15 @@ class _LoopWriter:
             self._line(f"dev.publish({place}, {value}, mask_{width})")
 
     def _ahead(self, exchange: Exchange) -> int:
-        """Number of chunks of an operand that are loaded before the first one is multiplied."""
+        """The number of chunks of an operand that are loaded before the first one is multiplied."""
         return self._tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
-        """Name of the chunks and parts of an operand, without their numbers."""
+        """The name of the chunks and parts of an operand, without their numbers."""
         return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
 
     def _blocks(self, operand: Columns) -> list[_Block]:
-        """The terms of the sums over an operand's columns: chunks of what is exchanged, or else values as they are."""
+        """The terms of sums over an operand's columns: chunks of an exchanged operand, or values in registers."""
         found = []
         if self._tiles.exchanged:
             for j, size in enumerate(self._tiles.chunks(operand.width)):
@@ -703,7 +707,7 @@ class _LoopWriter:
         return sorted(found, key=lambda columns: columns.first)
 
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Puts some blocks of an operand, for all of the group's rows, into registers, unless they are in registers."""
+        """Loads some blocks of an operand, for all of the group's rows, into registers, unless they are there."""
         blocks = self._blocks(operand)
         for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
@@ -721,7 +725,7 @@ class _LoopWriter:
                 self._line(f"{name}_{k} = dev.fetch({place}, {mask})")
             return
         value = self._carried.get(operand.port) or self._values[block.value]
-        if inside:  # in the padding may be what makes 0 times it no number
+        if inside:  # the padding may contain infinity or NaN, whose product with 0 is NaN
             self._line(f"inside_{name} = tl.where({inside}, {value}, 0.0)")
             value = f"inside_{name}"
         if self._parts(exchange) > 1:
@@ -749,17 +753,17 @@ class _LoopWriter:
         self._line(f"{name} = dev.load({self._address(Role.INPUT, i, place, step, width)}, {mask})")
 
     def _store(self, value: str, width: int, first: int) -> None:
-        """Notes a store for later. Of a product, each piece is one."""
+        """Notes a store for later; each piece of a product is a store."""
         i = self._next_store
         _, place = self._spec.stores[i]
         step, later = ("place", self._repeated) if self._repeats else ("step", self._later)
         address = self._address(Role.OUTPUT, i, place, step, width, first)
         later.append(f"dev.store({address}, {value}, mask_{width})")
 
-    # -- an end that should not be -----------------------------------------------------------------------------------
+    # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Nothing that was computed without what others had to bring passes for a result."""
+        """Overwrites all results with NaN if a program gave up waiting for the others."""
         self._line("if dev.gave_up(counter):")
         self._depth += 1
         self._line(f"tl.store({self._param(Role.COUNTER, 1)}, 1)")
@@ -793,10 +797,10 @@ def _pairwise(terms: Sequence[str]) -> str:
 
 
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
-    """Finds the parts after which a program arrives, and those before which it waits.
+    """The parts after which a program arrives, and the parts before which it waits.
 
-    Events go round: what a step writes last, the next one reads first. A program never arrives twice without a wait
-    in between, so that the counter alone shows the progress of all.
+    Events are cyclic: the next step first reads what a step writes last. A program never arrives twice without a wait
+    in between, so that the counter alone shows the progress of all programs.
     """
     arrives, waits = set(), set()
     for place, (part, kind) in enumerate(events):

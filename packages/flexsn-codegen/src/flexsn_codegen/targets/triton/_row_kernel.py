@@ -1,7 +1,7 @@
 """Kernels in Triton on rows and columns: they reduce rows, sum over rows, and read operands in either direction.
 
-A program has some rows. Where a row is reduced, it has the whole row, padded to a power of two; elsewhere a block of
-columns. Where results are summed over rows, it walks `STEPS` blocks of rows, and writes its own sums.
+A program has some rows. If a row is reduced, it has the whole row, padded to a power of two; otherwise it has a block
+of columns. If results are summed over rows, it walks `STEPS` blocks of rows, and writes its own sums.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from flexsn_codegen.targets.triton._writer import decoded, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
-# All of a row is in registers.
+# The whole row is in registers.
 LONGEST_ROW = 1 << 16
 
-# Elements of a program that reduces rows; of one that walks rows and sums over them; of a tile in two directions.
+# Elements of a program that reduces rows, of a program that walks rows and sums over them, and of a tile in two
+# directions.
 _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
-# Columns of a program that sums over rows, and of a tile.
+# Columns of a program that sums over rows, and columns of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
 # Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small. Programs that
 # also reduce rows wait for each other's warps, which more of them hide.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
-# Most operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK`.
+# The largest number of operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK` elements.
 _MOST_OPERANDS = 7
 
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
-"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, `PAIRS` every second element,
-else their number, or those of an earlier operand; how it is summed; the number of the operand whose elements are just
-before its own in memory. The first layout is `(columns of a program, True if these are all)`."""
+"""First, terms of the offset of an operand's rows, and of its columns: 0 for none, `RUN` for one stride, `PAIRS` for
+every second element, else their number, or those of an earlier operand. Then its sum, and the number of the operand
+whose elements are just before its own in memory. The first layout is `(columns of a program, True if these are
+all)`."""
 RUN, PAIRS = -1, -2
 
 
@@ -62,7 +64,7 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
 
 
 def _needs_registers(core: CoreSource) -> bool:
-    """True if a program has few elements, so that what it computes of them stays in registers."""
+    """True if a program should have few elements, so that its values stay in registers."""
     operands = len(core.arguments) + len(core.results)
     return operands > _MOST_OPERANDS or any(f"dev.{name}(" in core.source for name in ("sin", "cos", "tan"))
 
@@ -148,7 +150,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         load = f"{port.name} = dev.load({place}, {mask})"
         if port in seconds:
             load = f"{port.name}, {seconds[port].name} = dev.load_pair({place}, {mask})"
-        # Operands that all rows share are loaded once.
+        # Operands that are equal for all rows are loaded once.
         (lines if mask == "inside" else body).append(load)
     body += _stages(core, places, layout_of, firsts, columns)
     if summed:
@@ -162,7 +164,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     else:
         lines += body
     numbers = [argument for number in core.numbers for argument in number.arguments]
-    # Where operands lie in two directions, vectors of loads need to know by what `N` is divisible.
+    # If operands have two directions, the compiler needs divisibility of `N` to vectorise loads.
     counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
     unspecialised = [*counts, *numbers]
     text_of_body = "\n".join("    " + line for line in lines)
@@ -182,9 +184,9 @@ def _places(
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The place and the mask of each operand, the lines for its offsets by rows, and those by columns.
+    """The place and the mask of each operand, the lines for its offsets by rows, and the lines for those by columns.
 
-    Results are stored from all rows of a program: their places have all rows, also where there is one row.
+    Results are stored from all rows of a program, so their places have all rows, even if there is one row.
     """
     places: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []

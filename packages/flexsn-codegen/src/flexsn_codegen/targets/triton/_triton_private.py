@@ -26,12 +26,12 @@ _LAUNCHER = ["CompiledKernel", "CompiledKernel.function", "CompiledKernel.packed
 
 
 def _fails_with_numpy() -> bool:
-    """Triton 3.6 makes a Python number of an array with one dimension, which numpy 2.4 refuses."""
+    """Triton 3.6 makes a Python number of an array with one dimension, and numpy 2.4 refuses this."""
     numpy = importlib.metadata.version("numpy").split(".")[:2]
     return triton.__version__.startswith("3.6.") and [int(part) for part in numpy] >= [2, 4]
 
 
-# The interpreter is imported when a kernel is interpreted: it needs numpy, which nothing else here does.
+# The interpreter is imported when a kernel is interpreted, because it needs numpy, which nothing else here needs.
 expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "TensorHandle.dtype"], _NO_INTERPRETER)
 if triton.knobs.runtime.interpret and _fails_with_numpy():
     warnings.warn(
@@ -48,37 +48,37 @@ expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
-# Launch attributes besides a grid, threads and shared memory, and their defaults.
+# Launch attributes other than a grid, threads and shared memory, with their defaults.
 _USUAL = {"launch_pdl": False, "num_ctas": 1}
-# After its own arguments, each kernel takes pointers to memory that Triton allocates: ours need none.
+# After its own arguments, each kernel takes pointers to memory that Triton allocates; our kernels need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
 _told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
 
 
 def array_of(x: Any) -> Any:
-    """The numpy array that stands for a value in Triton's interpreter."""
+    """The numpy array that represents a value in Triton's interpreter."""
     return x.handle.data
 
 
 def value_of(like: Any, data: Any, kind: Any) -> Any:
-    """A value of the interpreter that holds `data`, of the shape of `like` and the dtype `kind`."""
+    """A value of the interpreter that holds `data`, with the shape of `like` and the dtype `kind`."""
     handle = needed("triton.runtime.interpreter", "TensorHandle", _NO_INTERPRETER)
     shape = _block_type(kind, like.type.shape) if like.type.is_block() else kind
     return _tensor(handle(data.reshape(array_of(like).shape), kind), shape)
 
 
 def as_flags(mask: Any) -> Any:
-    """A mask whose array holds flags, as loads and stores of Triton 3.9 need it.
+    """A mask whose array holds flags, which loads and stores of Triton 3.9 need.
 
-    The interpreter gives a comparison the dtype of what was compared: one number, compared and broadcast to a block,
-    is an array of int32.
+    The interpreter gives a comparison the dtype of the compared values: a number that is compared and broadcast to a
+    block is an array of int32.
     """
     return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, _tensor) else mask
 
 
 def launches_on_nvidia() -> bool:
-    """True if the GPU that kernels are launched on is NVIDIA's."""
+    """True if the GPU on which kernels are launched is NVIDIA's."""
     driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
     return bool(driver.active.get_current_target().backend == "cuda")
 
@@ -86,7 +86,7 @@ def launches_on_nvidia() -> bool:
 def launcher(
     compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
-    """As `targets.triton.launcher`, which says what it is for."""
+    """The implementation of `targets.triton.launcher`."""
     driver = needed(_DRIVER, "driver", _NO_LAUNCH)
     hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
 
@@ -114,14 +114,14 @@ def load(compiled: Any) -> None:
 
 
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
-    """As `targets.triton.entry`, which says what it is for."""
+    """The implementation of `targets.triton.entry`."""
     if not _told or torch.version.hip is not None or grid[2] != 1:
         return None
     run, metadata = compiled.run, compiled.metadata
     if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
         return None
     together = getattr(run, "launch_cooperative_grid", None)
-    if together is None or getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
+    if together is None or getattr(run, "gsan_enabled", False):  # the sanitizer adds arguments of its own
         return None
     kinds = list(compiled.src.signature.values())
     passed = []

@@ -1,7 +1,7 @@
-"""Kernels in Triton whose results are interleaved, as pixels of three colours: a program writes elements one after
-the other, and computes each of them with its neighbours.
+"""Kernels in Triton with interleaved results, such as pixels of three colours.
 
-Stores of every third element would each touch all of the memory.
+A program writes adjacent elements, and computes each of them together with its neighbours. Stores of every third
+element would each touch all of the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flexsn_codegen.targets.triton._writer import TritonWriter
 
 def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
     """As `Target.woven_kernel`."""
-    # All of a result follows each other where its first elements are apart by `count` everywhere.
+    # A result is adjacent in memory if the first elements of its groups are `count` apart everywhere.
     writer = TritonWriter(target, (), ["N"])
     writer.line("lane = dev.narrow(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), N)")
     writer.line("mask = lane < N")

@@ -63,9 +63,10 @@ class TritonWriter(KernelWriter):
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
             self.line(f"step = tl.cast({self._elements}, tl.int64)")
-            # Adds 0, which the compiler takes for as divisible as `step`. Otherwise, where time steps are no multiple
-            # of 16 bytes apart, every second or fourth step is read and written in wider pieces than the others:
-            # values are then moved between threads, and Triton 3.6 fails on some ("does not dominate this use").
+            # Adds 0 in a form that the compiler assumes to be only as divisible as `step`. Otherwise, if time steps are
+            # no multiple of 16 bytes apart, every second or fourth step is read and written in wider pieces than the
+            # others. Values are then moved between threads, and Triton 3.6 fails on some ("does not dominate this
+            # use").
             self.line(f"off += tl.where(T < 0, {self._elements}, 0)")
 
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
@@ -192,7 +193,7 @@ class TritonWriter(KernelWriter):
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
         self.line(f"{largest} = {_folded('tl.maximum', highs)}")
-        # A row that does not exist has no elements, so nothing is left of it.
+        # The minimum over no elements, as in a row that does not exist, is T; both bounds are then 0.
         self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
