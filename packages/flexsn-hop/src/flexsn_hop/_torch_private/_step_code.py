@@ -86,7 +86,7 @@ def compile_step(
 ) -> StepCode:
     """Inductor's code for a graph of ATen operators, for tensors that lie in memory as these do.
 
-    The graph takes a number below ``longest``, sequences of at least as many rows, and tensors like ``rows``. It writes
+    The graph takes a number below ``longest``, sequences of ``longest`` rows or fewer, and tensors like ``rows``. It writes
     its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors whose
     address is a multiple of ``ALIGNMENT``.
     """
