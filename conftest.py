@@ -1,19 +1,21 @@
-"""Decides, before torch and Triton are imported, how many threads work, and whether kernels run on a GPU."""
+"""Decides, before torch and Triton are imported, the number of threads, and whether kernels run on a GPU."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Tests run in several processes and start more: one thread each. Threads that wait for one another spin, and beside
-# other work on a small machine they spin for most of the time. Their libraries read this when they are loaded.
+# Tests run in several processes and start more processes: each has one thread. Threads that wait for each other spin;
+# on a small machine with other work, they would spin most of the time. The libraries read these variables when loaded.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-# Inductor compiles in this process: a pool of compilers for each test process would be a crowd.
+# Inductor compiles in this process: a pool of compilers for each test process would be too many processes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     from flexsn_runtime.kernels._trained import TrainedScan
     from flexsn_runtime.native import NativeScan
 
-# Pytest adds a handler to loggers that do not propagate; with a handler here, torch logs all graphs of compilations.
+# Pytest adds a handler to loggers that do not propagate, and with a handler, torch would log all compiled graphs.
 logging.getLogger("torch.__trace").propagate = True
-torch.set_num_threads(1)  # where something imported torch before this file
+torch.set_num_threads(1)  # if torch was imported before this file
 
 HAS_GPU = torch.cuda.is_available()
 
-# Triton reads the variable when a kernel is defined, so it has to stand before the first import.
+# Triton reads the variable when a kernel is defined, so it must be set before the first import.
 if HAS_GPU and os.environ.get("TRITON_INTERPRET", "0") != "0":
     raise pytest.UsageError(
         "TRITON_INTERPRET is set on a machine with a GPU: the tests marked gpu would pass without "
@@ -46,24 +48,24 @@ if not HAS_GPU:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long`: all tests."""
+    """Adds the option `--long`, which runs all tests."""
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
 
 
 def fits(item: pytest.Item, pattern: str) -> bool:
-    """True if a pattern fits the parameters of a test: `"lif-*"` fits those of `test_x[lif-5]`."""
+    """True if a pattern matches the parameters of a test: `"lif-*"` matches those of `test_x[lif-5]`."""
     return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
 
 
 def patterns(item: pytest.Item) -> tuple[str, ...] | None:
-    """The parameters that a test marked `long` has without `--long`, too: `all_but`. `None`: it is not marked."""
+    """Returns the patterns of a test marked `long` that also run without `--long`; `None`: it is not marked."""
     mark = item.get_closest_marker("long")
     return None if mark is None else tuple(mark.kwargs.get("all_but", ()))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class) -> Generator[None, Any, Any]:
-    """See that each pattern of `all_but` fits some of a test's parameters."""
+    """Checks that each pattern of `all_but` matches parameters of the test."""
     items = yield
     for pattern in (patterns(items[0]) if isinstance(items, list) and items else None) or ():
         if not any(fits(item, pattern) for item in items):
@@ -72,7 +74,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class) -> Genera
 
 
 def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the long tests out of `items`, but for those of a GPU; pytest counts them as deselected."""
+    """Removes the long tests from `items`, except those for a GPU; pytest counts them as deselected."""
 
     def is_long(item: pytest.Item) -> bool:
         kept = patterns(item)
@@ -85,7 +87,7 @@ def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `long` without `--long`; skip those marked `gpu` where there is no GPU."""
+    """Removes tests marked `long` without `--long`, and skips tests marked `gpu` without a GPU."""
     if not config.getoption("--long"):
         leave_out_long(config, items)
     if HAS_GPU:
@@ -97,40 +99,66 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Freeze existing objects: the collector need not go over torch's objects again and again."""
+    """Freezes existing objects, so that the collector does not visit torch's objects again and again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Let the collector have all again: libraries count what is left over at the end."""
+    """Unfreezes all objects for the collector, because libraries count leftovers at the end."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=HAS_GPU)
 def memory_for_other_processes() -> Iterator[None]:
-    """Several processes test on one GPU: none keeps memory that it does not use."""
+    """Frees unused GPU memory, because several processes test on one GPU."""
     yield
     torch.cuda.empty_cache()
 
 
 @pytest.fixture
 def interpreted() -> None:
-    """For tests that run kernels on CPU tensors: they need Triton's interpreter."""
+    """Skips tests that run kernels on CPU tensors unless Triton's interpreter is on."""
     if HAS_GPU:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
 
 
+# Tests of kernels themselves, which are as users have them.
+VECTORS = (
+    "packages/flexsn-codegen/",
+    "packages/flexsn-runtime/",
+    "tests/test_random_scans.py",
+    "tests/test_scan_gradients.py",
+    "tests/test_scan_parity.py",
+)
+WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile kernels in C++ without vector code, of the same bits, in half of the time; but for `VECTORS`, and not
+    with `--long`.
+    """
+    place = request.node.nodeid.startswith(VECTORS)
+    if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if shutil.which("g++"):
+            patch.setenv("CXX", str(WITHOUT_VECTORS))
+        yield
+
+
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run neurons as loops, as without a compiler, in tests that do not depend on the backend."""
+    """Runs neurons as loops, as without a compiler, in tests that do not depend on the backend."""
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
 @pytest.fixture(scope="session")
 def compiler() -> None:
-    """For tests that run kernels in C++: they need a compiler on the path."""
-    from flexsn_codegen.targets.cpp import why_no_compiler  # not of this file: a wheel's tests may be without it
+    """Skips tests that run kernels in C++ unless a compiler is on the path."""
+    from flexsn_codegen.targets.cpp import why_no_compiler  # imported here, since a wheel's tests may lack it
 
     why = why_no_compiler()
     if why is not None:
@@ -139,7 +167,7 @@ def compiler() -> None:
 
 @pytest.fixture(autouse=True)
 def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
-    """Use `compiler` in tests that have `"cpp"` as a parameter."""
+    """Applies `compiler` to tests with `"cpp"` as a parameter."""
     call = getattr(request.node, "callspec", None)
     if call is not None and "cpp" in [value for value in call.params.values() if isinstance(value, str)]:
         request.getfixturevalue("compiler")
@@ -150,7 +178,7 @@ def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
-    """Notes each call that the compiled launcher makes."""
+    """Records each call of the compiled launcher."""
     from flexsn_runtime.native import NativeScan
 
     runs: list[NativeScan] = []
@@ -166,7 +194,7 @@ def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
 
 @pytest.fixture
 def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
-    """Notes what is needed of each backward that Python makes."""
+    """Records the requested gradients of each backward that runs in Python."""
     from flexsn_runtime.kernels._trained import TrainedScan
 
     needs: list[tuple[bool, ...]] = []

@@ -1,6 +1,6 @@
-"""Training steps of compiled kernels beside those of the loop: a row for each step function and shape.
+"""Training steps of compiled kernels and of the loop: a row for each step function and shape.
 
-`inhibition.py` and `other_shapes.py` give their step functions to `main`.
+`inhibition.py` and `other_shapes.py` pass their step functions to `main`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fresh(nn.Module):
 
 
 def timed(run: Run, calls: int) -> float:
-    """Milliseconds of a call."""
+    """Returns the milliseconds of a call."""
     synchronize(DEVICE)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -49,7 +49,7 @@ def timed(run: Run, calls: int) -> float:
 
 
 def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """A row: the loop, kernels, the ratio, how, the first training step."""
+    """Returns a row: the loop, kernels, the ratio, the way of the kernels, the first training step."""
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)
     core = make(neurons).to(DEVICE)
@@ -82,10 +82,10 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
     """Reads the command line, and writes a table.
 
     Args:
-        name: of the script, without its ending.
-        title: of the table.
-        cores: step functions, each made with a number of neurons.
-        layer: makes a layer of a core and the name of a backend.
+        name: Name of the script, without its ending.
+        title: Title of the table.
+        cores: Step functions, each made with a number of neurons.
+        layer: Function that makes a layer from a core and the name of a backend.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"{name}.md")

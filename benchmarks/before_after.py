@@ -1,11 +1,11 @@
-"""Another benchmark's figures of two checkouts side by side, run in turns: what a change made faster or slower.
+"""Another benchmark's figures of two checkouts side by side: the parts that a change made faster or slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
-`FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`); each runs its own script
-with its own packages in processes of their own: before, after, before, after. Of the rows that both tables have, the
-least of the runs is compared, as the least is what others disturbed least; the spread is the greatest of a checkout's
-runs over its least, the larger one of both: a ratio within it says nothing.
+`FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
+own script with its own packages in separate processes, in turns: before, after, before, after. Rows of both tables are
+compared by their least run, which other processes disturbed least. The spread is a checkout's greatest run over its
+least, for the checkout where it is larger: a ratio within the spread is no difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from measure import publish, table, where
 
 Figures = dict[tuple[str, ...], dict[str, float]]
-"""By what a row is called, its numbers by column."""
+"""For each row's name, its numbers by column."""
 HERE = Path(__file__).parents[1]
 COLUMNS = {
     "scan_overhead.py": ("call", "graph", "kernels"),
@@ -42,7 +42,7 @@ def is_number(text: str) -> bool:
 
 
 def figures(text: str, columns: tuple[str, ...]) -> Figures:
-    """The numbers of a Markdown table; a row is called what stands before its first number with a decimal point."""
+    """Returns the numbers of a Markdown table; a row's name is all before its first number with a decimal point."""
     lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
     header, rows = lines[0], lines[2:]
     found: Figures = {}
@@ -54,7 +54,7 @@ def figures(text: str, columns: tuple[str, ...]) -> Figures:
 
 
 def run(checkout: Path, script: str, arguments: list[str], columns: tuple[str, ...]) -> Figures:
-    """The figures that a checkout's script writes now."""
+    """Returns the current figures of a checkout's script."""
     packages = os.pathsep.join(str(folder) for folder in sorted(checkout.glob("packages/*/src")))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "table.md"

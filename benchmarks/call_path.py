@@ -1,12 +1,12 @@
-"""The path of a warm call: how many of the project's functions it enters, in how many files, and what that costs.
+"""The path of a warm call: the number of functions of the project that it enters, their files, and the time.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
 A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
-`FlexSN.forward` on, and `files` those that they are written in; the generated check of what a core read is a call, and
-in no file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is
-the CPU's time of such a call without the count, the least of several runs that the rows take in turns, on the CPU. The
-kernel of a recurrent step in one launch is one for a GPU, and is not run here: `us` is the time beside it.
+`FlexSN.forward` on, and `files` the files that define them; the generated check of a core's reads is a call without a
+file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is the CPU
+time of such a call without the count: the least of several runs, which the rows take in turns, on the CPU. A recurrent
+step in one launch has a GPU kernel, which does not run here: `us` is the other time of the call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Call = Callable[[], object]
 
 
 def path_of(call: Call) -> list[tuple[str, str]]:
-    """File and name of each of the project's functions that a call enters, in order."""
+    """Returns file and name of each of the project's functions that a call enters, in order."""
     entered: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -61,10 +61,10 @@ def path_of(call: Call) -> list[tuple[str, str]]:
 
 
 def works(*, one_launch: bool) -> list[tuple[str, Call]]:
-    """The rows: a call of each kind, warm.
+    """Returns the rows: a warm call of each kind.
 
     Args:
-        one_launch: those of recurrent steps in one launch, or else all others.
+        one_launch: Whether to return recurrent steps in one launch, or all others.
     """
     os.environ["FLEXSN_LAUNCHER"] = "python"
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
 
 
 def without_kernels_of_a_gpu() -> None:
-    """Has them launch nothing: an interpreter would run them."""
+    """Makes them launch nothing: otherwise, an interpreter would run them."""
 
     def nothing(launch: object, *given: object) -> None:
         pass
@@ -165,7 +165,7 @@ def without_kernels_of_a_gpu() -> None:
 
 
 def least(rows: list[tuple[str, Call]]) -> list[float]:
-    """Microseconds of the CPU for a call of each row; they take turns."""
+    """Returns the CPU's microseconds for a call of each row; the rows take turns."""
     best = [float("inf")] * len(rows)
     for _ in range(RUNS):
         for i, (_, call) in enumerate(rows):
@@ -177,7 +177,7 @@ def least(rows: list[tuple[str, Call]]) -> list[float]:
 
 
 def measured(*, one_launch: bool, paths: bool) -> list[list[str]]:
-    """The lines of the table."""
+    """Returns the lines of the table."""
     rows = works(one_launch=one_launch)
     lines = []
     for (name, call), us in zip(rows, least(rows), strict=True):
@@ -203,7 +203,7 @@ def main() -> None:
         print(json.dumps(measured(one_launch=True, paths=chosen.paths)))
         return
     lines = measured(one_launch=False, paths=chosen.paths)
-    # Without a GPU, kernels in Triton are there in its interpreter alone, chosen before Triton is imported.
+    # Without a GPU, kernels in Triton exist in its interpreter alone, which is chosen before the import of Triton.
     command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
     lines += json.loads(done.stdout)

@@ -1,17 +1,17 @@
-"""Training steps of whole networks by `flexsn_nn.graphs.capture`: wall time beside the time of their kernels.
+"""Training steps of whole networks with `flexsn_nn.graphs.capture`: wall time and the time of their kernels.
 
     python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
         [--seconds 100]
 
-The networks of whole_networks.py with LIF neurons, norms in the neurons' steps, pooling by kernels, and channels-last
-images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison of everything
-that may have changed, the replay, and copies of its results. It stands beside the same step run by Python, in turns,
-and beside the sum of the times of the kernels that the captured step launches. "issued in" is the time that the CPU
-needs for a captured step, whether or not the GPU has done its work yet. "captured after" is the time from the end of
-the first step to the end of the first one that is a replay: runs by Python, the recording, and the replay. "between
-two" is what is left of the step for each kernel. It cannot be less than the time between two kernels that do nothing,
-each of which waits for the one before, in a graph of many: the last column is the step relative to its
-kernels with one such gap each. What fails has its error in its row, and `--seconds` is when nothing else is begun.
+The networks are those of whole_networks.py with LIF neurons, norms in the neurons' steps, pooling in kernels, and
+channels-last images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison
+of everything that may have changed, the replay, and copies of its results. The table compares it with the same step
+run in Python, in turns, and with the summed times of the kernels that the captured step launches. "issued in" is the
+CPU's time for a captured step, without waiting for the GPU. "captured after" is the time from the end of the first step
+to the end of the first replay: it includes runs in Python, the recording, and the replay. "between two" is the rest of
+the step, divided by the number of kernels. It cannot be less than the time between two empty kernels in a graph of
+many, each of which waits for the one before. The last column is the step relative to its kernels with one such gap
+each. A failed network has its error in its row. After `--seconds`, no network begins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEASURED_MS = 150
 
 
 def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor]:
-    """A captured step of a network, and its arguments."""
+    """Returns a captured step of a network, and its arguments."""
     torch.manual_seed(0)
     net = case.make(LIF).to(device)
     if case.normed:
@@ -67,7 +67,7 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
-    """Cells of a row but for the kernels' time, and the captured step."""
+    """Returns the cells of a row without the kernels' time, and the captured step."""
     captured, frames, labels = made(case, device)
     first = seconds(lambda: captured(frames, labels), device)
     later = sum(seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
@@ -92,17 +92,17 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 
 
 def calls_of(milliseconds: float) -> int:
-    """Steps that are measured together: one number for wall time and kernels' time, since clocks fall under load."""
+    """Returns the number of steps to measure together, for wall and kernel times alike: clocks fall under load."""
     return max(8, int(MEASURED_MS / milliseconds))
 
 
 class Idle(NamedTuple):
-    """Kernels in a graph that do nothing, each of which waits for the one before: µs for each.
+    """Empty kernels in a graph, each of which waits for the one before: µs for each.
 
     Attributes:
-        period: from the begin of one to that of the next.
-        kernel: of one, by the profiler.
-        alone: from the begin of a graph of one to that of the next graph.
+        period: Time from the begin of one to the begin of the next.
+        kernel: Time of one, in the profiler.
+        alone: Time from the begin of a graph of one to the begin of the next graph.
     """
 
     period: float
@@ -115,7 +115,7 @@ class Idle(NamedTuple):
 
     @property
     def launch(self) -> float:
-        """Time of a graph, besides its kernels and gaps."""
+        """Time of a graph without its kernels and gaps."""
         return self.alone - self.period
 
 
@@ -125,7 +125,7 @@ def nothing_kernel(pointer):  # type: ignore[no-untyped-def]
 
 
 def idle(device: torch.device) -> Idle:
-    """Measures a graph of kernels that do nothing."""
+    """Measures a graph of empty kernels."""
     place = torch.zeros(1, device=device)
 
     def many() -> None:
@@ -141,7 +141,7 @@ def idle(device: torch.device) -> Idle:
 
 
 def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
-    """A row with the time of the kernels."""
+    """Returns a row with the time of the kernels."""
     if device.type != "cuda":
         return [*cells, *[""] * 5]
     try:
@@ -182,7 +182,7 @@ def main() -> None:
             found.append((case, *measured(case, device)))
         except Exception as error:
             found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
-    # A profiler may leave launches slower in this process: all walls stand before it.
+    # A profiler may leave launches slower in this process, so all wall times are measured before it.
     empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
     rows = [
         (

@@ -2,10 +2,10 @@
 
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
-A neuron is called once for each value, with compiled kernels (in Triton's interpreter where there is no GPU). Its
-threshold is annealed, or the width of its surrogate while it is trained, or a number decides between branches, another
-outcome each time. What is held is counted after the first tenth of the values and at the end: what grows in between
-would grow for ever.
+A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). Its threshold
+is annealed; or the width of its surrogate in training; or a number decides between branches, with another outcome each
+time. Resources are counted after the first tenth of the values and at the end: any growth in between would continue for
+ever.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BRANCHES = 12  # 2**BRANCHES outcomes
 
 
 class Annealed(nn.Module):
-    """A leaky integrator with the numbers that schedules change."""
+    """A leaky integrator with numbers that schedules change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def decide(core: Annealed, value: int, values: int) -> None:
 
 
 Change = Callable[[Annealed, int, int], None]
-# By what changes: how, whether gradients are computed, and how many of all values are tried.
+# By name of the change: the change, whether gradients are computed, and the share of all values.
 CASES: dict[str, tuple[Change, bool, float]] = {
     "threshold": (anneal_threshold, False, 1.0),
     "threshold, trained": (anneal_threshold, True, 0.05),
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Change, bool, float]] = {
 
 
 def run(core: Annealed, neuron: FlexSN, change: Change, values: range, trained: bool) -> None:
-    """Calls it once for each of the values."""
+    """Calls the neuron once for each of the values."""
     x = torch.ones(2, 8, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=trained)
     for value in values:
         change(core, value, 10_000)
@@ -85,7 +85,7 @@ def main(path: Path, values: int) -> None:
     rows = []
     for name, (change, trained, part) in CASES.items():
         count = int(values * part)
-        with tempfile.TemporaryDirectory() as folder:  # kernels are not found that another case has written
+        with tempfile.TemporaryDirectory() as folder:  # without the kernels of other cases
             os.environ["FLEXSN_CACHE_DIR"] = folder
             core = Annealed()
             neuron = FlexSN(core, 1, 1, 1, backend="triton")

@@ -1,10 +1,10 @@
-"""Triton's `num_ctas` for a recurrent layer: what a step's product becomes in clusters, compiled for an H100.
+"""Triton's `num_ctas` for a recurrent layer: the instructions of a step's product in clusters, compiled for an H100.
 
     python benchmarks/cluster_ctas.py [--output FILE]
 
 One program is a cluster of `num_ctas` blocks; Triton divides its tensors among them. The columns count instructions in
-PTX: places in another block's shared memory (`mapa`), loads and stores there, and barriers of the whole cluster.
-"Refused" is what the compiler says. It needs no GPU.
+PTX: addresses in another block's shared memory (`mapa`), loads and stores there, and barriers of the whole cluster.
+"Refused" is the compiler's error. The script needs no GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COUNTED = {"mapa": "mapa", "remote": r"(?:ld|st)\.(?:async\.\S*)?shared::cluster
 
 @triton.jit  # type: ignore[untyped-decorator]
 def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Steps of LIF neurons whose spikes are multiplied by a matrix."""
+    """Runs steps of LIF neurons whose spikes are multiplied by a matrix."""
     rows, columns = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, H)
     matrix = tl.load(v_ptr + columns[:, None] * H + columns[None, :])
     s = tl.zeros((R, H), dtype=tl.bfloat16)
@@ -47,7 +47,7 @@ def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type:
 
 @contextlib.contextmanager
 def errors() -> Iterator[Path]:
-    """A file that receives the standard error, that of C++ too."""
+    """Yields a file that receives the standard error, including that of C++."""
     with tempfile.TemporaryDirectory() as folder:
         path, before = Path(folder) / "errors", os.dup(2)
         with path.open("w") as file:
@@ -61,7 +61,7 @@ def errors() -> Iterator[Path]:
 
 
 def compiled(rows: int, width: int, blocks: int) -> list[str]:
-    """Bytes of shared memory and counts of instructions, or why there is no kernel."""
+    """Returns bytes of shared memory and counts of instructions, or the error without a kernel."""
     types = {"x_ptr": "*fp32", "v_ptr": "*bf16", "s_ptr": "*bf16", "T": "i32", "B": "i32"}
     names = {"H": width, "R": rows}
     source = ASTSource(layer, {**types, **dict.fromkeys(names, "constexpr")}, names)

@@ -1,14 +1,14 @@
-"""Divisions of recurrent loops among thread-block clusters: microseconds a step of each, forward and backward apart.
+"""Divisions of recurrent loops among thread-block clusters: microseconds a step, forward and backward apart.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
-        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE]
+        [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel processes. `differs` compares what a kernel stores with
-launches step by step: the share of other spikes in a forward, and the largest difference in a backward, of the largest
-value. `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among
-programs without clusters instead. Of several processes with the same `--lock`, one measures at a time. It needs a GPU
-with clusters.
+training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
+launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
+`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
+without clusters instead. Of several processes with the same `--lock`, one measures at a time, when as many as
+`--together` says have compiled. It needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +32,6 @@ from torch import Tensor
 from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, cluster_needs
-from flexsn_codegen.targets.cuda._nvrtc import cubin
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Role
 from flexsn_runtime import RecurrentSpecialization
@@ -47,10 +45,10 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch is stopped, with all that launches it in another way.
+    """A loop whose launch is stopped, with the arguments for other ways of launching it.
 
     Attributes:
-        started: what states are before the loop, since launches overwrite it.
+        started: The states before the loop, since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -60,11 +58,11 @@ class Caught:
         self.expected: list[Tensor] = []
 
     def stored(self) -> list[Tensor]:
-        """Values that the loop has written at every step."""
+        """Returns the values that the loop has written at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
-        """Clusters of the named divisions that have room."""
+        """Yields clusters of the named divisions that have room."""
         for one in divisions:
             blocks, splits, row_tiles = map(int, one.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
@@ -72,8 +70,8 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Divisions into clusters: for each number of blocks, those of the fewest turns, with as few rows as they allow
-        or one tile more; a warp has a quarter of its terms in registers at least.
+        """Yields divisions into clusters: for each number of blocks, those with the fewest turns and the fewest rows,
+        or one more row tile; a warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -90,7 +88,7 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Divisions among programs that exchange through global memory, for most of an H100 and its shared memory."""
+        """Yields divisions among programs that exchange through global memory, for most of an H100."""
         loop = self.loop
         of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
@@ -101,7 +99,7 @@ class Caught:
 
 
 def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
-    """The loops of a training step, by direction."""
+    """Returns the loops of a training step, by direction."""
     found: dict[str, Caught] = {}
 
     def stop(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> NoReturn:
@@ -124,13 +122,14 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
     return found
 
 
+@torch.no_grad()
 def differs(one: Caught) -> str:
     """How far what is stored is from what launches step by step stored."""
-    if one.over.backwards:
-        pairs = zip(one.stored(), one.expected, strict=True)
-        return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
-    spikes = [(a, b) for a, b in zip(one.stored(), one.expected, strict=True) if bool(((b == 0) | (b == 1)).all())]
-    return f"{max((float((a != b).float().mean()) for a, b in spikes), default=float('nan')):.1e}"
+    pairs = list(zip(one.stored(), one.expected, strict=True))
+    spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
+    if spikes:
+        return f"{max(float((a != b).float().mean()) for a, b in spikes):.1e}"
+    return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
 
 
 def measured(one: Caught, launch: InClusters | InPrograms) -> list[str]:
@@ -156,13 +155,9 @@ def in_words(division: Cluster | Tiles) -> str:
     if isinstance(division, Tiles):
         return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
     held = "" if division.held is None else f", {division.held} held"
+    held += "" if division.stored is None else f", {division.stored} stored"
+    held += (", one slot" if division.slots == 1 else "") + (", compact" if division.compact else "")
     return f"{division.blocks} x {division.splits}, {division.row_tiles}{held}"
-
-
-def compiled(text: str, capability: tuple[int, int]) -> None:
-    """Compiles a kernel into the cache on the disk."""
-    with contextlib.suppress(CompilationError):
-        cubin(text, capability)
 
 
 def main(
@@ -173,6 +168,7 @@ def main(
     path: Path,
     lock: Path | None,
     divisions: list[str],
+    together: int,
     *,
     tiles: bool,
 ) -> None:
@@ -204,14 +200,14 @@ def main(
     print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all([(one, launch) for _, one, _, launch in work])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
-    with alone(lock):
+    with alone(lock, together):
         for labels, one, division, launch in work:
             if time.perf_counter() - begun > seconds:
                 missing.append(f"{', '.join(labels)}, {in_words(division)}: no time was left")
                 continue
             try:
                 rows.append([*labels, in_words(division), *measured(one, launch)])
-            except Exception as error:  # a division that has no room
+            except Exception as error:  # a division without room
                 rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
             print(rows[-1], flush=True)
     columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]
@@ -228,21 +224,18 @@ def main(
 
 
 def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
-    """Compiles kernels of clusters in processes, those of programs in threads."""
-    cores = len(os.sched_getaffinity(0))
-    texts = [launch.kernel.text(launch.tensors(one.over)) for one, launch in work if isinstance(launch, InClusters)]
-    capability = torch.cuda.get_device_capability(DEVICE)
-    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compiled, dict.fromkeys(texts), [capability] * len(texts)))
+    """Compiles kernels in threads: compilers of both kinds work outside of Python."""
 
-    def compile_one(one: Caught, launch: InPrograms) -> None:
+    def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
         with contextlib.suppress(Exception):  # measuring it says what is wrong
-            launch.room(one.over)
+            if isinstance(launch, InClusters):
+                launch.compile(one.over)
+            else:
+                launch.room(one.over)
 
-    with ThreadPoolExecutor(cores) as threads:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         for one, launch in work:
-            if isinstance(launch, InPrograms):
-                threads.submit(compile_one, one, launch)
+            threads.submit(compile_one, one, launch)
 
 
 if __name__ == "__main__":
@@ -255,6 +248,7 @@ if __name__ == "__main__":
     parser.add_argument("--divisions", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     main(
         options.only,
@@ -264,5 +258,6 @@ if __name__ == "__main__":
         options.output,
         options.lock,
         options.divisions,
+        options.together,
         tiles=options.tiles,
     )

@@ -1,23 +1,27 @@
-"""Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
+"""Recurrent layers in thread-block clusters, compared with kernels without them and with cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
-        [--dtypes float32 bfloat16] [--steps] [--lock FILE]
+        [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
-of a training step, which is the forward and the backward of a random gradient to the input and the matrices.
-`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time. It needs a
-GPU with clusters. `cluster_divisions.py` compares divisions of a step.
+of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
+parts" is the float32 that `torch.set_float32_matmul_precision("high")` allows, 16 bits; TF32 has 11.
+`--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, when as many
+as `--together` says have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
+with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 DEVICE = torch.device("cuda")
+_MOST_SECONDS = 60.0  # in which others compile
 
 
 class Made:
@@ -53,23 +58,24 @@ class Made:
         self.forward: Run = inference(layer, x)
         self.training: Run = training(layer, x, torch.randn_like(x))
 
-    def times(self, lock: Path | None) -> tuple[str, str]:
+    def times(self) -> tuple[str, str]:
         """Microseconds a step of the forward, ms of a training step."""
-        self.forward()  # compiles
-        self.training()
-        with alone(lock):
-            gc.collect()  # of graphs before, whose nodes of leaves have other streams
-            forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
-            both = milliseconds(graphed(self.training), DEVICE, warmup=2, rep=15)
+        gc.collect()  # of graphs before, whose nodes of leaves have other streams
+        forward = milliseconds(graphed(self.forward), DEVICE, warmup=5, rep=60)
+        both = milliseconds(graphed(self.training), DEVICE, warmup=5, rep=80)
         return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
 
 
 @contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """No other process with this lock measures at the same time."""
+def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
+    """No other process with this lock measures at the same time, nor compiles, of as many as there are together."""
     if lock is None:
         yield
         return
+    lock.with_name(f"{lock.name}.{os.getpid()}").touch()
+    began = time.perf_counter()
+    while len(list(lock.parent.glob(f"{lock.name}.*"))) < together and time.perf_counter() - began < _MOST_SECONDS:
+        time.sleep(0.05)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -82,46 +88,75 @@ def without(variable: str) -> Iterator[None]:
     del os.environ[variable]
 
 
-def compared(name: str, shape: str, dtype: torch.dtype, lock: Path | None, *, steps: bool) -> list[list[str]]:
-    """A row for each way."""
-    hidden = int(shape.split("x")[2])
-    rows = []
-    begun = time.perf_counter()
-    made = Made(OURS[name](hidden), shape, dtype)
-    made.training()
-    torch.cuda.synchronize()
-    first = f"{time.perf_counter() - begun:.1f}"
-    rows.append(["ours", *made.times(lock), first])
-    with without("FLEXSN_CLUSTERS"):
-        rows.append(["ours without clusters", *Made(OURS[name](hidden), shape, dtype).times(lock), ""])
+def tf32(allowed: bool) -> AbstractContextManager[object]:
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed)
+
+
+@contextmanager
+def two_parts() -> Iterator[None]:
+    """Float32 is multiplied in two parts, or in TF32, as PyTorch's setting allows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
+    """Name of each way, whether it is ours, and what it runs in."""
+    yield "ours", True, contextlib.nullcontext()
+    yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
     if steps:
-        with without("FLEXSN_ONE_LAUNCH"):
-            rows.append(["ours, step by step", *Made(OURS[name](hidden), shape, dtype).times(lock), ""])
-    for tf32 in (True, False) if dtype == torch.float32 else (True,):
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
-            how = "cuDNN" + ("" if dtype != torch.float32 else ", TF32" if tf32 else ", float32")
-            rows.append([how, *Made(CUDNN[name](hidden), shape, dtype).times(lock), ""])
-    return rows
+        yield "ours, step by step", True, without("FLEXSN_ONE_LAUNCH")
+    if dtype == torch.float32:
+        yield "ours, two parts", True, two_parts()
+        yield "cuDNN, TF32", False, tf32(True)
+    yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, tf32(False)
+
+
+def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> tuple[list[Made], str]:
+    """The layer in each way, and the seconds of the first training step of the first one."""
+    hidden = int(shape.split("x")[2])
+    found, first = [], ""
+    for _, is_ours, within in ways(name, dtype, steps=steps):
+        with within:
+            begun = time.perf_counter()
+            made = Made((OURS if is_ours else CUDNN)[name](hidden), shape, dtype)
+            made.training()
+            torch.cuda.synchronize()
+            first = first or f"{time.perf_counter() - begun:.1f}"
+            made.forward()
+        found.append(made)
+    return found, first
 
 
 def main(
-    only: list[str], shapes: list[str], dtypes: list[str], seconds: float, path: Path, lock: Path | None, *, steps: bool
+    only: list[str],
+    shapes: list[str],
+    dtypes: list[str],
+    seconds: float,
+    path: Path,
+    lock: Path | None,
+    together: int,
+    *,
+    steps: bool,
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
-    for name in only or list(OURS):
-        for kind in dtypes:
-            for shape in shapes:
-                dtype = getattr(torch, kind)
+    work: list[tuple[list[str], torch.dtype, list[Made], str]] = []
+    for name, kind, shape in itertools.product(only or list(OURS), dtypes, shapes):
+        dtype = getattr(torch, kind)
+        try:
+            work.append(([name, shape, kind], dtype, *compiled(name, shape, dtype, steps=steps)))
+        except Exception as error:
+            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+    with alone(lock, together):
+        for labels, dtype, found, first in work:
+            for (how, _, within), made in zip(ways(labels[0], dtype, steps=steps), found, strict=True):
                 if time.perf_counter() - begun > seconds:
-                    missing.append(f"{name}, {shape}, {kind}: no time was left")
+                    missing.append(f"{', '.join(labels)}, {how}: no time was left")
                     continue
-                try:
-                    found = compared(name, shape, dtype, lock, steps=steps)
-                except Exception as error:
-                    missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
-                    continue
-                rows += [[name, shape, kind, *row] for row in found]
-                print(*rows[-len(found) :], sep="\n", flush=True)
+                with within:
+                    rows.append([*labels, how, *made.times(), first if how == "ours" else ""])
+                print(rows[-1], flush=True)
     header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms", "first training step, s"]
     lines = [
         "# Recurrent layers in clusters",
@@ -144,7 +179,15 @@ if __name__ == "__main__":
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     main(
-        options.only, options.shapes, options.dtypes, options.seconds, options.output, options.lock, steps=options.steps
+        options.only,
+        options.shapes,
+        options.dtypes,
+        options.seconds,
+        options.output,
+        options.lock,
+        options.together,
+        steps=options.steps,
     )

@@ -1,11 +1,11 @@
-"""A training step of spiking networks under `torch.compile`, by the way in which the neurons get into the graph.
+"""A training step of spiking networks under `torch.compile`, by the way in which neurons enter the graph.
 
     python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
 
-`operator` is the scan as one operator, which Inductor lowers to kernel launches; `custom op` is the same kernels behind
-`torch.library.custom_op`; `loop` is what Inductor makes of the plain loop over time; `eager` launches kernels without a
+`operator` is the scan as one operator, which Inductor lowers to kernel launches. `custom op` has equal kernels behind
+`torch.library.custom_op`. `loop` is Inductor's code for the plain loop over time. `eager` launches kernels without a
 compiler. A training step is forward, a weighted sum, backward to the parameters. `gaps` is the share of a step in which
-the GPU runs nothing: one minus the kernels' time, by the profiler, over the step's time, measured without it.
+the GPU runs nothing: one minus the kernels' time, from the profiler, over the step's time without the profiler.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scan(nn.Module):
 
 
 class CustomOp(nn.Module):
-    """The kernels as an operator that a compiler cannot look into."""
+    """The kernels as an operator that is opaque to a compiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ConvBlock(nn.Module):
         return result
 
 
-# Title, network, and shape of its input; the last one's T is what a compiler can still unroll.
+# Title, network, and the shape of its input; compilers can still unroll the last network's T.
 NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
     "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
     "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),
@@ -109,7 +109,7 @@ SMALL = {
     "Linear-LIF-Linear-LIF, 2 x 3 x 8": (lambda neuron: Linears(neuron, 8), (2, 3, 8)),
     "Conv-BN-LIF, 2 x 2 x 3 x 4 x 4": (lambda neuron: ConvBlock(neuron, 3), (2, 2, 3, 4, 4)),
 }
-# The neuron, and the mode of torch.compile; no mode: no compiler.
+# The neuron, and the mode of torch.compile; without a mode, there is no compiler.
 WAYS: dict[str, tuple[Neuron, str | None]] = {
     "eager": (lambda: Scan("triton"), None),
     "custom op": (CustomOp, "default"),
@@ -140,14 +140,14 @@ def measured(
     torch.cuda.synchronize()
     first = time.perf_counter() - begun
     elapsed, issued = milliseconds(step, device), issue_time(step, device)
-    # What takes longer to issue than to run is done when it has been issued.
+    # A step that takes longer to issue than to run has ended when it has been issued.
     elapsed, busy = max(elapsed, issued), kernel_time(step, 10)[0] / 1e3
     gaps = f"{100 * max(0.0, 1.0 - busy / elapsed):.0f} %"
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
 
 
 def recompilations(device: torch.device) -> list[list[object]]:
-    """Graphs compiled by the time each of several lengths and batches has trained, with `dynamic=True`."""
+    """Returns the graphs compiled after training with each of several lengths and batches, with `dynamic=True`."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")
     module = Linears(lambda: Scan("hop"), 16).to(device)
@@ -160,7 +160,7 @@ def recompilations(device: torch.device) -> list[list[object]]:
     return rows
 
 
-# Inductor then launches kernels that are not its own as it launches its own: no C code is compiled for each.
+# With this, Inductor launches other kernels like its own: no C code is compiled for each kernel.
 OWN_LAUNCHER = "TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS"
 
 FUNCTIONS = {
@@ -172,10 +172,10 @@ LENGTHS = (8, 64, 1024)
 
 
 def first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
-    """Seconds of the first training step of `0.5 * function(2 x + 0.1)` in a process with empty caches.
+    """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a process with empty caches.
 
     Args:
-        bytecode: where Python keeps the byte code of what it imports.
+        bytecode: Folder where Python keeps the byte code of its imports.
     """
     code = f"""
 import sys, time
@@ -203,9 +203,9 @@ print(time.perf_counter() - begun)
 
 
 def first_steps(device: torch.device, processes: int) -> list[list[object]]:
-    """By function, at several T, of several processes each, which differ by up to a second.
+    """Returns first steps by function and T, of several processes each, which differ by up to a second.
 
-    They take turns, so that what is slow for a while is so for all. Byte code is there, as after an installation:
+    The processes take turns, so that slow periods affect all of them. Byte code exists, as after an installation:
     Python needs some seconds to compile torch and sympy.
     """
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}

@@ -1,12 +1,12 @@
-"""Recurrent convolutions: ConvLSTM and a recurrent spiking convolution, beside the loop over time.
+"""Recurrent convolutions: ConvLSTM and a recurrent spiking convolution, compared with the loop over time.
 
     python benchmarks/convolutions.py [--output FILE] [--shape 50x32x32x32x32] [--seconds 60]
 
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
-"Convolutions alone" are the library's that a layer cannot do without, and nothing between them: a bound of any way that
-calls them. A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under
-autocast; of "channels last", inputs and weights lie so in memory.
+"Convolutions alone" are the library's convolutions that a layer needs, with nothing in between: a bound for any way
+that calls them. A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under
+autocast. In "channels last", inputs and weights have that memory format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Run = Callable[[], object]
 
 
 class ConvLSTM(nn.Module):
-    """One step."""
+    """One step of a ConvLSTM."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ConvLSTM(nn.Module):
 
 
 class Spiking(nn.Module):
-    """One step of a LIF whose spikes come back through a convolution."""
+    """One step of a LIF whose spikes return through a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Times of the library's convolutions of a layer alone: those of its input and gradients of weights for all steps
-    at once, those of its state step by step.
+    """Returns times of the library's convolutions of a layer alone: those of its input and gradients of weights for all
+    steps at once, and those of its state step by step.
     """
     steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
     convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
@@ -107,7 +107,7 @@ def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Times of a forward and a training step, called as usual and from a graph."""
+    """Returns times of a forward and a training step, called as usual and from a graph."""
     leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
     wanted = [leaf, *layer.parameters()]
 
@@ -124,7 +124,7 @@ def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def measured(runs: Sequence[Run]) -> list[str]:
-    """Milliseconds of each, called as usual and from a graph."""
+    """Returns milliseconds of each, called as usual and from a graph."""
     found = []
     for run in runs:
         found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")

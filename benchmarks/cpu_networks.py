@@ -1,11 +1,11 @@
-"""Whole networks on the CPU beside the same networks with ReLU: what the neurons cost in a training step.
+"""Whole networks on the CPU, compared with the same networks with ReLU: the cost of the neurons in a training step.
 
     python benchmarks/cpu_networks.py [--output benchmarks/results/cpu_networks.md] [--threads 1] [--only digits]
 
 A step is forward, cross entropy of the mean over time, backward, SGD. ReLU in the neurons' places, over the same T·B
 frames, is the limit: a network whose neurons cost nothing. The networks take turns, step by step; a figure is the
-median of its steps. Sizes are those of examples/digits.py, of images and of audio as spikes in the documentation, and a
-small convolutional network.
+median of its steps. Sizes are those of examples/digits.py, of images and of audio as spikes in the documentation, and
+of a small convolutional network.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Neurons on the CPU: kernels in C++ against a copy of the same bytes, the loop, compiled chunks of it, and peers.
+"""Neurons on the CPU: kernels in C++ against a copy of equally many bytes, the loop, compiled chunks of it, and peers.
 
     python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
 
-Inference reads the inputs and writes the outputs: the floor is a copy of the same size (two streams). A training step
-of a neuron has five streams at the least: the input, the output, the input again, the output's gradient, the input's.
-What a copy writes to is there already, as `copy_` has it. All that is compared takes turns, round by round; a figure is
-the median of its rounds.
+Inference reads the inputs and writes the outputs: the floor is a copy of equal size (two streams). A training step of a
+neuron has at least five streams: the input, the output, the input again, the output's gradient, the input's gradient.
+The target of a copy already exists, as in `copy_`. All compared runs take turns, round by round; a figure is the median
+of its rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ChannelPLIF(nn.Module):
 
 
 def made(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
-    """A neuron of this name."""
+    """Returns a neuron of this name."""
     if name == "PLIF per channel":
         return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
     kinds: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
@@ -78,7 +78,7 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
 
 
 def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """`torch.compile` of eight steps at a time, called in a loop; trained where there is a weight."""
+    """Returns `torch.compile` of eight steps at a time, called in a loop, with training if there is a weight."""
 
     def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
@@ -105,7 +105,7 @@ def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
 
 
 def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
-    """A training step of LIF in the libraries that are there."""
+    """Returns a training step of LIF in each installed library."""
     found: dict[str, Run] = {}
     leaf = x.clone().requires_grad_()
     if has("spikingjelly"):
@@ -139,7 +139,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
 
 def _version(name: str) -> str:
-    """Version of the library that a row is about."""
+    """Returns the version of a row's library."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -148,7 +148,7 @@ def _version(name: str) -> str:
 
 
 def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Milliseconds of each run; the runs alternate, for about `seconds` each."""
+    """Returns milliseconds of each run; the runs alternate, for about `seconds` each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles
@@ -163,7 +163,7 @@ def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
 
 
 def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
-    """A row of the table."""
+    """Returns a row of the table."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
     weight = torch.randn(shape)
     ours, loop = (made(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
@@ -176,7 +176,7 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         "loop trains": training(loop, x, weight),
     }
     if name == "LIF":
-        torch._dynamo.reset()  # each size is compiled for itself
+        torch._dynamo.reset()  # each size is compiled separately
         runs["chunks"] = chunks_compiled(loop, x, None)
         runs["chunks train"] = chunks_compiled(loop, x, weight)
     ms = medians(runs, seconds)

@@ -1,15 +1,15 @@
-"""Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
+"""Products with spikes, in parts on tensor cores: times and errors against torch's; training steps against ReLU's.
 
     python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...]
         [--seconds 240]
 
-The first table is of one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
-gradients in parts, as neurons write them, with the parts of the weight. "Narrowed" has the pass over memory, too, that
-spikes take which come from no neuron. Errors are against float64, the root of the mean square, of that of the result.
-`--sweep` measures tiles instead, `--profile` the kernels of whole training steps.
-The second one is of whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
-neurons and with ReLU, measured in turns, once the compiled launcher is there, as it is after 64 steps. "Host" is the
-time that a step takes to be issued. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
+The first table shows one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
+gradients in parts, as neurons write them, and including the split of the weight. "Narrowed" adds the pass over memory
+for spikes that come from no neuron. Errors are against float64: the root of the mean square, relative to that of the
+result. `--sweep` measures tiles instead, and `--profile` the kernels of whole training steps.
+The second table shows whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
+neurons and with ReLU. They are measured in turns, with the compiled launcher ready, as it is after 64 steps. "Host" is
+the time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TILES = {
     ("ds", 3): ((128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3)),
     ("ds", 2): ((64, 128, 32, 4, 3),),
 }  # fmt: skip
-# For sums that stay in the tensor cores.
+# Tiles for sums that stay in the tensor cores.
 _STAYING = ((128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (64, 256, 32, 4, 3))
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
@@ -85,7 +85,7 @@ def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
 
 
 def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
-    """Product that a layer between neurons launches, in `parts` parts."""
+    """Returns the product that a layer between neurons launches, in `parts` parts."""
     spikes = of.s.bfloat16()
     grads = tuple(_launch.split(of.grad, parts))
     N, K = of.weight.shape
@@ -97,7 +97,7 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """Product, in three parts, of a layer that neither reads spikes of a neuron nor hands its output to one."""
+    """Returns the product, in three parts, of a layer that neither reads a neuron's spikes nor feeds a neuron."""
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]
@@ -139,7 +139,7 @@ def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str
 
 
 class Swept(NamedTuple):
-    """One kernel to measure: of which work, and with what parts. Spikes are bfloat16."""
+    """One kernel to measure: its work, its parts and its tile. Spikes are bfloat16."""
 
     work: str
     parts: int
@@ -147,7 +147,7 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
-    """The first factor in registers comes first."""
+    """Returns the cases; those with the first factor in registers come first."""
     cases = []
     for held in (True, False):
         for (work, parts), tiles in _TILES.items():
@@ -169,18 +169,18 @@ def run_of(case: Swept, of: Operands) -> Callable[[], Tensor]:
 
 
 def compiled(cases: list[Swept]) -> None:
-    """Leaves kernels in the cache on disk."""
+    """Compiles kernels into the cache on disk."""
     made = [operands(shape, 0.1) for shape in SWEPT]
     for case in cases:
         for of in made:
             try:
                 run_of(case, of)()
-            except Exception as failure:  # what is measured says it again
+            except Exception as failure:  # the measurement reports it again
                 print(case, str(failure)[:100], flush=True)
 
 
 def sweep(deadline: float) -> Iterator[list[str]]:
-    """The table, after each shape."""
+    """Yields the table, after each shape."""
     cases = swept()
     in_processes(compiled, [cases[i::12] for i in range(12)])
     header = ("work", "parts", "M x K x N", "ms", "of torch's float32", "error", *Tile._fields)
@@ -245,7 +245,7 @@ def linear_case(name: str) -> Case:
 
 
 class OverSteps(nn.Module):
-    """The mean over time and, of more than classes, over the last dimension."""
+    """Takes the mean over time and, if there are more dimensions than classes, over the last dimension."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -331,7 +331,7 @@ def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
 
 
 def kernels(name: str) -> Iterator[tuple[str, ...]]:
-    """Kernels of one training step, in three parts, the longest first."""
+    """Yields the kernels of one training step, in three parts, the longest first."""
     case = linear_case(name)
     torch.manual_seed(0)
     net = case.make(True).cuda()

@@ -2,10 +2,10 @@
 
     python benchmarks/exact_sums.py [--output FILE] [--elements 1e9] [--device cuda] [--seconds 240]
 
-Each row is a network, how it is run, and how many of its spikes differ from those of the reference: the loop over time
-on the same device with torch's product. Others are compiled kernels, two batches instead of one, the neurons in another
-order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among the rows. Each
-network runs in a process of its own; "in another process" compares two of them.
+Each row shows a network, the way of running it, and the number of its spikes that differ from the reference: the loop
+over time on the same device with torch's product. Other ways are compiled kernels, two batches instead of one, the
+neurons in another order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among
+the rows. Each network runs in a separate process; "in another process" compares two of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS, CHUNK = 500, 64
 
 
 def network(kind: str, grid: bool, device: str) -> Any:
-    """`"RLIF 256"`, or `"three layers"` of 128 neurons, the last one recurrent."""
+    """Makes `"RLIF 256"`, or `"three layers"` of 128 neurons, the last one recurrent."""
     torch.manual_seed(0)
     layers: list[nn.Module]
     if kind == "three layers":
@@ -38,7 +38,7 @@ def network(kind: str, grid: bool, device: str) -> Any:
     for layer in layers:
         weighted: Any = layer.recurrent if isinstance(layer, RLIF) else layer
         if isinstance(weighted, nn.Linear):
-            # Strong enough in a stack for its last layer to fire.
+            # In a stack, this is strong enough for its last layer to fire.
             nn.init.normal_(weighted.weight, std=(8 if kind == "three layers" else 2) / weighted.in_features**0.5)
             if grid:
                 on_grid(weighted)
@@ -46,7 +46,7 @@ def network(kind: str, grid: bool, device: str) -> Any:
 
 
 def inputs(kind: str, batch: int, seed: int) -> Tensor:
-    """Spikes for a stack, currents for a recurrent layer; made on the CPU, so that all devices have the same."""
+    """Returns spikes for a stack, currents for a recurrent layer; from the CPU, so that all devices get equal ones."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "three layers":
         return (torch.rand(STEPS, batch, 64, generator=generator) < 0.2).float()
@@ -65,7 +65,7 @@ def in_halves(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def reordered(kind: str, grid: bool, device: str) -> Callable[[nn.Module, Tensor], Tensor]:
-    """The recurrent neurons in another order, and back."""
+    """Returns a way that puts the recurrent neurons in another order, and back."""
 
     def way(net: nn.Module, x: Tensor) -> Tensor:
         twin = network(kind, grid, device)
@@ -116,8 +116,8 @@ class Job(NamedTuple):
     """A network to run in all ways.
 
     Attributes:
-        elements: element-steps of each way.
-        deadline: by `time.time`; after it, no way begins.
+        elements: Number of element-steps of each way.
+        deadline: Time in `time.time` after which no way begins.
     """
 
     kind: str
@@ -182,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
-    # Ways but that of the CPU, which has few.
+    # This counts all ways except for that of the CPU, which has few element-steps.
     shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
     each = arguments.elements / sum(shares.values())
     jobs = [Job(kind, grid, arguments.device, each, deadline) for grid in (True, False) for kind in kinds]

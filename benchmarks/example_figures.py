@@ -1,11 +1,11 @@
-"""Table of the results that each example ends with, run as a newcomer runs it, on the CPU.
+"""Table of the results at the end of each example, run on the CPU as a newcomer runs it.
 
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
-Each runs in a process of its own, in an empty folder, without arguments (distributed.py in two processes, by torchrun).
-The table has what it prints that can be had again, so no times. Ends with status 1 if one of them fails or does not
-print it. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples are taken over from the
-table that is there.
+Each example runs in a separate process, in an empty folder, without arguments (distributed.py in two processes, with
+torchrun). The table shows its reproducible output, so no times. The script ends with status 1 if an example fails or
+does not print its figure. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples come from
+the existing table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flexsn_codegen.targets.cpp import why_no_compiler
 ROOT = Path(__file__).resolve().parents[1]
 PERCENT = r"[\d.]+%"
 
-# By example: what of its output is its figure; all that match, one after another.
+# For each example, a pattern of its figure in the output; all matches count, one after another.
 FIGURES = {
     "digits": rf"^held-out accuracy {PERCENT}",
     "evidence": rf"accuracy {PERCENT} over \d+ steps",
@@ -48,11 +48,11 @@ FIGURES = {
 
 
 def figure(name: str) -> str:
-    """Runs an example; its figure."""
+    """Runs an example, and returns its figure."""
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # As on a machine without a GPU, and without Triton's interpreter, which a newcomer has not switched on.
+    # The environment is that of a machine without a GPU, and without Triton's interpreter, which is off by default.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def figure(name: str) -> str:
 
 
 def kept(path: Path) -> dict[str, str]:
-    """The figures of a table that this script wrote, by example."""
+    """Returns the figures of a table that this script wrote, by example."""
     table = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
 

@@ -1,12 +1,13 @@
-"""The first training step from a cold cache, split into what it does, on a GPU; then other T and other sizes.
+"""The first training step from a cold cache, split into its parts, on a GPU; then other T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
 
-Each T is measured in a process of its own with empty caches: `import` of this project and Triton, torch being there;
-`Dynamo`, importing torch's, which its fake tensors do when the first of them is made, otherwise in the first step; then
-the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, the backward
-one beside the forward one, and the rest: allocation, Triton's first launch, autograd. After it, the same module is
-called with another T and with other sizes of the step; the table says how many kernels each of these calls compiled.
+Each T is measured in a separate process with empty caches. `import` is the import of this project and Triton, after
+that of torch. `Dynamo` is the import of torch's compiler, which torch's first fake tensor causes, by default in the
+first step. Then comes the first training step of LIF, in seconds: its trace, the source of the kernels, their
+compilation, where the backward kernel is compiled together with the forward kernel, and the rest: allocation, Triton's
+first launch, autograd. After it, the same module is called with another T and with other sizes of the step; the table
+shows the number of kernels that each of these calls compiled.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HEADER = ["T", "import", "Dynamo", "trace", "write", "compile", "rest", "first s
 
 
 class Clock:
-    """Adds up the seconds in which at least one thread is inside of functions."""
+    """Sums the seconds in which at least one thread is inside of functions."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -63,7 +64,7 @@ class Clock:
 
 
 def watch() -> Clock:
-    """Puts a clock around the public functions that the work is made of, before others import them."""
+    """Puts a clock around the public functions of the work, before other modules import them."""
     import triton.compiler
 
     import flexsn_codegen
@@ -76,14 +77,14 @@ def watch() -> Clock:
         setattr(flexsn_codegen, name, clock.timed("write", getattr(flexsn_codegen, name)))
     triton_target = flexsn_codegen.TRITON
     triton_target.compile = clock.timed("write", triton_target.compile)  # type: ignore[method-assign]
-    # Under every name by which a kernel may reach it.
+    # This covers every name through which a kernel may reach it.
     compile_kernel = clock.timed("compile", triton.compiler.compiler.compile)
     triton.compiler.compiler.compile = triton.compiler.compile = triton.compile = compile_kernel
     return clock
 
 
 def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
-    """In a process of its own: the first step at `steps`, then others."""
+    """Runs in a separate process: the first step at `steps`, then others."""
     torch.zeros(1, device=device)
     begun = time.perf_counter()
     clock = watch()

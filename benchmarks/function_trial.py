@@ -302,16 +302,21 @@ def larger(trial: Trial, times: int) -> Trial:
     return replace(trial, shapes=shapes)
 
 
-def on_gpu(call: Callable[[], Any]) -> float:
-    """The time in ms that a GPU takes for a call, of several that are in its queue before it begins."""
+def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
+    """The time in ms that a GPU takes for a call, of several that are in its queue before it begins.
+
+    Args:
+        cycles: of the GPU's wait. Where it ends before all calls are in the queue, all is repeated with a longer one.
+    """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(20_000_000)  # cycles: longer than Python takes for the calls
+    torch.cuda._sleep(cycles)
     begun.record()
     for _ in range(_QUEUED):
         call()
+    has_waited = not begun.query()
     done.record()
     done.synchronize()
-    return float(begun.elapsed_time(done)) / _QUEUED
+    return float(begun.elapsed_time(done)) / _QUEUED if has_waited else on_gpu(call, 2 * cycles)
 
 
 _QUEUED = 20

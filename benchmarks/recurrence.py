@@ -27,6 +27,7 @@ from measure import graphed, publish, table, where
 from torch import Tensor, nn
 
 from flexsn_nn import RLIF, FlexSN, surrogate
+from flexsn_runtime import launcher_in_words
 
 GPU_SHAPES = ("250x256x128", "250x128x256", "250x256x512", "250x128x1024", "1000x128x256")
 CPU_SHAPES = ("100x32x64", "100x32x128")
@@ -309,6 +310,7 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
         "# Recurrent LIF",
         "",
         f"`python benchmarks/recurrence.py`. {where(device)}",
+        f"Our calls are launched by: {launcher_in_words(device)}.",
         f"Threads of torch's: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         "`ours`: on a GPU one launch for all steps, forward and backward. `first`: seconds of the first training step, "
@@ -328,5 +330,6 @@ if __name__ == "__main__":
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="these, besides ours")
     parser.add_argument("--seconds", type=float, default=180.0)
+    os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     options = parser.parse_args()
     main(options.shapes, options.dtypes, options.only, options.seconds, options.output)

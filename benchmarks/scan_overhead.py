@@ -68,6 +68,10 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
     def relu_train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(torch.relu(leaf), leaf, grad)
 
+    def relu_infer() -> Tensor:
+        with torch.no_grad():
+            return torch.relu(x)
+
     # A neuron's calls are handed over to what is chosen when they begin to repeat.
     for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
@@ -82,6 +86,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
         ("FlexSNKernel", "inference", lambda: kernel(x, v)),
         ("FlexSNKernel", "training step", kernel_train),
         ("add_", "", lambda: x.add_(1.0)),
+        ("relu", "inference", relu_infer),
         ("relu", "training step", relu_train),
         ("relu", "training step, one thread", in_this_thread(relu_train)),
     ]

@@ -1,7 +1,7 @@
-"""Step functions that read a value in some place, where it can be changed between two calls.
+"""Step functions that read a value from some place, where it can be changed between two calls.
 
-`PLACES` has a function for each kind of place: given the first value, it returns the step function and what assigns
-another value. The values are numbers, tensors or functions; `usable` says which a place can hold.
+`PLACES` has a function for each kind of place. Given the first value, it returns the step function and a function that
+assigns another value. The values are numbers, tensors or functions; `usable` says which of them a place can hold.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Inductor's code for compiled scans: a program of its own, because it needs Triton without its interpreter.
+"""Inductor's code for compiled scans: a separate program, because it needs Triton without its interpreter.
 
     python tests/compiled_launches.py
 
-No GPU is needed: networks are compiled for the CPU with a lowering that takes it for a GPU, launches are recorded and
-not made. Prints a JSON object.
+No GPU is needed: networks are compiled for the CPU with a lowering that treats it as a GPU, and launches are recorded
+instead of made. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Here(KernelLowering):
 
 
 class Launch:
-    """Stands for a compiled kernel."""
+    """A stand-in for a compiled kernel that records its launch."""
 
     made: ClassVar[list[tuple[str, list[Any]]]] = []
 
@@ -64,7 +64,7 @@ class Launch:
 
 
 def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
-    """The code that was generated, forward and backward."""
+    """Returns the generated code, forward and backward."""
 
     def step() -> object:
         return torch.autograd.grad(sum(result.sum() for result in run(*arguments)), leaves)
@@ -78,10 +78,10 @@ def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
 
 
 def direct() -> dict[str, Any]:
-    """A network with its neighbours, static shapes."""
+    """Compiles a network with layers around its neurons, with static shapes."""
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
-    # torch warns where it cannot determine what a kernel writes to, and assumes all of its arguments.
+    # torch warns if it cannot determine which arguments a kernel writes to, and then assumes all of them.
     analyse = triton_kernel_wrap.generate_ttir
     with (
         mock.patch.object(triton_kernel_wrap.log, "warning") as warning,
@@ -98,7 +98,7 @@ def direct() -> dict[str, Any]:
 
 
 def dynamic() -> list[int]:
-    """Graphs compiled after each of several lengths and batches."""
+    """Counts the compiled graphs after each of several lengths and batches."""
     counts = []
     counter = CompileCounterWithBackend("inductor")
     first = problem(CASES[10], 16, (5, 6))
@@ -116,7 +116,7 @@ def dynamic() -> list[int]:
 
 
 def rests(*lengths: int) -> list[bool]:
-    """Forward and backward of a graph of scans of these T: True if a kernel has code for what chunks leave of T."""
+    """For a forward and a backward of scans of these T, returns True if a kernel handles the rest after the chunks."""
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     given = [(*p.inputs, *p.states) for p in problems]
 
@@ -130,12 +130,12 @@ def rests(*lengths: int) -> list[bool]:
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
-    """Forward and backward."""
+    """Searches the code of the forward and of the backward."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
 def rows() -> list[tuple[str, list[Any]]]:
-    """Launches of a step that is large enough for programs that walk rows."""
+    """Returns launches of a step that is large enough for programs that walk rows."""
     p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
     begun = len(Launch.made)
     train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
@@ -143,7 +143,7 @@ def rows() -> list[tuple[str, list[Any]]]:
 
 
 def channels_last() -> dict[str, Any]:
-    """Convolution, batch norm, LIF, convolution, LIF: strides of what the scans read and write, and layout copies."""
+    """Returns strides of the scans' values, and layout copies, in convolution, norm, LIF, convolution, LIF."""
     core = CASES[1].make(hard_spike, [])
     layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
     for weight in (layers[0].weight, layers[2].weight):
@@ -163,15 +163,15 @@ def channels_last() -> dict[str, Any]:
     begun = len(Launch.made)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
-    # What a copy for a layout is called, also where it shares a kernel with others. (The norm's statistics are copied.)
+    # Names of copies for a layout, also in kernels with other operations. (The norm's statistics are copied.)
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
     return {"launches": Launch.made[begun:], "copies": copies}
 
 
 def inexact() -> dict[str, int]:
-    """Instructions in the code of a kernel that fuse a product and a sum, or flush to zero, by how it was made.
+    """Counts instructions in a kernel that fuse a product and a sum, or flush to zero, for each way of building it.
 
-    Those of AMD's are not counted: there, that it compiles is all.
+    AMD's instructions are not counted; for AMD, it suffices that the kernel compiles.
     """
     p = problem(CASES[9], 5, (3, 4))
     step, _ = PointwiseProgram(p.core, *p.counts).specialize(p.inputs, p.states)
@@ -205,7 +205,7 @@ def main() -> None:
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
-        # torch 2.15 reads Triton's options for the tensors' device: the CPU, for which Triton has no backend.
+        # torch 2.15 reads Triton's options for the tensors' device, the CPU, for which Triton has no backend.
         mock.patch.object(CpuInterface, "raise_if_triton_unavailable", return_value=None),
         mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),

@@ -1,9 +1,9 @@
 """Random step functions that compute with captured tensors in every way, as source text, and calls of them.
 
-What is drawn: in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
+Random choices are in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
 without gradients, parameters that are frozen and unfrozen between calls, captured tensors that were computed from
-others, results that are in no loss, short and empty sequences, and, from `changing_cores.py`, a place where a value is
-read that changes between the calls. `compare` holds the compiled scan to the loop in values, dtypes and gradients.
+others, results outside of the loss, short and empty sequences, and a place from `changing_cores.py` with a value that
+changes between the calls. `compare` compares the compiled scan with the loop in values, dtypes and gradients.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 STEP = (3, 4)
 FULL = "full"
-# Name to shape; all but `rows` broadcast to the step.
+# Shapes by name; all but `rows` broadcast to the step.
 SHAPES: dict[str, tuple[int, ...]] = {"one": (), "row": (4,), "column": (3, 1), FULL: STEP, "rows": (2, 4)}
 
 
 class Rounded(torch.autograd.Function):
-    """Straight through."""
+    """Rounds, with a straight-through gradient."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """Identity with a gradient that is scaled by an argument."""
+    """The identity, with a gradient that an argument scales."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
@@ -70,7 +70,7 @@ class Passed(torch.autograd.Function):
 
 
 class Quantised(torch.autograd.Function):
-    """With a scale that it computes from all elements; `setup_context` form."""
+    """Quantises with a scale that is computed from all elements; in the form with `setup_context`."""
 
     @staticmethod
     def forward(w: Tensor, levels: int) -> Tensor:
@@ -88,7 +88,7 @@ class Quantised(torch.autograd.Function):
 
 
 class SumAndDifference(torch.autograd.Function):
-    """Two arguments, two results, and gradients of its own for all."""
+    """A function with two arguments, two results, and its own gradients for all of them."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class SumAndDifference(torch.autograd.Function):
 
 
 class WithSign(torch.autograd.Function):
-    """The second result is marked as not differentiable."""
+    """A function whose second result is marked as not differentiable."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class WithSign(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """Writes into its argument, and says so."""
+    """A function that writes to its argument and declares this."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Nested(torch.autograd.Function):
-    """Calls other functions in its forward."""
+    """A function that calls other functions in its forward."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Nested(torch.autograd.Function):
 
 
 class Centred(torch.autograd.Function):
-    """Its gradient mixes the elements of its argument."""
+    """A function whose gradient mixes the elements of its argument."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Centred(torch.autograd.Function):
 
 
 class Signed(torch.autograd.Function):
-    """Its gradient is not linear in the one that comes."""
+    """A function whose gradient is not linear in the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Signed(torch.autograd.Function):
 
 
 class Pulled(torch.autograd.Function):
-    """Its gradient has a part that is there whatever comes, as that of a penalty."""
+    """A function whose gradient has a constant part, like that of a penalty."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Pulled(torch.autograd.Function):
 
 
 class Steady(torch.autograd.Function):
-    """Its gradient does not depend on the one that comes."""
+    """A function whose gradient does not depend on the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Steady(torch.autograd.Function):
 
 
 class Spike(torch.autograd.Function):
-    """1 where `h >= threshold`; a surrogate's gradient for both."""
+    """1 where `h >= threshold`, with a surrogate's gradient for both arguments."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ BINARY = (
     "{0} / (1.0 + {1}.abs())",
     "torch.where({1} > 0.1, {0}, {1})",
 )
-# What no step can do.
+# Operations that no step can do.
 MIXING = (
     "{0}.softmax(0)",
     "{0}.flip(0)",
@@ -327,7 +327,7 @@ IN_PLACE = (
     "{0}.set_({0}.clone())",
     "{0}.data = {0} * 2.0",
 )
-# Of a part, where there are several.
+# Operations in place on a part of a value with several parts.
 IN_PLACE_PARTS = (
     "{0}[0] = 0.5",
     "{0}[0] += 1.0",
@@ -368,13 +368,13 @@ class Call:
     """One call of the scan.
 
     Attributes:
-        trains: for each parameter, whether it requires a gradient.
-        leaves: for each input and state, whether it does.
-        in_loss: for each output and state result, whether it is in the loss.
+        trains: for each parameter, True if it requires a gradient.
+        leaves: for each input and state, True if it requires a gradient.
+        in_loss: for each output and state result, True if it is in the loss.
         mode: `"grad"`, `"no_grad"` or `"inference"`.
-        number: the value of the global `k0`.
-        replaced: for each parameter, whether it is another tensor from this call on.
-        assigned: what is read in `Core.place` from this call on; `None`: what was read before.
+        number: value of the global variable `k0`.
+        replaced: for each parameter, True if it is another tensor from this call on.
+        assigned: value in `Core.place` from this call on; `None`: the value does not change.
     """
 
     steps: int
@@ -390,15 +390,15 @@ class Call:
 
 @dataclass
 class Core:
-    """A step function as text, what it captures, and how it is called.
+    """A step function as text, its captured values, and its calls.
 
-    Its first input is what the step function `PLACES[place]` of `changing_cores.py` gives for that, if there is one.
+    Its first input is the result of the step function `PLACES[place]` of `changing_cores.py`, if `place` is set.
     """
 
     source: str
     counts: tuple[int, int, int]
-    parameters: dict[str, str]  # name to the name of its shape
-    derived: dict[str, str]  # captured tensors with a history: an expression of parameters
+    parameters: dict[str, str]  # name of the shape, by name
+    derived: dict[str, str]  # captured tensors with a history: an expression of parameters, by name
     calls: list[Call] = field(default_factory=list)
     place: str | None = None
 
@@ -407,9 +407,9 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.lines: list[str] = []
-        self.fixed: dict[str, str] = {}  # made of captured tensors: name to shape
+        self.fixed: dict[str, str] = {}  # values made of captured tensors: shapes by name
         self.captured: list[str] = []
-        self.owned: set[str] = set()  # may be written to
+        self.owned: set[str] = set()  # values that may be written to
         self.varying: list[str] = []
         self.count = 0
 
@@ -421,7 +421,7 @@ class _Writer:
         return self.random.choice(list(choices))
 
     def other(self, shape: str) -> str:
-        """A fixed value that broadcasts into `shape`."""
+        """Returns a fixed value that broadcasts into `shape`."""
         fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
         return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
 
@@ -467,7 +467,7 @@ class _Writer:
 
     def mixable(self) -> str:
         fits = [n for n, s in self.fixed.items() if s != "rows"]
-        # Late ones more often.
+        # Late values are chosen more often.
         return self.random.choice(fits[-4:] + fits) if fits else "x0"
 
     def varying_line(self) -> None:
@@ -500,7 +500,7 @@ class _Writer:
 
 
 def random_core(seed: int) -> Core:
-    """A core and calls of it; the same for the same seed."""
+    """Makes a core and calls of it; equal for equal seeds."""
     w = _Writer(seed)
     rng = w.random
     num_inputs, num_states = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
@@ -550,7 +550,7 @@ def random_core(seed: int) -> Core:
                 replaced=tuple(i > 0 and rng.random() < 0.15 for _ in parameters),
             )
         )
-    # From numbers of its own: the rest of a core does not depend on how many places there are.
+    # A separate generator, so that the rest of a core does not depend on the number of places.
     places = random.Random(f"place {seed}")
     if places.random() < 0.5:
         core.place = places.choice(list(PLACES))
@@ -560,7 +560,7 @@ def random_core(seed: int) -> Core:
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Among them some zeros, where derivatives are infinite."""
+    """Draws numbers, including zeros, where derivatives are infinite."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1
@@ -572,8 +572,8 @@ class Built:
     """A core that can be called.
 
     Attributes:
-        namespace: where its text finds its parameters.
-        assign: changes what it reads in its place.
+        namespace: namespace of its text, with its parameters.
+        assign: function that changes the value in its place.
     """
 
     function: Callable[..., Any]
@@ -583,7 +583,7 @@ class Built:
 
 
 def build(core: Core, dtype: torch.dtype, device: str) -> Built:
-    """The function, and its parameters by name."""
+    """Returns the function, and its parameters by name."""
     namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
         name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
@@ -608,7 +608,7 @@ def build(core: Core, dtype: torch.dtype, device: str) -> Built:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Global names and hooks that a place sets are gone afterwards."""
+    """Removes global names and hooks of a place afterwards."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     try:
         yield
@@ -623,11 +623,11 @@ class Outcome:
     """Outcomes of the calls of a core, each counted once.
 
     Attributes:
-        refused: by an error of FlexSN's that names the line of the core.
-        different: in values, dtypes or gradients.
-        broken: failed with any other error.
-        same: how many equal the loop.
-        no_core: how many the loop itself cannot do: there is nothing to compare with.
+        refused: calls refused with an error of FlexSN that names the line of the core.
+        different: calls that differ in values, dtypes or gradients.
+        broken: calls that failed with any other error.
+        same: number of calls that equal the loop.
+        no_core: number of calls that the loop itself cannot do, so that there is nothing to compare with.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -645,7 +645,7 @@ def compare(
     residuals: str = "auto",
     on_cpu: TargetName = "triton",
 ) -> Outcome:
-    """Makes the calls with the loop and compiled."""
+    """Makes the calls in the loop and compiled."""
     with _restored():
         return _compare(core, dtype, device, residuals, on_cpu)
 
@@ -672,7 +672,7 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
             continue
         got = _run(core, call, function, parameters, program, dtype, device)
         named = isinstance(got, UnsupportedOpError) and got.location is not None
-        # What torch cannot do in any step, the loop does not meet without one.
+        # Without steps, the loop does not meet operations that torch refuses in any step.
         if named or (isinstance(got, TorchError) and call.steps == 0 and " at <core" in str(got)):
             outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
         elif isinstance(got, Exception):
@@ -704,7 +704,7 @@ def _run(
         raw = [numbers(s, i, dtype, device) for i, s in enumerate(shapes)]
         for t, requires_grad in zip(raw, call.leaves, strict=True):
             t.requires_grad_(requires_grad)
-        # What lies before the scan has an infinite derivative where it is 0.
+        # The computation before the scan has an infinite derivative at 0.
         given = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
         leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
         modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -746,8 +746,8 @@ def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[
             if bool((present != 0).any()):
                 yield f"the gradient of {name} is {'absent' if found is None else 'there'}, not so in the loop"
             continue
-        # An infinite derivative of a parameter is multiplied before the sum over elements, in the loop behind it: what
-        # is infinite there may be NaN here, and no number is either.
+        # An infinite derivative of a parameter is multiplied before the sum over elements, but in the loop after it: an
+        # infinite number there may be NaN here. Neither is compared.
         numbers_there = wanted.isfinite()
         scale = tolerance * max(1.0, float(wanted[numbers_there].abs().max()) if numbers_there.any() else 1.0)
         same = torch.equal(found.isfinite(), numbers_there) and torch.allclose(
@@ -759,13 +759,13 @@ def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[
 
 
 def one_call(lines: str) -> Core:
-    """A core of these lines, and a call of it. `w0` has the shape of a row, `w1` of two rows, `w2` of the step."""
+    """Makes a core of these lines, and a call of it. `w0` is shaped like a row, `w1` like two, `w2` like the step."""
     body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
     call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")
     return Core(f"def core(x0, v0):\n{body}\n", (1, 1, 1), {"w0": "row", "w1": "rows", "w2": "full"}, {}, [call])
 
 
-# Lines in which a number, which torch makes on the CPU, meets tensors of any device.
+# Lines in which a number, which torch creates on the CPU, meets tensors of any device.
 NUMBERS = {
     "assigned to a part": "h = w0 * 1.0; h[1:] = 0.25; return x0 * h, v0 + x0",
     "assigned to an element": "h = w1 * 1.0; h[0] = 0.5; return x0 * h[0], v0 + x0 * h[1]",

@@ -24,7 +24,7 @@ class Lateral(Alone):
 
 
 class Winner(Alone):
-    """The largest one of a row spikes; of several, all. The maximum has a gradient."""
+    """The largest neurons of a row spike, all of them if several are equal. The maximum has a gradient."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -34,7 +34,7 @@ class Winner(Alone):
 
 
 class Least(Alone):
-    """Minimum and maximum of a sum."""
+    """Uses the minimum and the maximum of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v / 2 + x
@@ -43,7 +43,7 @@ class Least(Alone):
 
 
 class First(Alone):
-    """The first one of the largest spikes, and inhibits the others by its value; the least one is pulled up."""
+    """The first of the largest neurons spikes, and its value inhibits the others; the smallest one is pulled up."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -56,7 +56,7 @@ class First(Alone):
 
 
 class Soft(Alone):
-    """A softmax over the neurons."""
+    """Uses a softmax over the neurons."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -64,7 +64,7 @@ class Soft(Alone):
 
 
 class Normed(Cell):
-    """A layer norm in a cell, with learned weights and a matrix."""
+    """Uses a layer norm in a cell, with learned weights and a matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -76,7 +76,7 @@ class Normed(Cell):
 
 
 class Divided(Cell):
-    """Without `keepdim`, and with numbers of rows that are computed before they are put back."""
+    """Reduces without `keepdim`, and computes with the rows' numbers before it expands them again."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.strength = self.extra()
@@ -89,7 +89,7 @@ class Divided(Cell):
 
 
 class ExciteInhibit(Cell):
-    """Excitatory neurons, and a smaller number of inhibitory ones that are inhibited together."""
+    """Excitatory neurons, and fewer inhibitory ones, which are inhibited together."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         less = size // 3
@@ -102,7 +102,7 @@ class ExciteInhibit(Cell):
 
 
 class Deviating(Alone):
-    """A standard deviation, a norm and a `logsumexp`."""
+    """Uses a standard deviation, a norm and a `logsumexp`."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -111,7 +111,7 @@ class Deviating(Alone):
 
 
 class Ahead(Alone):
-    """A mean of an input alone, one that is carried, and one that no later step needs."""
+    """Uses a mean of an input alone, a mean that is carried, and a mean that no later step needs."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, _, v = self.lif(x - x.mean(-1, keepdim=True), s, v - v.sum(-1, keepdim=True) / 16)

@@ -1,9 +1,9 @@
-"""Imports every module of one package and reports, as JSON, what it saw; for test_packaging_wheels.
+"""Imports every module of one package and prints a report as JSON; for test_packaging_wheels.
 
     python -I -S tests/isolated_import.py MODULE FOLDER...
 
-`-I` hides PYTHONPATH and the current folder, `-S` hides site-packages with its `.pth` files, and so
-the editable installs: what can be imported is the standard library and the FOLDERs.
+`-I` hides PYTHONPATH and the current folder. `-S` hides site-packages with its `.pth` files, and so the editable
+installs. Only the standard library and the FOLDERs can be imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MODULES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "fl
 
 
 class TritonWatch:
-    """A finder that finds nothing and notes which modules import Triton.
+    """A finder that finds nothing, and records the modules that import Triton.
 
-    `sys.modules` alone is not enough: torch itself imports Triton where it is installed.
+    `sys.modules` does not suffice, because torch itself imports Triton if it is installed.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TritonWatch:
 
 
 def import_everything(name: str) -> list[str]:
-    """Import a package and all modules below it, except those that run a program when imported."""
+    """Imports a package and all modules below it, except those that run a program when imported."""
     package = importlib.import_module(name)
     names = [name]
     for found in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):

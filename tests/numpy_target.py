@@ -1,4 +1,4 @@
-"""A target outside of the package: kernels as NumPy functions, slow and short."""
+"""A target outside of the package: kernels as short, slow NumPy functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class NumPy(Target):
-    """All elements of a step are one array."""
+    """A target whose programs compute all elements of a step as one array."""
 
     name = "NumPy"
     reserved = frozenset({"np", "float"})
@@ -30,7 +30,7 @@ class NumPy(Target):
         return f'{_name(dtype)}("{value}")' if dtype.is_floating_point else f"{_name(dtype)}({value})"
 
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        return text  # no dtype is narrower than what it is computed in
+        return text  # values are computed in their own dtype
 
     def filled(self, number: str, like: str) -> str:
         return f"np.full({like}.shape, {number})"
@@ -51,7 +51,7 @@ class NumPy(Target):
 
 
 class NumPyWriter(KernelWriter):
-    """`off` numbers the elements of a step; `<operand>_at` is the offset of the operand's current step."""
+    """`off` contains the indices of the step's elements; `<operand>_at` is the offset of an operand's current step."""
 
     def begin(self) -> None:
         self._offsets: dict[Port, str] = {}

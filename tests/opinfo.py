@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its elementwise ops and gradients, by `pointwise` and by `FlexSN`, against eager mode."""
+"""PyTorch's own samples of elementwise ops and their gradients, in `pointwise` and `FlexSN`, against eager mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = (
     torch.bool,
 )
 DIFFERENTIABLE = DTYPES[:4]
-# Elementwise ops that PyTorch lists among the others.
+# Elementwise ops that PyTorch lists elsewhere.
 OTHERS = {
     "addcdiv",
     "addcmul",
@@ -61,22 +61,22 @@ OTHERS = {
     "where",
     "zeros_like",
 }
-# They compute with complex numbers, or draw random ones.
+# Ops that compute with complex numbers, or draw random ones.
 EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
-# They are samples of a reduction, unless it is turned off.
+# Losses, whose samples are reductions unless the reduction is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
-# What the two differ in on purpose.
+# Ops that differ on purpose.
 EXCEPTIONS = {
     "special.zeta": "eager mode gives NaN where a term of its sum overflows or z is infinite; the limit is 0",
     "polygamma": "the gradient is a zeta function",
     "special.polygamma": "the gradient is a zeta function",
 }
-# Gradients that are small differences of values up to 1: what is left of half ones is their rounding error.
+# Ops whose gradients are small differences of values up to 1: in half precision, mostly rounding error remains.
 CANCELLING = {
     "special.i0e": "eager mode's half `i0e` is off by a unit, and its gradient is a small difference from `i1e`",
 }
 _SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-40, 1e-4, 88.0, 1e4, -1e30, math.inf, -math.inf, math.nan]
-# Relative and absolute, as torch.testing.assert_close.
+# Relative and absolute tolerances, as in torch.testing.assert_close.
 _TOLERANCE = {
     torch.float64: (1e-7, 1e-7),
     torch.float32: (1.3e-6, 1e-5),
@@ -87,16 +87,16 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcomes of samples, each of which has one of these.
+    """Outcomes of samples; each sample has one of them.
 
     Attributes:
-        equal: samples with eager mode's bits.
-        close: samples within the tolerance of eager mode, or no further from float64 than eager mode is.
-        refused: by name, with an `UnsupportedOpError`.
+        equal: number of samples with eager mode's bits.
+        close: number of samples within the tolerance, or as close to float64 as eager mode.
+        refused: number of samples refused by name, with an `UnsupportedOpError`.
         why: the first such error.
-        wrong: what was wrong, for each other sample.
-        crashed: another error, for each other sample.
-        apart: where `pointwise` and `FlexSN` do not agree, for each sample.
+        wrong: for each wrong sample, a description.
+        crashed: for each sample with another error, that error.
+        apart: for each sample in which `pointwise` and `FlexSN` disagree, a description.
     """
 
     equal: int = 0
@@ -113,9 +113,9 @@ class Outcome:
 
 
 def variants() -> list[Any]:
-    """All elementwise variants, by name."""
+    """Lists all elementwise variants, by name."""
     found = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
-    # Jiterator takes the source of a CUDA kernel.
+    # Jiterator takes CUDA source code, so its ops are left out.
     return sorted((o for o in found if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
 
 
@@ -145,7 +145,7 @@ class Sample:
         def fill(a: Any) -> Any:
             return next(given) if isinstance(a, Tensor) else a
 
-        positional = [fill(a) for a in self.arguments]  # before the others
+        positional = [fill(a) for a in self.arguments]  # filled before the others
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
 
     def __str__(self) -> str:
@@ -156,11 +156,11 @@ class Sample:
 def check(
     info: Any, dtype: torch.dtype, *, samples: int, special: bool, gradient: bool = False, first: int = 0
 ) -> Outcome:
-    """Runs some of the variant's samples, then special values.
+    """Runs some of a variant's samples, then special values.
 
     Args:
-        samples: how many, from number `first` on (or the last one, if there are fewer).
-        gradient: the gradients, and the results with them; nothing, where PyTorch says that there are none.
+        samples: number of samples, from index `first` on (or the last sample, if there are fewer).
+        gradient: True: compare gradients as well as results; do nothing if PyTorch has no gradients.
     """
     outcome = Outcome()
     if gradient and not is_differentiable(info, dtype):
@@ -182,7 +182,7 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Samples of `info.sample_inputs` without its search for a test case in the call stack, as slow as a kernel."""
+    """Yields `info.sample_inputs` without the search for a test case in the stack, which is as slow as a kernel."""
     given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)
@@ -197,7 +197,7 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
 def _special_samples(dtype: torch.dtype, given: Sequence[Sample]) -> Iterator[Sample]:
     for sample in given[:1]:
         if "polynomial" in sample.info.name:
-            return  # the number of eager mode's steps is the largest degree
+            return  # eager mode makes as large a number of steps as the largest degree
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
@@ -214,7 +214,7 @@ def _special_values(dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point:
         return torch.tensor(_SPECIAL, dtype=torch.float64).to(dtype)
     info = torch.iinfo(dtype)
-    # Not the smallest one: divided by -1, it ends the process in eager mode.
+    # The smallest number is left out: dividing it by -1 ends the process in eager mode.
     numbers = [1, 2, 3, 7, 8, 100, info.max] + ([-1, -2, -7, info.min + 1] if info.min < 0 else [])
     return torch.tensor(numbers, dtype=dtype)
 
@@ -227,7 +227,7 @@ def _pointwise(sample: Sample) -> Function:
 
 
 def _flexsn(sample: Sample) -> Function:
-    """The sample as a step without states, run for one step of time."""
+    """Makes the sample a step without states, run for one time step."""
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(r.expand(sample.shape) for r in _as_tuple(sample.call(*values)))
@@ -260,11 +260,11 @@ def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> lis
 
 
 def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outcome) -> None:
-    """One run of a sample by each of the two ways; it counts as the worse of them."""
+    """Compares one run of a sample in each of the two ways; the worse outcome counts."""
     try:
         expected = compute(sample, sample.call)
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
-        return  # eager mode refuses
+        return  # eager mode refuses the sample
     found: list[list[Tensor] | Exception] = []
     for way in (_pointwise, _flexsn):
         try:
@@ -293,7 +293,7 @@ def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outc
 
 
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Gradients may be off by the rounding of a division."""
+    """True if results agree; gradients may differ by the rounding of a division."""
     return len(one) == len(other) and all(
         a.dtype == b.dtype and a.shape == b.shape and bool(_close(a, b).all()) for a, b in zip(one, other, strict=True)
     )
@@ -302,13 +302,13 @@ def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def _problem(
     sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> str:
-    """Description of wrong results, empty if all are right."""
+    """Describes wrong results; empty if all are right."""
     if len(expected) != len(actual):
         return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
-        # Eager mode's float32 code has errors of its own (gelu(inf) is NaN in vectors of 16).
+        # Eager mode's float32 code has errors, too (gelu(inf) is NaN in vectors of 16).
         try:
             exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
@@ -340,17 +340,17 @@ def _judge(
     nan_is_free: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """Description of a wrong result, empty if it is right.
+    """Describes a wrong result; empty if it is right.
 
-    Right elements are close to `expected` or `exact`, or no further from `exact` than `expected` is.
-    `scale`: the values of which the results are differences; they count as close relative to it.
+    Right elements are close to `expected` or `exact`, or as close to `exact` as `expected` is.
+    `scale`: the values whose differences the results are; closeness is relative to them.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     wrong = ~_close(actual, expected, scale)
     if exact is not None:
         wrong &= ~_close(actual, exact.to(expected.dtype), scale)
-        # Or no further from it than eager mode is.
+        # Elements also count as right if they are as close to the exact value as eager mode's.
         wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
     if nan_is_free and expected.is_floating_point():
         wrong &= ~expected.isnan()

@@ -19,16 +19,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from flexsn_hop import scan
 
 LOWERINGS = ("eager", "aot_eager", "loop", "kernels")
-"""Runners of a scan: Python, the operator's own loop, Inductor's call of the loop, launches of kernels."""
+"""Runners of a scan: Python, the operator's own loop, Inductor's call of the loop, and kernel launches."""
 
 CALLS = 3
-"""Calls of each compiled function: what an earlier call leaves behind, a later one meets."""
+"""Number of calls of each compiled function, so that a call meets everything that earlier calls leave behind."""
 
 SIZE = 3
 SHAPES: tuple[tuple[int, ...], ...] = ((), (SIZE,), (2, SIZE), (1, SIZE), (SIZE, SIZE))
 LARGEST = 60
 
-# Of one value `a`, two values `a` and `b`, an index `i` in range(SIZE), a table `W` [SIZE, SIZE]; `s` is a shape.
+# Expressions of values `a` and `b`, an index `i` in range(SIZE) and a table `W` [SIZE, SIZE]; `s` is a shape.
 EXPRESSIONS = (
     "torch.tanh({a})",
     "torch.sin({a}) * {b}",
@@ -109,7 +109,7 @@ FRESH = (
     "{a}.clone()",
     "{a} * 1.0",
 )
-# Of a fresh tensor `v`.
+# Writes to a fresh tensor `v`.
 WRITES = (
     "{v}[0] = {a}",
     "{v}[{i}] = {a}",
@@ -144,14 +144,14 @@ WRITES = (
 
 @dataclass
 class Program:
-    """A call of `scan`: a step as source, and what it is called with.
+    """A call of `scan`: a step as source code, and the arguments of the call.
 
     Attributes:
-        source: of `step(carry, x)`.
-        captured: what the step captures, by name.
-        init, xs: trees, `xs` of sequences.
-        options: of the call.
-        weighed: for each tensor of the results, whether it is in the loss.
+        source: source code of `step(carry, x)`.
+        captured: values that the step captures, by name.
+        init, xs: trees; `xs` is a tree of sequences.
+        options: options of the call.
+        weighed: for each tensor of the results, True if it is in the loss.
     """
 
     source: str
@@ -163,7 +163,7 @@ class Program:
     file: str = "<random scan>"
 
     def step(self) -> Callable[[Any, Any], Any]:
-        """A step function of its own, which compilers can read as if it stood in a file."""
+        """Makes a separate step function whose source compilers can read, as if it were in a file."""
         linecache.cache[self.file] = (len(self.source), None, self.source.splitlines(keepends=True), self.file)
         namespace: dict[str, Any] = {"torch": torch, "F": F, **self.captured}
         exec(compile(self.source, self.file, "exec"), namespace)
@@ -175,7 +175,7 @@ class Program:
 
 
 class _Writer:
-    """Writes a step line by line, each tried at once on values."""
+    """Writes a step line by line, and runs each line at once with values."""
 
     def __init__(self, rng: random.Random, names: dict[str, Tensor], captured: dict[str, Tensor]) -> None:
         self.rng = rng
@@ -187,7 +187,7 @@ class _Writer:
         return [name for name, value in self.values.items() if value.is_floating_point()]
 
     def fill(self, template: str, **more: str) -> str:
-        # The last values most often, so that steps are deep.
+        # The last values are chosen most often, so that steps are deep.
         names = self.floats()
         late = names[-4:]
         indices = [name for name, value in {**self.values, **self.captured}.items() if not value.is_floating_point()]
@@ -204,7 +204,7 @@ class _Writer:
         )
 
     def attempt(self, lines: Sequence[str], name: str) -> bool:
-        """Adds lines that define a value, if they can be run and the value is of a usual size."""
+        """Adds lines that define a value, if they run and the value is not too large."""
         namespace: dict[str, Any] = {"torch": torch, "F": F, **self.captured, **self.values}
         try:
             exec("\n".join(lines), namespace)
@@ -220,7 +220,7 @@ class _Writer:
         return True
 
     def value(self, number: int) -> None:
-        """One more value: an expression, or a fresh tensor and up to three writes into it."""
+        """Adds a value: an expression, or a fresh tensor with up to three writes to it."""
         name = f"v{number}"
         for _ in range(200):
             if self.rng.random() < 0.6:
@@ -236,7 +236,7 @@ class _Writer:
             return
 
     def like(self, leaf: str, number: int) -> str:
-        """An expression with the shape of a leaf of the carry, small."""
+        """Makes a small expression with the shape of a leaf of the carry."""
         shape = self.values[leaf].shape
         others = [name for name in self.floats() if name.startswith("v")]
         fitting = [name for name in others if self.values[name].shape == shape]
@@ -250,7 +250,7 @@ class _Writer:
 
 
 def random_program(seed: int) -> Program:
-    """The program of a seed, the same on each machine."""
+    """Makes the program of a seed, equal on all machines."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -263,10 +263,10 @@ def random_program(seed: int) -> Program:
     order = range(rng.randrange(1, 5))
     dim = rng.choice((0, 0, 0, 1, -1))
     carried = {f"c{n}": draw(*rng.choice(SHAPES)) for n in range(rng.randrange(1, 4))}
-    # Time can be another dimension of what has one.
+    # Sequences with other dimensions may have time in one of them.
     slices = {f"x{n}": draw(*rng.choice(SHAPES if dim == 0 else SHAPES[1:])) for n in range(rng.randrange(3))}
     if rng.random() < 0.6:
-        slices["t"] = torch.full((SIZE,), SIZE - 1)  # what takes the largest index, takes each
+        slices["t"] = torch.full((SIZE,), SIZE - 1)  # the largest index
     captured = {"W": 0.5 * draw(SIZE, SIZE), "p": draw(SIZE), "q": indices(SIZE), "r": torch.tensor([2, 0, 1])}
     writer = _Writer(rng, {**carried, **slices, "p": captured["p"]}, captured)
     for number in range(rng.randrange(2, 8)):
@@ -278,7 +278,7 @@ def random_program(seed: int) -> Program:
     returned = rng.sample(made, min(len(made), rng.randrange(3)))
     if dim != 0:
         returned = [name for name in returned if writer.values[name].dim() > 0]
-    # Distinct values: one that is returned twice is a test of its own.
+    # The values are distinct; another test returns one value twice.
     carry_out = ", ".join(f"'{leaf}': {name}" for leaf, name in zip(carried, new, strict=True))
     y = ", ".join(f"({name} + 0.0, None)" for name in returned)
     unpacked = [f"{leaf} = carry['{leaf}']" for leaf in carried] + [f"{leaf} = x['{leaf}']" for leaf in slices]
@@ -303,7 +303,7 @@ def random_program(seed: int) -> Program:
 
 
 def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool, dim: int, length: int = 0) -> Any:
-    """`scan`, as one would write it by hand, for at least one step."""
+    """Computes `scan` as users would write it by hand, for at least one step."""
     steps = length if xs is None else next(iter(xs.values())).shape[dim]
     order = range(steps)
     carry, ys = init, []
@@ -322,10 +322,10 @@ class Outcome:
     """Outcome of a program.
 
     Attributes:
-        equal: lowerings that are right.
-        different: where results, gradients or arguments afterwards are not those of the loop, and how.
+        equal: lowerings with correct results.
+        different: for each lowering, differences of results, gradients or changed arguments from the loop.
         failed: errors.
-        no_loop: the error of the loop itself, with which there is nothing to compare.
+        no_loop: error of the loop itself, so that there is nothing to compare with.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -348,12 +348,12 @@ def _results_and_gradients(run: Callable[..., Any], program: Program) -> tuple[l
 
 @contextmanager
 def _lowered_to(name: str) -> Iterator[None]:
-    """The environment in which a scan is compiled to something."""
+    """Sets the environment in which a scan is compiled to this lowering."""
     before = os.environ.get("FLEXSN_HOP_LOWERING")
     os.environ["FLEXSN_HOP_LOWERING"] = "loop" if name == "loop" else "auto"
     try:
         with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")  # that a scan becomes the loop, among others
+            warnings.simplefilter("always")  # one of them says that a scan becomes the loop
             yield
     finally:
         os.environ.pop("FLEXSN_HOP_LOWERING")
@@ -375,12 +375,12 @@ def _compiled(program: Program, lowering: str) -> Callable[..., Any]:
 
 
 def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
-    """Run a program by each of the lowerings, three times, and compare it with the loop each time."""
+    """Runs a program with each of the lowerings, three times, and compares each run with the loop."""
     outcome = Outcome()
     step = program.step()
     try:
         expected = _results_and_gradients(lambda init, xs: looped(step, init, xs, **program.options), program)
-    except RuntimeError as error:  # such as writing into what autograd needs
+    except RuntimeError as error:  # for example, a write to memory that autograd needs
         outcome.no_loop = str(error)
         return outcome
     before = [tensor.detach().clone() for tensor in program.tensors()]

@@ -27,7 +27,7 @@ class _Spike(torch.autograd.Function):
 
 
 class _Soft(torch.autograd.Function):
-    """The surrogate as a function, for finite differences: its derivative is that of `_Spike`."""
+    """The surrogate as a smooth function, for finite differences: its derivative is that of `_Spike`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -44,8 +44,8 @@ class Cell(nn.Module):
     """A core with matrices.
 
     Args:
-        size: H, of the step's last dimension.
-        matrix: makes a matrix of a shape.
+        size: H, the size of the step's last dimension.
+        matrix: function that makes a matrix of a shape.
         soft: a smooth function instead of the spikes.
     """
 
@@ -62,7 +62,7 @@ class Cell(nn.Module):
         self.v = nn.Parameter(matrix(size, size))
 
     def extra(self, *shape: int, value: float = 0.25) -> nn.Parameter:
-        """Numbers of few bits that differ."""
+        """Makes different numbers with few bits."""
         count = torch.Size(shape).numel()
         return nn.Parameter((torch.arange(count) % 4 * 0.125 + value).reshape(shape))
 
@@ -87,7 +87,7 @@ class Biased(Cell):
 
 
 class OfMembrane(Cell):
-    """The spikes are no state: a pointwise function of one is multiplied."""
+    """The spikes are no state: a pointwise function of a state is multiplied."""
 
     num_states = 1
 
@@ -98,7 +98,7 @@ class OfMembrane(Cell):
 
 
 class Late(Cell):
-    """States that are others some steps later: a line of three, with a branch of its own initial values."""
+    """States that equal others some steps before: a line of three, with a branch that has its own initial values."""
 
     num_states = 6
 
@@ -179,7 +179,7 @@ class MinimalGRU(Cell):
 
 
 class GRU(Cell):
-    """cuDNN's form."""
+    """The form of cuDNN."""
 
     num_states = 1
 
@@ -196,7 +196,7 @@ class GRU(Cell):
 
 
 class GatedGRU(Cell):
-    """The original form: what is multiplied depends on a product of the same step."""
+    """The original form, in which a factor of a product depends on another product of the same step."""
 
     num_states = 1
 
@@ -224,7 +224,7 @@ class LSTM(Cell):
 
 
 class SLSTM(Cell):
-    """Exponential gates, and the largest exponent so far, by which they are kept in range."""
+    """Exponential gates, with the largest exponent so far, which keeps them in range."""
 
     num_states = 4
 
@@ -242,7 +242,7 @@ class SLSTM(Cell):
 
 
 class WideInput(Cell):
-    """An LSTM whose gates come from outside in one tensor: the input is wider than the step."""
+    """An LSTM whose gates come from outside as one tensor, so the input is wider than the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(4)]))
@@ -256,7 +256,7 @@ class WideInput(Cell):
 
 
 class SigmaDelta(Cell):
-    """Sends what has changed by more than a threshold, and multiplies that."""
+    """Sends changes above a threshold, and multiplies them."""
 
     num_states = 3
 
@@ -278,7 +278,7 @@ class Synaptic(Cell):
 
 
 class OfInputToo(Cell):
-    """A layer: the input's product is no part of the loop over time."""
+    """A whole layer: the product of its input is outside of the loop over time."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -290,7 +290,7 @@ class OfInputToo(Cell):
 
 
 class Readout(Cell):
-    """The output is a product of this step's spikes, which no later step needs."""
+    """The output is a product of this step's spikes that no later step needs."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -302,7 +302,7 @@ class Readout(Cell):
 
 
 class Hidden(Cell):
-    """Two products, one behind the other, with a function of another width between."""
+    """Two products, one after the other, with a function of another width between them."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.down = nn.Parameter(matrix(size, size)[: size - 2].clone())
@@ -315,7 +315,7 @@ class Hidden(Cell):
 
 
 class Sliced(Cell):
-    """Some columns of a wide product only, and two of its parts added."""
+    """Uses only some columns of a wide product, and adds two of its parts."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(3)]))
@@ -326,7 +326,7 @@ class Sliced(Cell):
 
 
 class Linear(Cell):
-    """The state is a product, without a function."""
+    """The state is a product, without a function of it."""
 
     num_states = 1
 
@@ -336,14 +336,14 @@ class Linear(Cell):
 
 
 class Transposed(Cell):
-    """The matrix on the left, and `addmm`."""
+    """Uses the matrix on the left, and `addmm`."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return self.lif(torch.addmm(x, s, self.v, beta=0.5, alpha=2.0) + (self.v @ s.t()).t(), s, v)
 
 
 class LearnedDecay(Cell):
-    """Captured numbers beside the matrix, one for all neurons and one for each."""
+    """Captured numbers in addition to the matrix: one for all neurons and one for each."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -369,7 +369,7 @@ _KINDS = ["linear", "linear", "biased", "twice", "split", "pointwise", "pointwis
 
 
 class RandomCell(Cell):
-    """A core of random pointwise ops, products and reductions of rows."""
+    """A core with random pointwise ops, products and reductions of rows."""
 
     def __init__(self, size: int, matrix: Matrix, *, soft: bool = False, seed: int = 0) -> None:
         self._seed = seed
@@ -439,7 +439,7 @@ CELLS: tuple[type[Cell], ...] = (
 
 @dataclass(frozen=True)
 class Powers:
-    """Matrices with one power of two per row and column: every sum of a product has one term."""
+    """Matrices with one power of two per row and column, so every sum of a product has one term."""
 
     seed: int = 0
 
@@ -456,7 +456,7 @@ class Dense:
     """Matrices without zeros.
 
     Attributes:
-        bits: how many each number has; `None`: all.
+        bits: number of bits of each number; `None`: all.
     """
 
     bits: int | None = None

@@ -1,4 +1,4 @@
-"""Work of a process that has a GPU together with others."""
+"""Work of a process that shares a GPU with others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TOGETHER: Any = None  # barrier of the processes
 
 
 def in_step(barrier: Any) -> None:
-    """Has this process wait for another one later."""
+    """Makes this process wait for another one later."""
     global TOGETHER
     TOGETHER = barrier
 
 
 def differences(launches: int) -> tuple[str, int]:
-    """How a loop runs, and how many of its results are others than the loop's."""
+    """Describes how a loop runs, and counts the results that differ from the loop's."""
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
     expected = run(core, tensors, None)

@@ -20,14 +20,14 @@ SPIKE = ATan()
 
 @dataclass(frozen=True)
 class Combination:
-    """A scan, and what a loss reads of it.
+    """A scan, and the results that a loss reads.
 
     Attributes:
-        choices: by result of the step, `(value, is_detached)`: a position among the values that the step computes.
-        num_inputs, num_states, num_outputs: numbers of each.
-        final: the scan gives final states, not sequences.
-        used: positions of the results that the loss reads.
-        has_products: the step multiplies by matrices.
+        choices: for each result of the step, `(value, is_detached)`: an index among the values that the step computes.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
+        final: True if the scan returns final states instead of sequences.
+        used: indices of the results that the loss reads.
+        has_products: True if the step multiplies by matrices.
     """
 
     choices: tuple[tuple[int, bool], ...]
@@ -39,7 +39,7 @@ class Combination:
     has_products: bool
 
     def core(self, parameters: nn.ParameterList) -> Callable[..., tuple[Tensor, ...]]:
-        """The step. Several of its results are one tensor, views of one, or arguments."""
+        """Makes the step. Several of its results are one tensor, views of one tensor, or arguments."""
         decay, scale, matrix = parameters
 
         def step(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -56,23 +56,23 @@ class Combination:
         return step
 
     def __call__(self, sequence: Scan, final: Scan, core: object, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """The results that are read."""
+        """Returns the results that are read."""
         scan = final if self.final else sequence
         results = scan(core, self.num_inputs, self.num_states, self.num_outputs, *arguments)
         return [results[i] for i in self.used]
 
     def arguments(self, generator: torch.Generator, device: str) -> list[Tensor]:
-        """Input sequences and initial states."""
+        """Makes input sequences and initial states."""
         shapes = [(STEPS, BATCH, WIDTH)] * self.num_inputs + [(BATCH, WIDTH)] * self.num_states
         return [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
 
 
 def combination(seed: int) -> Combination:
-    """A random one; those of odd seeds have products."""
+    """Makes a random combination; combinations of odd seeds have products."""
     rng = random.Random(seed)
     num_inputs, num_states, num_outputs = rng.randint(1, 2), rng.randint(1, 3), rng.randint(0, 3)
     count = num_outputs + num_states
-    few = [rng.randrange(8) for _ in range(2)]  # mostly the same values, again and again
+    few = [rng.randrange(8) for _ in range(2)]  # so that the values repeat often
     choices = [(rng.choice(few) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)]
     used = [i for i in range(count) if rng.random() < 0.5] or [rng.randrange(count)]
     return Combination(
@@ -80,7 +80,7 @@ def combination(seed: int) -> Combination:
     )
 
 
-# First the usual ones: a value is output and state, and the loss reads the last state alone.
+# The usual cases come first: a value is output and state, and the loss reads only the last state.
 USUAL = [
     Combination(((0, False), (0, False)), 1, 1, 1, True, (1,), False),
     *(Combination(((1, False), (3, False), (1, False)), 1, 2, 1, True, used, True) for used in ((1,), (2,))),
@@ -99,7 +99,7 @@ def _naming(one: Combination) -> Callable[[str], str]:
 
 
 def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
-    """Compile one network of all combinations; compare results and gradients with those of the loop.
+    """Compiles one network of all combinations; compares results and gradients with those of the loop.
 
     Raises:
         AssertionError: they differ, or the compiled network has zeros where the loop has no gradient.

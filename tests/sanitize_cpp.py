@@ -1,9 +1,9 @@
-"""Runs what is generated in C++ with the compiler's checks of addresses and of undefined behaviour.
+"""Runs generated C++ with the compiler's checks of addresses and of undefined behaviour.
 
     python tests/sanitize_cpp.py [pytest's arguments ...]
 
-By default, the tests of rules and functions, and of kernels: the zoo, random cores, parity, gradcheck. Needs g++ with
-its sanitizers' libraries. Ends with pytest's exit status; the first thing that a sanitizer finds ends the process.
+By default, it runs the tests of rules and functions, and of kernels: the zoo, random cores, parity, gradcheck. It needs
+g++ with the sanitizers' libraries. It ends with pytest's exit status; a sanitizer's first finding ends the process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FLAGS = "-O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-r
 
 
 def main(arguments: Sequence[str], cache: str) -> int:
-    """Returns the exit status.
+    """Runs pytest and returns the exit status.
 
     Args:
-        cache: a folder for the kernels.
+        cache: folder for the kernels.
     """
     where = subprocess.run(["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     environment = {
         **os.environ,
         "FLEXSN_TEST_CPP_FLAGS": FLAGS,
-        "CXX": f"g++ {FLAGS}",  # kernels are compiled by it, and are not to be found compiled without
+        "CXX": f"g++ {FLAGS}",  # a kernel cached without these flags must not be used
         "FLEXSN_CACHE_DIR": cache,
-        # The process that loads such a library has to have begun with this one. Python never gives back all memory.
+        # The process that loads such a library must have started with this one. Python never frees all of its memory.
         "LD_PRELOAD": where.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -1,4 +1,4 @@
-"""Imports scripts that belong to no package: examples, and what draws for the documentation."""
+"""Imports of scripts that belong to no package: examples, and scripts that draw for the documentation."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(path: str) -> ModuleType:
-    """The script at `path`, from the repository's root, as a module; its `main` does not run."""
+    """Imports the script at `path`, from the repository's root, as a module; its `main` does not run."""
     name = "script_" + path.removesuffix(".py").replace("/", "_")
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # so that its classes can be found again by name
+        sys.modules[name] = module  # so that its classes can be found by name
         spec.loader.exec_module(module)
     return sys.modules[name]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For small networks over many steps: threads that wait for one another take longer than the work."""
+    """Uses one thread, for small networks over many steps: waiting threads would take longer than the work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -36,15 +36,15 @@ class Core(nn.Module):
         self.build()
 
     def build(self) -> None:
-        """Makes parameters."""
+        """Makes the parameters."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
-        """Shapes of one sample's input and states."""
+        """Returns the shapes of one sample's input and states."""
         return (self.neurons,), [(self.neurons,), (self.neurons, self.branches)]
 
 
 class Dendritic(Core):
-    """Two compartments and branches, which a small matrix joins; the largest branch opens the apical compartment."""
+    """Two compartments and branches, joined by a small matrix; the largest branch opens the apical compartment."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons, self.branches)
@@ -64,7 +64,7 @@ class Dendritic(Core):
 
 
 class Statistics(Core):
-    """Reductions of branches, as `softmax`, `std` and `logsumexp` make them."""
+    """Reductions of branches, such as `softmax`, `std` and `logsumexp`."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.arange(1.0, self.branches + 1, dtype=x.dtype, device=x.device)
@@ -74,7 +74,7 @@ class Statistics(Core):
 
 
 class InTheMiddle(Core):
-    """Branches in front of the neurons, and an input for each."""
+    """Branches in the dimension before the neurons, with an input for each."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.branches, 1)
@@ -89,7 +89,7 @@ class InTheMiddle(Core):
 
 
 class Gates(Core):
-    """Gates that one input brings, side by side; no state is larger than others."""
+    """Gates that one input contains next to each other; no state is larger than others."""
 
     def build(self) -> None:
         self.bias = self.numbers(3 * self.neurons)
@@ -104,7 +104,7 @@ class Gates(Core):
 
 
 class Line(Core):
-    """Branches that hand on what they had, to the last one."""
+    """Branches that pass on their values, up to the last branch."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons)
@@ -116,7 +116,7 @@ class Line(Core):
 
 
 class Pairs(Core):
-    """A product of two values of the step, and one with a matrix of each neuron."""
+    """A product of two values of the step, and a product with a matrix of each neuron."""
 
     def build(self) -> None:
         self.between = self.numbers(self.neurons, self.branches, self.branches)
@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor joined, and one number more for each."""
+    """Branches that are neither summed nor joined, with one more number for each branch."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]
@@ -140,7 +140,7 @@ class Apart(Core):
 
 
 class Populations(Core):
-    """Excitatory and fewer inhibitory neurons, which are joined by matrices."""
+    """Excitatory and fewer inhibitory neurons, joined by matrices."""
 
     num_outputs = 2
 
@@ -167,7 +167,7 @@ class Random(Core):
     """A random step on a soma and branches.
 
     Args:
-        seed: decides which.
+        seed: seed of the choices.
     """
 
     def __init__(self, seed: int) -> None:
@@ -188,7 +188,7 @@ class Random(Core):
         return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
 
 
-# Of a value of the soma and one of the branches.
+# Lines of a value of the soma and a value of the branches.
 _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a + b.sum(-1),
     lambda core, a, b: a - b.mean(-1),

@@ -1,9 +1,9 @@
-"""Step functions, one of each kind of neuron in the field, for any surrogate; and their comparison with a loop.
+"""Step functions for each kind of neuron in the field, for any surrogate; and their comparison with a loop.
 
 `x` input, `v` membrane, `h` charged membrane, `s` spike; `spike` is 1 where its argument is at least 0.
 
-Numbers that are added to tensors are multiples of 1/8, exact in every dtype: eager mode on the CPU rounds such a
-number to the dtype of a half tensor before it adds, and eager mode on CUDA, which kernels follow, does not.
+Numbers that are added to tensors are multiples of 1/8, which are exact in every dtype. Eager mode on the CPU rounds
+such a number to the dtype of a half tensor before the addition; eager mode on CUDA, which kernels follow, does not.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Core = Callable[..., tuple[Tensor, ...]]
 Make = Callable[..., Core]
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Two of the interpreter's blocks and a part, and full vectors of the CPU's: eager mode computes exp and tanh in
-# one way in them and in another in the rest of a tensor.
+# More than two of the interpreter's blocks, and full vectors of the CPU's: eager mode computes exp and tanh in these
+# vectors by another algorithm than in the rest of a tensor.
 SHAPE = (9, 64)
 STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step function of one input and one output.
+    """A step function with one input and one output.
 
     Attributes:
         make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
-        num_states: of the core.
-        parameters: for each captured parameter, whether there is one per channel; otherwise it is one number.
-        exact_on_cpu: false with functions that eager mode computes in another way on the CPU than in the
-            interpreter, where they are made of others (sigmoid), or where they are of one number.
-        functions: whether there are others (exp, tanh), which C++ has within 2 ulp of the true values, as eager mode
-            has, but not with its bits.
+        num_states: number of states of the core.
+        parameters: for each captured parameter, True if it has a value per channel, False if it is one number.
+        exact_on_cpu: False with functions that eager mode computes differently on the CPU than in the interpreter, for
+            which they consist of other functions (sigmoid), or are functions of one number.
+        functions: True if there are other functions (exp, tanh), which C++ computes within 2 ulp of the true values, as
+            eager mode does, but not with eager mode's bits.
     """
 
     name: str
@@ -186,7 +186,7 @@ def _gated_lif(spike: Spike, a: Tensor, b: Tensor, c: Tensor) -> Core:
 
 @_step()
 def _ilif(spike: Spike) -> Core:
-    """Integer spikes: the number of thresholds below `h`."""
+    """Fires integer spikes: the number of thresholds below `h`."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v * 0.25 + x
@@ -198,7 +198,7 @@ def _ilif(spike: Spike) -> Core:
 
 @_step(parameters=(True,), functions=True)
 def _liaf(spike: Spike, threshold: Tensor) -> Core:
-    """The output is analog; the spike resets."""
+    """Returns an analog output; the spike resets."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -219,7 +219,7 @@ def _alif(spike: Spike, tau: Tensor) -> Core:
 
 @_step(num_states=2, parameters=(True,))
 def _lif_into_li(spike: Spike, weight: Tensor) -> Core:
-    """A spiking neuron and the leaky integrator that reads it."""
+    """Joins a spiking neuron and the leaky integrator that reads it."""
 
     def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -257,7 +257,7 @@ def _synaptic(spike: Spike, alpha: Tensor, beta: Tensor) -> Core:
 
 @_step(num_states=3, parameters=(True,), exact_on_cpu=False)
 def _alpha(spike: Spike, alpha: Tensor) -> Core:
-    """A synapse of two exponentials."""
+    """Uses a synapse with two exponentials."""
 
     def core(x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         decay = torch.sigmoid(alpha)
@@ -270,7 +270,7 @@ def _alpha(spike: Spike, alpha: Tensor) -> Core:
 
 @_step(parameters=(False,), functions=True)
 def _lapicque(spike: Spike, beta: Tensor) -> Core:
-    """The form with resistance and capacity."""
+    """Uses the form with resistance and capacitance."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         rate = torch.nn.functional.softplus(beta)
@@ -293,7 +293,7 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
 
 @_step(num_states=2, exact_on_cpu=False)
 def _clif(spike: Spike) -> Core:
-    """Each spike resets the deeper, the more the membrane was driven before."""
+    """Resets the deeper at each spike, the more the membrane was driven before."""
 
     def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         h = v - v / 2.0 + x
@@ -306,7 +306,7 @@ def _clif(spike: Spike) -> Core:
 
 @_step()
 def _ternary(spike: Spike) -> Core:
-    """Two thresholds, two signs."""
+    """Has two thresholds and spikes of two signs."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - 0.75 - v) / 1.7
@@ -319,7 +319,7 @@ def _ternary(spike: Spike) -> Core:
 
 @_step(num_states=2)
 def _refractory(spike: Spike) -> Core:
-    """Silent for two steps after each spike, then harder to excite."""
+    """Is silent for two steps after each spike, then harder to excite."""
 
     def core(x: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -331,7 +331,7 @@ def _refractory(spike: Spike) -> Core:
 
 
 def surrogates() -> list[Surrogate]:
-    """One of each class, with its defaults."""
+    """Makes one surrogate of each class, with its defaults."""
     classes = {getattr(surrogate, name) for name in surrogate.__all__}
     found = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
     return [c() for c in sorted(found, key=lambda c: c.__name__)]
@@ -339,17 +339,17 @@ def surrogates() -> list[Surrogate]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a kernel compares with the loop.
+    """Comparison of a kernel with the loop.
 
     Attributes:
-        values: how many results there are, forward, outputs and states.
-        unequal: how many of them have other bits (NaN is NaN).
-        rate: of the outputs that are not 0.
-        forward: the largest error of a result, in eps of the tensor's largest entry.
-        gradient: the largest error of a gradient of the input or a state, in eps of the largest of that neuron times
-            the peak of the surrogate: gradients of this size are added up and may cancel.
-        parameter: the largest error of a captured parameter's gradient, a sum of n terms, in eps of the tensor's
-            largest entry times the square root of n.
+        values: number of results forward, outputs and states.
+        unequal: number of results with other bits (NaN equals NaN).
+        rate: part of the outputs that is not 0.
+        forward: largest error of a result, in eps of the tensor's largest entry.
+        gradient: largest error of a gradient of the input or a state, in eps of the neuron's largest gradient times the
+            peak of the surrogate: gradients of this size are summed and may cancel.
+        parameter: largest error of a captured parameter's gradient, a sum of n terms, in eps of the tensor's largest
+            entry times the square root of n.
     """
 
     values: int
@@ -363,10 +363,10 @@ class Outcome:
 def compare(
     step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu", on_cpu: TargetName = "triton"
 ) -> Outcome:
-    """Runs the kernel and the eager loop in the same dtype, forward and backward, on the same numbers.
+    """Runs the kernel and the eager loop in one dtype, forward and backward, on equal numbers.
 
-    The loss is a weighted sum of all outputs and states, with weights of both signs, so small that hardly a gradient
-    overflows in float16.
+    The loss is a weighted sum of all outputs and states. The weights have both signs, and are so small that gradients
+    hardly overflow in float16.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -403,14 +403,14 @@ def compare(
 
 
 def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
-    """In eps of the neuron's largest gradient: of the input `[T, *step]` and of the states `[*step]`."""
+    """Returns the error in eps of the neuron's largest gradient, of the input `[T, *step]` and the states `[*step]`."""
     sizes = [g.double().abs() for g in eagers]
     largest = torch.stack([sizes[0].amax(0), *sizes[1:]]).amax(0)
     return max(_error(a, b, largest) for a, b in zip(ours, eagers, strict=True))
 
 
 def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
-    """In eps of `size`; infinite where only one is, or NaN. Where both overflow, they are equal."""
+    """Returns the error in eps of `size`; infinite if only one value is infinite or NaN, 0 if both overflow."""
     assert ours.dtype == eagers.dtype
     assert ours.shape == eagers.shape
     distance = (ours.double() - eagers.double()).abs()
@@ -419,21 +419,22 @@ def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
 
 
 def _peak(spike: Surrogate) -> float:
-    """The largest derivative around the threshold, at least 1."""
+    """Returns the largest derivative around the threshold, at least 1."""
     return max(1.0, spike.gradient(torch.linspace(-4.0, 4.0, 801, dtype=torch.float64)).abs().max().item())
 
 
-# In the units of `Outcome`: gradients are rounded once per operation, and added up in another order than in the loop.
+# Limits in the units of `Outcome`: gradients are rounded in each operation, and summed in another order than in the
+# loop.
 MAX_ERROR = 32.0
-# Where functions are off already that the gradients are made of.
+# Limit for gradients that are made of functions with errors of their own.
 MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
-    """Description of a wrong outcome; empty if it is right.
+    """Describes a wrong outcome; empty if it is right.
 
-    Forward, all results equal the loop's to the last bit, and gradients are within `MAX_ERROR`. Only on the CPU, where
-    the step function says so, both are within `MAX_INEXACT`.
+    Forward, all results equal the loop's to the last bit, and gradients are within `MAX_ERROR`. On the CPU, both are
+    within `MAX_INEXACT` if the step function says so.
 
     Args:
         device: "cuda"; "cpu", in the interpreter; or "cpp".
@@ -454,12 +455,12 @@ def check(combination: Combination, outcome: Outcome, device: str) -> str:
 
 
 def combinations() -> list[Combination]:
-    """All of them: every step function with every surrogate in every dtype."""
+    """Returns all combinations of a step function, a surrogate and a dtype."""
     return [(step, spike, dtype) for dtype in DTYPES for step in STEP_FUNCTIONS for spike in surrogates()]
 
 
 def covering() -> list[Combination]:
-    """A part of them: each dtype with each step function and each surrogate once, in other pairs than the others."""
+    """Returns a part of them: each dtype has each step function and each surrogate once, in different pairs."""
     spikes = surrogates()
     shift = len(spikes) // len(DTYPES)
     return [

@@ -1,4 +1,4 @@
-"""A backward with tensors that kernels cannot read is refused in words; zeros without memory are zeros."""
+"""A backward with tensors that kernels cannot read is refused with a clear error; zeros need no memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(params=NEURONS)
 def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """The output of a step of training like two before, and the tensors whose gradients it takes."""
+    """Returns the output of a repeated training step, and the tensors whose gradients it computes."""
     torch.manual_seed(0)
     neuron = NEURONS[request.param]()
     x = (3 * torch.rand(SHAPE)).requires_grad_()
@@ -41,7 +41,7 @@ def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Te
         torch.autograd.grad(output, learned, torch.ones_like(output))
     reset_net(neuron)
     yield neuron(x), learned
-    reset_net(neuron)  # it lives as long as its graph
+    reset_net(neuron)  # the state would keep the graph
 
 
 def test_zeros_without_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:
@@ -59,7 +59,7 @@ def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
 
 
 def test_freed_between_forward_and_backward(spikes: tuple[Tensor, list[Tensor]]) -> None:
-    """As a sharded parameter's memory is; here that of the last one, which the backward reads."""
+    """Frees the last parameter's memory, which the backward reads, as sharding does."""
     output, learned = spikes
     learned[-1].detach().untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match=r"(argument|captured tensor) \d of a backward is a tensor whose memory was"):

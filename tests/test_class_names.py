@@ -1,8 +1,9 @@
-"""A class name has one owner: a search for it finds one idea. Exceptions are listed, each with its reason."""
+"""A class name has one owner, so a search for it finds one idea. Exceptions are listed with their reasons."""
 
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,7 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """The classes that several places define, by name."""
+    """Returns the classes that are defined in several places, by name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
@@ -58,6 +59,7 @@ def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
+@functools.cache
 def found_here() -> dict[str, list[str]]:
     return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 

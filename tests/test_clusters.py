@@ -1,4 +1,4 @@
-"""The loop of a recurrent step in thread-block clusters: its sources compile, and on a GPU it is the plain loop."""
+"""The loop of a recurrent step in thread-block clusters: its source compiles, and on a GPU it equals the plain loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from recurrent_cores import (
     Powers,
 )
 from recurrent_processes import differences, in_step
-from test_one_launch import check, check_on_two_streams
+from test_one_launch import check, check_bits, check_on_two_streams
 from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
@@ -33,29 +33,33 @@ from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_graph import Port, Role
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.recurrent import _clusters, _one_launch
 from flexsn_runtime.recurrent._one_launch import Loops, Memory
 from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 HOPPER = (9, 0)
-CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0))
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Of one or several warps for a sum, with matrices in registers, in shared memory and in both.
+# Of one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of them; with
+# one slot for what is sent and with two.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
     Cluster(8, 4, 1),
     Cluster(16, 1, 4),
+    Cluster(8, 2, 3, held=1, stored=1, slots=1, compact=True),
     Cluster(8, 2, 3, held=1),
     Cluster(2, 4, 3, held=0),
-    Cluster(4, 1, 2, held=5),
+    Cluster(4, 1, 2, held=5, slots=1),
+    Cluster(4, 4, 1, held=0, compact=True),
+    Cluster(4, 2, 1, held=2, stored=0),
 )
 
 
 def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
-    """Dtypes of a kernel's tensors."""
+    """Returns the dtypes of a kernel's tensors."""
     carried = list(loop.carried.values())
     found = []
     for port in params:
@@ -73,7 +77,7 @@ def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memo
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Outcomes of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
+    """Records the outcome of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
     if why_no_nvrtc() is not None:
         pytest.skip("NVRTC is not there: a build of torch without CUDA")
     found: list[str] = []
@@ -84,6 +88,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ) -> Any:
         cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
         for cluster in CLUSTERS:
+            if cluster.stored is not None and len(loop.exchanges) == 1:
+                cluster = dataclasses.replace(cluster, slots=1)
             try:
                 written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
@@ -110,12 +116,12 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
     core = made(cell, 37, Powers(), dtype)
     differentiated(core, sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
     assert compiled[:2] == ["forward", "forward"]
-    assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards are no loop of one launch
+    assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards take several launches
     assert dtype != torch.float32 or len(compiled) == 4
 
 
 def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """As few turns as possible, then few rows and blocks, and two warps for a sum."""
+    """Checks that the first one has the fewest turns, then the fewest rows and blocks, and two warps for a sum."""
     found: dict[tuple[str, int], Cluster | None] = {}
 
     def kernel(
@@ -142,24 +148,25 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How each loop ran, in words. Loops that one program holds run in clusters, too."""
+    """Records in words how each loop ran. Loops that fit one program run in clusters, too."""
     found: list[str] = []
     original = _one_launch.InClusters.run
 
-    launch = ClusterLaunch.__call__
-    directions: dict[ClusterLaunch, str] = {}
+    launch = LaunchedClusters.__call__
+    directions: dict[LaunchedClusters, str] = {}
 
     def noted(self: Any, over: OverTime) -> str:
-        directions[self.kernel] = over.direction
+        directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: ClusterLaunch, *given: Any) -> None:  # by calls that are repeated, too
+    def launched(self: LaunchedClusters, *given: Any) -> None:  # by calls that are repeated, too
         launch(self, *given)
         found.append(directions[self])
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
     monkeypatch.setattr(_one_launch.InClusters, "run", noted)
-    monkeypatch.setattr(ClusterLaunch, "__call__", launched)
+    monkeypatch.setattr(LaunchedClusters, "__call__", launched)
     return found
 
 
@@ -169,7 +176,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_is_the_loop(
     batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype != torch.float32:  # where programs that exchange through global memory are faster
+    if dtype != torch.float32:  # exchange through global memory is faster there
         divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
         monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
@@ -185,13 +192,20 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 
 
 @gpu
-@pytest.mark.parametrize("cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0)], ids=repr)
+@pytest.mark.parametrize(
+    "cluster", [Cluster(4, 2, 3, held=1), Cluster(8, 4, 2, held=0, stored=1, compact=True)], ids=repr
+)
 @pytest.mark.parametrize("cell", [GRU, LSTM, GatedGRU, Masked, LowRank, Hidden], ids=lambda cell: cell.__name__)
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several matrices, of which a part is in shared memory."""
-    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter([cluster]))
+    """Several matrices, of which a part is in shared memory or in none; with one slot, where one value is sent."""
+
+    def division(loop: Loop, *_: Any, **__: Any) -> Any:
+        one = cluster.stored is not None and len(loop.exchanges) == 1
+        return iter([dataclasses.replace(cluster, slots=1 if one else 2)])
+
+    monkeypatch.setattr(_one_launch, "clusters_for", division)
     check_dense(cell, 120)
     assert "forward" in told
 
@@ -199,7 +213,7 @@ def test_divisions_of_cells(
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells(cell: type[Cell], told: list[str]) -> None:
-    """In the bits of the loop where sums have one term; what clusters do not compute runs as before."""
+    """Compares the bits of the loop where sums have one term; other results come from the former path."""
     check_equal(cell, "triton")
 
 
@@ -209,8 +223,15 @@ def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
     check_dense(cell, 144)
 
 
+@gpu
+@pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
+def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: list[str]) -> None:
+    check_bits(144, precision, bits)
+    assert told == ["forward"]
+
+
 def check_dense(cell: type[Cell], size: int) -> None:
-    """With dense matrices, within float32's rounding of float64."""
+    """Compares dense matrices with float64, within float32's rounding."""
     core = made(cell, size, Dense(), torch.float32)
     tensors = sequences(core, 12, 50, size, dtype=torch.float32, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
@@ -227,13 +248,13 @@ def check_dense(cell: type[Cell], size: int) -> None:
 @gpu
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
-    assert set(told) == {"forward"}  # calls are repeated as they were recorded
+    assert set(told) == {"forward"}  # repeated calls run as they were recorded
 
 
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
 def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has the GPU in turn: none of its blocks may wait for one that does not run."""
+    """Gives each process the GPU in turn: no block may wait for a block that does not run."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:

@@ -1,4 +1,4 @@
-"""Training steps that the compiled launcher makes are those that Python makes: results, gradients, refusals."""
+"""Training steps of the compiled launcher equal those of Python: results, gradients, refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class TwoInTwoOut(nn.Module):
-    """Two inputs, two outputs of which one has no gradient, and a captured tensor for each of the channels."""
+    """A step with two inputs, two outputs, one of which has no gradient, and a captured tensor for each channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
 
 
 def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs, final states and gradients of a step of training after a reset."""
+    """Returns outputs, final states and gradients of a training step after a reset."""
     neuron.reset()
     found = neuron(*inputs)
     outputs = [found] if isinstance(found, Tensor) else list(found)
@@ -191,7 +191,7 @@ def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
 
 @pytest.fixture
 def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
-    """A neuron whose calls the compiled launcher makes, and an input of these calls."""
+    """Returns a neuron whose calls the compiled launcher makes, and an input for these calls."""
     neuron, x = _lif(), _data(5, 3, 19)
     for _ in range(3):
         neuron.reset()
@@ -220,9 +220,9 @@ def test_gradients_in_other_layouts(
         (found,) = torch.autograd.grad(neuron(x), x, gradient)
         torch.testing.assert_close(found, _gradient(x, gradient))
     assert len(native_runs) == 6
-    assert python_gradients  # of those in other layouts
+    assert python_gradients  # for gradients in other layouts
     python_gradients.clear()
-    for _ in range(2):  # the last one that can be launched by its address is
+    for _ in range(2):  # from the second call on, it is launched by address
         neuron.reset()
         torch.autograd.grad(neuron(x), x, several[1])
     neuron.reset()
@@ -242,7 +242,7 @@ def test_gradients_of_states_alone(ready: tuple[LIF, Tensor]) -> None:
 
 
 class Rectangle(torch.autograd.Function):
-    """A spike whose derivative has a width that is read in the backward."""
+    """A spike whose backward reads the width of its derivative."""
 
     width = 1.0
 
@@ -264,7 +264,7 @@ def _rectangular(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
-    """A neuron of `_rectangular` steps, and outputs that the compiled launcher has made."""
+    """Returns a neuron of `_rectangular` steps, and outputs that the compiled launcher has computed."""
     x, neuron = _data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
     for _ in range(3):
         neuron.reset()
@@ -287,7 +287,7 @@ def test_backward_asks_whether_what_was_read_is_there(
     monkeypatch.setattr(Rectangle, "width", 2.0)
     with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
         y.sum().backward()
-    del neuron  # which is there until then
+    del neuron  # it exists until here
 
 
 def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
@@ -400,7 +400,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
     neuron.reset()
     y = neuron(x)
     gone = weakref.ref(neuron)
-    del neuron  # with a state that has the graph
+    del neuron  # its state holds the graph
     native_runs.clear()
     gc.collect()
     assert gone() is None
@@ -437,7 +437,7 @@ def test_layouts_that_take_turns_are_all_told(
 
 
 class _Counting(TorchDispatchMode):
-    """Notes the operations that it sees."""
+    """Records the operations that it sees."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -507,7 +507,7 @@ def test_copies_begin_anew(ready: tuple[LIF, Tensor], native_runs: list[NativeSc
     for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
         neuron.reset()
         assert torch.equal(twin(x), neuron(x))
-    assert len(native_runs) == 2  # the neuron's own
+    assert len(native_runs) == 2  # calls of the neuron itself
 
 
 def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
@@ -550,6 +550,22 @@ def test_profilers_of_launches_see_them(
     assert len(native_runs) == 1
 
 
+def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
+    """Inputs, and gradients of outputs."""
+    step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
+    neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
+    tensors = [_data(4, 33) for _ in range(2)]
+    for first, second in ((0, 0), (0, 0), (0, 0), (0, 1), (1, 0)):
+        found = []
+        for one in (neuron, loop):
+            one.reset()
+            outputs = one(tensors[first], tensors[second])
+            weights = [tensors[first].detach(), tensors[second].detach()]
+            found.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
+        torch.testing.assert_close(*found)
+    assert len(native_runs) >= 3
+
+
 def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
     neuron = _lif()
     x = _data(8, 2**16 + 3)
@@ -559,11 +575,11 @@ def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
     assert not native_runs
 
 
-# -- when it is compiled ------------------------------------------------------------------------------------------
+# -- compilation of the launcher -----------------------------------------------------------------------------------
 
 
 class _Extension:
-    """In the place of what is compiled."""
+    """A stand-in for the compiled extension."""
 
     def __init__(self, *, there: bool = False, error: Exception | None = None) -> None:
         self.there, self.error = there, error
@@ -682,7 +698,7 @@ def test_a_program_without_a_neuron() -> None:
 def test_a_backward_inside_of_a_fake_mode_is_refused_alike(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
     neuron = _lif()
-    for _ in range(3):  # the compiled launcher is in use from the second call on
+    for _ in range(3):  # the compiled launcher runs from the second call on
         y = neuron.step(_data(5, 3))[0]
         y.sum().backward()
     y = neuron.step(_data(5, 3))[0]

@@ -1,4 +1,4 @@
-"""Norms in a neuron's step, launched without Python, and what completes the gradient behind the backward."""
+"""Norms in a neuron's step, launched without Python, and the completion of the gradient after the backward."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _input(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _step(layer: NormNeuron, x: Tensor, weight: Tensor, of: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Outputs, statistics and gradients of a step of training after a reset."""
+    """Returns outputs, statistics and gradients of a training step after a reset."""
     layer.neuron.reset()
     y = layer(x)
     asked = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
@@ -133,7 +133,7 @@ def test_gradients_of_some(
         _step(layer, x, weight)
     python_gradients.clear()
     _step(layer, x, weights[3], of(layer, x))
-    assert len(python_gradients) == 1  # Python hands it to the launcher
+    assert len(python_gradients) == 1  # Python passes it to the launcher
     assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
     assert len(python_gradients) == 1
     assert native_runs
@@ -209,7 +209,7 @@ def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
     learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
     for weight, wanted in zip(weights, _by_python(layer, x, weights, learned), strict=True):
         assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), wanted))
-    assert native_runs  # the scan alone
+    assert native_runs  # only the scan
 
 
 def test_batches_of_several_sizes_take_turns(
@@ -268,7 +268,7 @@ def test_other_statistics_between_forward_and_backward(native_runs: list[NativeS
     layer.neuron.reset()
     y = layer(x)
     layer.neuron.reset()
-    layer(2 * x)  # moves the running statistics
+    layer(2 * x)  # updates the running statistics
     torch.testing.assert_close(torch.autograd.grad(y, x, weight)[0], wanted[-3], rtol=0, atol=0)
     layer.neuron.reset()
     y = layer(x)

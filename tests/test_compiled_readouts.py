@@ -1,4 +1,4 @@
-"""Usual readouts, losses and inputs around neurons: compiled by Inductor, they equal eager mode."""
+"""Usual readouts, losses and inputs of neurons: compiled by Inductor, they equal eager mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.neuron import Neuron
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # of Inductor's, on a GPU
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # a warning of Inductor on a GPU
 ]
 
 STEPS, BATCH, WIDTH = 6, 2, 4
@@ -104,7 +104,7 @@ def _delayed(x: Tensor) -> Tensor:
 
 
 def _in_channels_last(x: Tensor) -> Tensor:
-    """`[T, B, C]` as images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
+    """Makes `[T, B, C]` images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
     images = x.flatten(0, 1)[:, :, None, None].expand(-1, -1, 2, 2)
     result: Tensor = images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
     return result
@@ -127,7 +127,7 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def run(
     function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, parameters: Sequence[Tensor], *, training: bool
 ) -> list[Any]:
-    """Results, and in training the gradients of a weighting of them."""
+    """Returns results and, in training, the gradients of a weighted sum of them."""
     if not training:
         with torch.no_grad():
             return list(function(x))
@@ -150,7 +150,7 @@ def compare(
     lengths: Sequence[int] = (STEPS,),
     tolerance: float = 1e-5,
 ) -> None:
-    """Compare a compiled function with itself in eager mode.
+    """Compares a compiled function with itself in eager mode.
 
     Raises:
         AssertionError: results or gradients differ.
@@ -168,7 +168,7 @@ def compare(
 
 
 def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
-    """A layer and neurons behind it, and the function that gives outputs and last states."""
+    """Makes a layer with neurons after it, and the function that returns outputs and last states."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), NEURONS[neuron]()).to(device)
     layer, neurons = module
@@ -183,7 +183,7 @@ def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tup
 
 
 def reading(neuron: str, device: str, reads: Sequence[Read]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
-    """A network, and a function that gives all of these readouts of it."""
+    """Makes a network, and a function that returns all of these readouts of it."""
     module, forward = network(neuron, device)
     return module, lambda x: [read(*forward(x)) for read in reads]
 
@@ -192,7 +192,7 @@ def of(*names: str) -> list[Read]:
     return [READOUTS[name] for name in names]
 
 
-# -- a selection that is short ---------------------------------------------------------------------------------------
+# -- a short selection -----------------------------------------------------------------------------------------------
 
 
 def test_slices_behind_neurons() -> None:
@@ -281,7 +281,7 @@ def test_readouts_under_autocast(neuron: str) -> None:
             y, states = forward(x)
             return [read(y, states) for read in of("last", "tail", "mean", "states")]
 
-    # Inductor keeps more digits between two operations than eager mode does.
+    # Inductor keeps more digits between two operations than eager mode.
     compare(readouts, module, tolerance=5e-2)
 
 

@@ -1,4 +1,4 @@
-"""Steps with matrix products in compiled graphs: one node each way, whose launches are those of eager mode."""
+"""Steps with matrix products in compiled graphs: one node in each direction, with the launches of eager mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def kernels_in_the_place_of_loops(monkeypatch: pytest.MonkeyPatch, target: TargetName) -> None:
-    """Replaces the operators' loops by kernels, as Inductor would, without Inductor."""
+    """Replaces the operators' loops by kernels, as Inductor would, but without Inductor."""
     lowering = KernelLowering(on_cpu=target)
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
@@ -49,7 +49,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def problem(cell: type[Cell], num_steps: int, *, batch: int = BATCH) -> tuple[Cell, list[Tensor]]:
-    """A core, and `[*input_seqs, *init_states]`."""
+    """Makes a core, and `[*input_seqs, *init_states]`."""
     core = cell(SIZE, normal).to(DEVICE)
     shapes = [(num_steps, batch, SIZE), *[(batch, SIZE)] * core.num_states]
     return core, [normal(*shape).requires_grad_() for shape in shapes]
@@ -82,11 +82,11 @@ def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.Monkey
     )
     results, gradients = with_gradients(run(*tensors), wanted)
     expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
-    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # spikes
+    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs are spikes
         assert_equal_bits(results[0], expected[0])
-    # A bias is added by the product in one graph, and after it in the other.
+    # In one graph, the product adds the bias; in the other, a later operation does.
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
-    # Autograd adds the terms of a gradient in one order, and the graph of the step's gradient in another.
+    # Autograd sums the terms of a gradient in one order, and the graph of the step's gradient in another order.
     torch.testing.assert_close(gradients, of_eager, rtol=1e-5, atol=1e-5)
 
 
@@ -138,7 +138,7 @@ def test_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(
     run: Callable[[Tensor], Tensor], layer: Recurrent, num_steps: int, batch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Spikes from a fresh state, and gradients."""
+    """Returns spikes from a fresh state, and gradients."""
     x = (3 * normal(num_steps, batch, SIZE)).requires_grad_()
     layer.reset()
     return with_gradients([run(x)], [x, *layer.parameters()])
@@ -176,10 +176,10 @@ def test_the_code_is_as_long_for_any_number_of_steps() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of the one that torch captures to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
 @pytest.mark.parametrize("padded", [False, True])
 def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Inductor pads products where that is faster, and sees those of a step, too.
+    # Inductor pads products if that is faster, and sees those of a step, too.
     monkeypatch.setattr(torch._inductor.config, "shape_padding", padded)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)
     layer = Recurrent(LIF(), 64).cuda()

@@ -1,4 +1,4 @@
-"""Which results of a step are one value, and which of them a loss reads: through Inductor, as through the loop."""
+"""Results of a step that are one value, and subsets of results that a loss reads: Inductor equals the loop."""
 
 from __future__ import annotations
 

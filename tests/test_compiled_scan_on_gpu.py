@@ -1,4 +1,4 @@
-"""The compiled operator on a GPU: kernels launched from Inductor's own code, equal to the eager scan."""
+"""The compiled operator on a GPU: kernels launched from Inductor's own code equal the eager scan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = [
     pytest.mark.gpu,
-    # Of what Dynamo and Inductor do themselves.
+    # Warnings about Dynamo's and Inductor's own code.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
@@ -40,7 +40,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Results, and the gradients of all leaves, parameters that the core captures among them."""
+    """Returns results, and the gradients of all leaves, including parameters that the core captures."""
     results = run(*p.inputs, *p.states)
     generator = torch.Generator("cuda").manual_seed(1)
     weights = [torch.randn(r.shape, generator=generator, device="cuda", dtype=r.dtype) for r in results]
@@ -79,7 +79,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
     for steps, batch in ((9, 5), (4, 7), (64, 2), (17, 300)):
         p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         if any(parameter.shape[:1] == (5,) for parameter in first.parameters):
-            batch = 5  # the captured parameter's
+            batch = 5  # the batch size of the captured parameter
             p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         p = Problem(first.core, p.counts, p.inputs, p.states, first.parameters)
         assert_same(compiled, partial(eager_scan_final_state, p.core, *p.counts), p)
@@ -89,7 +89,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
 def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
-    """An option of torch: kernels are then launched without C code of Triton's."""
+    """Sets an option of torch, with which kernels are launched without Triton's C code."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -114,7 +114,7 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # the name alone stands in every module's header
+        assert "reinterpret_tensor(" not in code  # every module's header contains the name alone
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
@@ -129,7 +129,7 @@ def test_as_many_spikes_as_the_eager_scan_to_the_last_bit() -> None:
 
 
 class ConvBlock(nn.Module):
-    """Conv-BN-LIF on `[T, B, C, H, W]`."""
+    """Convolution, batch norm and LIF on `[T, B, C, H, W]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -160,14 +160,14 @@ def test_a_module_in_one_graph(backend: str, layout: torch.memory_format) -> Non
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         result, found = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
         expected, wanted = gradients(eager, x, list(eager.parameters()))
-    # The convolution's last bits differ, and with them a spike now and then.
+    # The convolution's last bits differ, and so does a spike now and then.
     assert (result != expected).float().mean() < 1e-3
     for gradient, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
     assert "hop inside torch.compile" in module.neuron.explain()
 
 
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of the one that torch captures to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
 def test_kernels_under_cuda_graphs() -> None:
     p = problem(CASES[1], 8, (16, 128), device="cuda")
     run = torch.compile(
@@ -195,7 +195,7 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
         results = torch.compile(partial(flex_sn_scan, core, 1, 1, 1), fullgraph=True)(x, v)
     torch.testing.assert_close(results, eager_scan(core, 1, 1, 1, x, v))
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="the lowering 'kernel' cannot have this core"):
+    with pytest.raises(Exception, match="the lowering 'kernel' cannot compile this core"):
         torch.compile(partial(flex_sn_scan, core, 1, 1, 1, lowering="kernel"), fullgraph=True)(x, v)
 
 

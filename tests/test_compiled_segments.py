@@ -1,4 +1,4 @@
-"""Compiled graphs of long sequences: scans run in segments of time, chosen when they run, as in eager mode."""
+"""Compiled graphs of long sequences: scans run in segments of time, chosen at run time, as in eager mode."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """The steps of operators that ran."""
+    """Records the steps of operators that ran."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
     return made
@@ -50,7 +50,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """The language of kernels, which replace the operator's loops as Inductor would."""
+    """Language of the kernels, which replace the operator's loops as Inductor would."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     found: TargetName = request.param
     lowering = KernelLowering(on_cpu=found)
@@ -104,7 +104,7 @@ def test_results_equal_the_serial_ones(
 def test_checkpoints_that_another_lowering_wants_farther_apart(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another order in memory, too. Kernels need states closer together, and there may be none at all."""
+    """Tests other memory orders, too. Kernels need states closer together, and there may be no checkpoints."""
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Rec
 def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its forward walks segments, however long the warm-up is, and its backward is serial."""
+    """Checks that its forward walks segments for any warm-up, and that its backward is serial."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_graph_step, "_made", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
@@ -162,7 +162,7 @@ def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """They are a mask there: all guesses behind the end of a sequence would be wrong."""
+    """Checks that lengths are a mask there, with which all guesses after the end of a sequence would be wrong."""
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
@@ -196,7 +196,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 
     counter = CompileCounterWithBackend("inductor")
     run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
-    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # short ones among them
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # including short ones
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
@@ -210,13 +210,13 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
         assert torch.equal(found[0][0], wanted[0][0])
         torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
     assert kernels_of(steps).count("_forward_guess") == 2
-    assert kernels_of(steps).count("_backward_maps") == 1  # to the first one's result flows no gradient
+    assert kernels_of(steps).count("_backward_maps") == 1  # no gradient flows to the first result
     with using_segments(RULE), torch.no_grad():
         assert torch.equal(run(x), wanted[0][0])
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of the one that torch captures to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
 def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
@@ -252,11 +252,11 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.11's own export
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.11 warns of its own
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Segments within a program that a process without this project runs; where T is dynamic, so is their number."""
+    """Tests segments in a program that runs without this project; with a dynamic T, their number is dynamic."""
     if device == "cpu":
         request.getfixturevalue("compiler")
     network = InOnePass().to(device)
@@ -287,7 +287,7 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
 
 
 class InOnePass(nn.Module):
-    """`[T, B, N]` and the state before, to spikes and the state after."""
+    """A network from `[T, B, N]` and the earlier state to spikes and the later state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Cores with convolutions: kernels and a library's convolutions step by step, against the loop."""
+"""Cores with convolutions: kernels, and a library's convolutions step by step, against the loop."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Core(nn.Module):
     """A core whose state is convolved.
 
     Args:
-        channels: of the step.
-        make: makes a convolution.
+        channels: number of channels of the step.
+        make: function that makes a convolution.
         soft: a smooth function instead of the spikes.
     """
 
@@ -44,7 +44,7 @@ class Core(nn.Module):
 
 
 class Spiking(Core):
-    """A recurrent LIF, whose spikes come back through a convolution."""
+    """A recurrent LIF whose spikes are fed back through a convolution."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x + self.conv(s) - v) / 2
@@ -53,7 +53,7 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates of two convolutions, one of which depends on inputs alone."""
+    """Gates from two convolutions, one of which depends on inputs alone."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.of_input = make(channels, 4 * channels, 3, padding=1)
@@ -67,7 +67,7 @@ class ConvLSTM(Core):
 
 
 class OfInputToo(Core):
-    """A convolution of inputs and states side by side."""
+    """A convolution of inputs and states, joined along the channels."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv = make(2 * channels, channels, 3, padding=1)
@@ -79,7 +79,7 @@ class OfInputToo(Core):
 
 
 class Twice(Core):
-    """Two convolutions, one after the other, and a weight that is used twice."""
+    """Two convolutions, one after the other, and a weight with two uses."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
@@ -91,7 +91,7 @@ class Twice(Core):
 
 
 class Masked(Core):
-    """A weight that is masked in the step."""
+    """A weight that the step masks."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
@@ -109,7 +109,7 @@ class Masked(Core):
 
 
 class Outside(Core):
-    """Convolutions of inputs and for a readout alone: neither is in the loop over time."""
+    """Convolutions of inputs and for a readout, neither of which is in the loop over time."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
@@ -130,7 +130,7 @@ def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch
 
 
 def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """By the loop, or by kernels and convolutions."""
+    """Runs the loop, or kernels and convolutions."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -174,7 +174,7 @@ def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
 
 
 def test_forward_bits() -> None:
-    """A state's convolution is the call of the loop, and so are its bits."""
+    """Checks that a state's convolution is the call of the loop, and so has its bits."""
     torch.manual_seed(0)
     made = Spiking(5).to(DEVICE)
     tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
@@ -199,7 +199,7 @@ def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_results_in_place() -> None:
-    """cuDNN writes the numbers of PyTorch's convolution where a step needs them."""
+    """Checks that cuDNN writes the results of PyTorch's convolution where a step needs them."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -214,7 +214,7 @@ def test_results_in_place() -> None:
 
 
 class Strided(Core):
-    """Down and up again, with rows and columns at the end that the first convolution leaves out."""
+    """Strides down and up again, with rows and columns at the end that the first convolution skips."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
@@ -227,7 +227,7 @@ class Strided(Core):
 
 
 def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes such a convolution, whatever other settings a core passes."""
+    """Makes a convolution with these settings, and ignores other settings of a core."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 
@@ -263,7 +263,7 @@ def test_strides(state_seqs: bool) -> None:
 @pytest.mark.parametrize("target", TARGETS[-1:])
 @pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
 def test_channels_last(core: type[Core], target: TargetName) -> None:
-    """Values between convolutions lie as the inputs do, and results as those of the loop."""
+    """Checks that values between convolutions have the inputs' format, and results that of the loop."""
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     x, *states = sequences(made, 4, 2, 3, 7, 6)
@@ -298,7 +298,7 @@ def layer(core: Core, backend: str = "auto") -> FlexSN:
 
 
 def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
-    """Outputs, and gradients of the input and the weights."""
+    """Returns outputs, and gradients of the input and the weights."""
     module.reset()
     leaf = x.clone().requires_grad_()
     y = call(leaf)

@@ -1,4 +1,4 @@
-"""The main job, as a newcomer runs it: it learns, draws, and says in one line what is wrong."""
+"""The main job as a newcomer runs it: it learns, draws, and reports mistakes in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # Without the interpreter that the tests turn on: a newcomer has not set it.
+    # The interpreter, which the tests turn on, is off, as for a newcomer.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # where it is relative, it does not lead there from elsewhere
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would not work from another folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
@@ -42,7 +42,7 @@ def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
     assert accuracy(done.stdout) >= 95.0
     without = "torch: compiled kernels cannot run: there is no C"
     assert done.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {without}"))
-    assert done.stdout.count("held-out accuracy") == 26  # a line per epoch, and the last one
+    assert done.stdout.count("held-out accuracy") == 26  # one line per epoch, and a last line
     assert "epoch  1/25" in done.stderr  # the progress bar
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
@@ -102,7 +102,7 @@ def test_wrong_options_get_one_line(
 def test_kernels_that_cannot_run_get_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # a newcomer has not turned it on
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # off, as for a newcomer
     monkeypatch.chdir(tmp_path)
     status = load("examples/digits.py").main(["--device", "cpu", "--backend", "triton"])
     assert_one_line(status, *capsys.readouterr(), "set TRITON_INTERPRET=1")

@@ -1,4 +1,4 @@
-"""The digits demo learns the same on every backend, from the same seed."""
+"""The digits demo learns equally on every backend from one seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def digits() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["digits"] = module  # its dataclass looks its module up
+    sys.modules["digits"] = module  # its dataclass looks up this module
     spec.loader.exec_module(module)
     return module
 
@@ -29,7 +29,7 @@ def digits() -> ModuleType:
 def learn(
     digits: ModuleType, backend: str, device: str, *, samples: int, steps: int, epochs: int, brightness: float
 ) -> tuple[list[float], list[float]]:
-    """Loss and held-out accuracy after each epoch. Bright images make neurons fire from the first batch on."""
+    """Returns loss and held-out accuracy after each epoch. Bright images make neurons fire from the first batch on."""
     torch.manual_seed(0)
     data = digits.load(torch.device(device), seed=0)
     data.train_x, data.train_y = brightness * data.train_x[:samples], data.train_y[:samples]
@@ -49,7 +49,7 @@ def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
     for backend in BACKENDS:
         other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
         assert other_losses == pytest.approx(losses, rel=1e-4)
-        # A last bit in a weight may turn one answer of 360.
+        # The last bit of a weight may change one answer of 360.
         assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
 
 

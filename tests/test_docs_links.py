@@ -1,4 +1,4 @@
-"""Links in the documents lead to files that exist, and to headings that these have."""
+"""Links in the documents lead to files that exist, and to headings in these files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Names of headings in links: in lower case, without punctuation, hyphens for spaces."""
+    """Returns the names of headings in links: in lower case, without punctuation, with hyphens for spaces."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
 
 
@@ -28,7 +28,7 @@ def broken_links(path: Path) -> list[str]:
     for link in LINK.findall(prose(path)):
         target, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", target):
-            continue  # another site: nothing that a test can know
+            continue  # another site, which a test cannot check
         file = path.parent / target if target else path
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(link)

@@ -1,4 +1,4 @@
-"""The drawing of the neurons shows all of them, and is the one that the script makes."""
+"""The drawing of the neurons shows all of them, and equals the drawing that the script makes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_what_is_drawn_shows_something() -> None:
-    """A neuron that never fires, or in every step, would show no more than its input: another one in `SHOWN`, then."""
+    """Refuses a neuron that never fires, or fires in every step, since it would show nothing: choose other `SHOWN`."""
     script = load("docs/plot_neurons.py")
     for kind in script.neurons():
         _, membrane, output = script.response(kind)

@@ -1,4 +1,4 @@
-"""The page on several GPUs says what the kept table of scaling says."""
+"""The page on several GPUs agrees with the kept table of scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drawing of the surrogates shows all of them, and is the one that the script makes."""
+"""The drawing of the surrogates shows all of them, and equals the drawing that the script makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
 
 
 def names_of_surrogates() -> set[str]:
-    """The classes that can be made, under their own names: an alias is no surrogate more."""
+    """Returns the classes that can be instantiated, under their own names; aliases do not count."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 

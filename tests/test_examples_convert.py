@@ -1,4 +1,4 @@
-"""examples/convert.py: what was converted gives the spikes and gradients of what it was."""
+"""examples/convert.py: a converted network gives the spikes and gradients of the original."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ convert = load("examples/convert.py")
 
 
 def check(device: str, backend: str) -> None:
-    # 4 x 300 elements are several blocks of the interpreter's kernels.
+    # 4 x 300 elements fill several blocks of the interpreter's kernels.
     runs = convert.compare(steps=20, neurons=300, seed=0, device=torch.device(device), backend=backend)
     assert len(runs) == 2
     for before, after in runs.values():

@@ -1,4 +1,4 @@
-"""examples/evidence.py: learned time constants grow towards what the task needs, and that is what solves it."""
+"""examples/evidence.py: learned time constants grow towards the task's time scale, which solves the task."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_the_task_is_what_it_says() -> None:
     rates = clicks.mean(0)
     assert rates[answers == 0].mean(0).tolist() == pytest.approx([0.34, 0.26], abs=0.01)
     counts_say = (rates[:, 1] > rates[:, 0]).long()
-    assert (counts_say == answers).float().mean() > 0.95  # all steps together show it
-    assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # one does not
+    assert (counts_say == answers).float().mean() > 0.95  # all steps together contain the answer
+    assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # a single step does not

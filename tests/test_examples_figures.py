@@ -1,4 +1,4 @@
-"""The figures of the examples in the documents are those of the kept table, and no example is without one."""
+"""Figures of the examples in the documents: they are those of the kept table, and every example has one."""
 
 from __future__ import annotations
 

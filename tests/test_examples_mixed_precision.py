@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the chosen precision, and a slow membrane shows why it matters."""
+"""examples/mixed_precision.py: the state has the chosen precision, and a slow membrane shows its effect."""
 
 from __future__ import annotations
 

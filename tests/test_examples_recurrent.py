@@ -1,4 +1,4 @@
-"""examples/recurrent.py: what a cue was is remembered with recurrent weights, and forgotten without."""
+"""examples/recurrent.py: a network with recurrent weights remembers a cue, and one without forgets it."""
 
 from __future__ import annotations
 

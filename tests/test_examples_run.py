@@ -1,4 +1,4 @@
-"""Every example runs from the command line, on little data, and prints what it says it prints."""
+"""Runs of all examples from the command line, on little data: each prints the lines that it promises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripts import ROOT, load, one_thread
 
-# By example: arguments that make it short, and what it prints.
+# For each example: arguments that make it short, and the output.
 RUNS = {
     "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
     "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
@@ -23,7 +23,7 @@ RUNS = {
     "vowels": (["--data", "made", "--epochs", "1"], r"of 48 recordings in 8 streams; scores differ .* by \de-0"),
     "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"last chunk: differs by 0\.0e\+00 "),
 }
-# They have tests of their own, in other files.
+# These examples have their own tests, in other files.
 ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
 
 
@@ -41,7 +41,7 @@ def test_it_runs(
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main(arguments) == 0
     assert re.search(printed, capsys.readouterr().out)
-    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+    assert list(tmp_path.iterdir()) == []  # it leaves no files behind
 
 
 @pytest.mark.gpu
@@ -50,5 +50,5 @@ def test_it_runs_through_compiled_kernels(name: str, capsys: pytest.CaptureFixtu
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out
-    # Sums over time have another order in chunks: their gradients agree to rounding.
+    # In chunks, sums over time have a different order: their gradients agree to rounding.
     assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

@@ -1,4 +1,4 @@
-"""examples/truncated_bptt.py: memory of one chunk, the gradient of the whole inside of it, and it learns."""
+"""examples/truncated_bptt.py: the memory of one chunk, the gradient of the whole within it, and learning."""
 
 from __future__ import annotations
 

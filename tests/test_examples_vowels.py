@@ -1,4 +1,4 @@
-"""examples/vowels.py: streams with resets give the scores of padded recordings, and delays are learned."""
+"""examples/vowels.py: streams with resets reach the scores of padded recordings, and delays are learned."""
 
 from __future__ import annotations
 

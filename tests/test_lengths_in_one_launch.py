@@ -1,4 +1,4 @@
-"""Lengths and resets of recurrent layers, whose loop runs in one launch: results of the loop."""
+"""Lengths and resets of recurrent layers whose loop runs in one launch: equal to the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records each loop: `"one launch"`, or why not."""
+    """Records for each loop `"one launch"` or the obstacle."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -42,7 +42,7 @@ def rlif() -> FlexSN:
 
 
 def adaptive() -> FlexSN:
-    """Starts at values of its own."""
+    """Returns a neuron that starts at its own values."""
     return Recurrent(ALIF(v_reset=-0.25), 20)
 
 
@@ -52,7 +52,7 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     torch.manual_seed(0)
     neuron = make().to(DEVICE)
     with torch.no_grad():
-        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # sums are the same in any order
+        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # sums are equal in any order
     x = (3 * torch.rand(5, 17, 20)).to(DEVICE)
     lengths = torch.randint(0, 6, (17,))
     resets = (torch.rand(5, 17) > 0.7).to(DEVICE)

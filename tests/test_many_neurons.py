@@ -1,4 +1,4 @@
-"""`benchmarks/many_neurons.py`, in short: neurons that are dropped leave nothing that grows with their number."""
+"""A short run of `benchmarks/many_neurons.py`: dropped neurons leave nothing that grows with their number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import many_neurons
 
-EARLY, NEURONS = 15, 30  # the first ones have every kernel
+EARLY, NEURONS = 15, 30  # the first neurons compile every kernel
 
 
 @pytest.mark.long(all_but=["auto"])
@@ -24,9 +24,9 @@ def test_what_stays_behind_does_not_grow(
     assert after.generated == before.generated
     assert after.files == before.files
     assert after.modules == before.modules
-    assert after.descriptors <= before.descriptors + 2  # of whatever else runs in this process
+    assert after.descriptors <= before.descriptors + 2  # other code of this process may open some
     assert after.handles == before.handles
-    # One that stayed would hold 36 and more. (torch's own context variables keep a few objects of each call.)
+    # A remaining neuron would hold 36 and more. (torch's own context variables keep a few objects of each call.)
     assert after.objects < before.objects + 10 * (NEURONS - EARLY)
     if backend == "triton":
         assert before.generated > 0

@@ -1,4 +1,4 @@
-"""The loop of a recurrent step in one launch: against the plain loop, bit for bit where every sum has one term."""
+"""The loop of a recurrent step in one launch, against the plain loop: bit for bit where every sum has one term."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
 from flexsn_codegen.targets.triton._recurrent import Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cluster_launch import ClusterLaunch
+from flexsn_runtime.launches._cluster_launch import LaunchedClusters
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel, CooperativeLaunch
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
 from flexsn_runtime.recurrent._over_time import OverTime
@@ -38,7 +38,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Outcome of each loop over more than one step: ``"one launch"``, or why not."""
+    """Records for each loop over more than one step ``"one launch"`` or the obstacle."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -50,15 +50,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 found.append(str(error))
             raise
 
-    def counted(launch: Any) -> Any:  # calls that are repeated launch alone
+    def counted(launch: Any) -> Any:  # repeated calls launch alone
         def run(*given: Any) -> None:
             launch(*given)
             found.append("one launch")
 
         return run
 
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_staged, "run_in_one_launch", noted)
-    for kind in (CooperativeLaunch, ClusterLaunch):
+    for kind in (CooperativeLaunch, LaunchedClusters):
         monkeypatch.setattr(kind, "__call__", counted(kind.__call__))
     return found
 
@@ -68,7 +69,7 @@ Choose = Callable[[bool], None]
 
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Says whether programs share rows and exchange values; if not, programs have all columns, as far as they fit."""
+    """Chooses whether programs share rows and exchange values; if not, programs have all columns that fit."""
 
     def choose(yes: bool) -> None:
         monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
@@ -83,7 +84,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
 
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
-    """Results, and gradients of inputs and initial states, are the loop's."""
+    """Checks that results, and gradients of inputs and initial states, are those of the loop."""
     core = made(cell, size, Powers(), dtype)
     tensors = sequences(core, num_steps, batch, size, dtype=dtype)
     expected, wanted = differentiated(core, tensors, None, state_seqs=False)
@@ -92,7 +93,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
         assert a is not None
         assert b is not None
-        # The last bits of a float32 that small are in parts below the smallest bfloat16.
+        # Such small float32 numbers have their last bits in parts below the smallest bfloat16.
         tiny = b.abs() < 1e-30
         assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
         assert ((a - b).abs().double() < 1e-36).all()
@@ -149,7 +150,7 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     ids=lambda cell: cell.__name__,
 )
 def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
-    """Where every sum has one term: of gates, of pieces of a value, of products of products."""
+    """Tests gates, pieces of a value and products of products, where every sum has one term."""
     found = []
     for yes in (True, False):
         exchanged(yes)
@@ -165,7 +166,7 @@ def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
 def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     class Ratio(Cell):
-        """In the padding are zeros, and 0 / 0."""
+        """A step with zeros in the padding, where it computes 0 / 0."""
 
         num_states = 1
 
@@ -197,7 +198,7 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
 def test_matrices_that_fit_into_registers_are_held(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and warps on a device of two processors."""
+    """Tests rows and warps on a device of two processors."""
     found: list[Tiles | None] = []
 
     def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -240,7 +241,7 @@ def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell]
 
 
 def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
-    """Zeros in their place would meet an infinite state."""
+    """Checks products of absent gradients: zeros in their place would meet an infinite state."""
 
     class Late(Cell):
         num_states = 1
@@ -256,10 +257,10 @@ def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> N
 
 
 def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> list[tuple[Tensor, ...]]:
-    """By the loop and by kernels: the gradients of a loss on the outputs alone.
+    """Returns the gradients of a loss on the outputs alone, in the loop and in kernels.
 
     Args:
-        last: is added to the input of the step before the last.
+        last: Number to add to the input of the last step but one.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
@@ -273,7 +274,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
 
 
 def test_float32_is_float32(launched: list[str]) -> None:
-    """Operands and matrices of 24 bits, far apart in size: as near to float64 as a library's product is."""
+    """Tests operands and matrices of 24 bits, far apart in size: as close to float64 as a library's product."""
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
@@ -284,6 +285,28 @@ def test_float32_is_float32(launched: list[str]) -> None:
     assert launched == ["one launch"]
     for a, b, c in zip(got, loop, exact, strict=True):
         assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("high", 14), ("medium", 6)])
+def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched: list[str]) -> None:
+    check_bits(21, precision, bits)
+    assert launched == ["one launch"]
+
+
+def check_bits(size: int, precision: str, bits: int) -> None:
+    """Products have some bits of what float64 gives, and not many more: as many parts as the setting says."""
+    core = made(GRU, size, Dense())
+    tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.no_grad():
+            got = run(core, tensors, "triton", state_seqs=False)
+            exact = run(core.double(), [t.double() for t in tensors], None, state_seqs=False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    error = max(float((a - c).abs().max() / c.abs().max()) for a, c in zip(got, exact, strict=True))
+    assert 2.0 ** -(bits + 7) < error < 2.0**-bits
 
 
 def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
@@ -305,7 +328,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
             yield tried[-1]
 
     class Crowded(CooperativeKernel):
-        """Has no room for the first tiles."""
+        """Kernel without room for the first tiles."""
 
         def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
             return int(tried[-1].chunk == 16)
@@ -327,7 +350,7 @@ def test_infinity_and_nan_come_through(launched: list[str]) -> None:
 
 
 def test_the_largest_numbers_are_no_infinity() -> None:
-    """A float32 is cut into parts without rounding, which would reach infinity."""
+    """Checks that a float32 is cut into parts without rounding, which would reach infinity."""
 
     class Kept(Cell):
         num_states = 1
@@ -390,11 +413,11 @@ def test_steps(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]
 
 
 def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
-    """10 000 launches, in turn on two streams, give what the loop gives."""
+    """Checks 10 000 launches, in turn on two streams, against the loop."""
     core = made(RLIF, size, Powers(), dtype)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
-    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # traced on this stream
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # traced on the current stream
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     differing = torch.zeros(2, device="cuda")
@@ -433,7 +456,7 @@ def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
 
 @gpu
 def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
-    """Without some of the programs: the results are not a number, and the next call raises."""
+    """Removes some programs: the results are NaN, and the next call raises."""
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch

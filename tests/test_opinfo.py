@@ -1,7 +1,7 @@
-"""A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, by `pointwise` and by `FlexSN`.
+"""A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, in `pointwise` and in `FlexSN`.
 
-Of each variant, one sample in one dtype after the other, of which each variant begins with another one; and of every
-third one, the gradient. One of eight parts runs without `--long`.
+Each variant runs one sample in one dtype, where variants begin with dtypes in turn, and every third variant runs the
+gradient. Without `--long`, one of eight parts runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Outcomes = dict[str, dict[str, Outcome]]
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     found: Outcomes = {}
     for i, info in enumerate(variants()):
-        if i // 12 % PARTS != request.param:  # a dozen has a bit of everything that is counted below
+        if i // 12 % PARTS != request.param:  # a dozen has some of each outcome below
             continue
         here = [dtype for dtype in DTYPES if dtype in info.dtypes]
         smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
@@ -47,7 +47,7 @@ def test_both_ways_agree(outcomes: Outcomes) -> None:
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in everything(outcomes))
     refused = {name: o.why for name, found in outcomes.items() for o in found.values() if o.refused}
-    # 95 % of all; a part may have more of those that are refused.
+    # 95 % pass in the whole table; a part may have more refusals.
     assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
 
 

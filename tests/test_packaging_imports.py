@@ -1,7 +1,7 @@
-"""Packages declare all that they import themselves: that a sibling brings it along today is no promise.
+"""Packages declare all their own imports, because a sibling may require fewer packages in the future.
 
-The isolated wheels cannot see this, because there the sibling brings it along too. And its tests import helpers of its
-own alone: its sdist has no others.
+Isolated wheels cannot show a gap, because their siblings are installed too. Tests of a package import its own helpers
+alone: its sdist has no others.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DISTRIBUTIONS = {
 
 
 def declared_by(package: Path) -> set[str]:
-    """Return the distributions that a package requires, always or with one of its extras."""
+    """Returns the distributions that a package requires, always or with one of its extras."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     return {canonicalize_name(Requirement(line).name) for lines in groups for line in lines}
 
 
 def imported_by(source: str) -> set[str]:
-    """Return the top-level modules that `source` imports anywhere, inside functions too."""
+    """Returns the top-level modules that `source` imports anywhere, including inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -45,7 +45,7 @@ def imported_by(source: str) -> set[str]:
 
 
 def undeclared(modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return those of `modules` that no declared distribution provides."""
+    """Returns those of `modules` that no declared distribution provides."""
     return {
         module
         for module in modules
@@ -71,13 +71,13 @@ def test_an_undeclared_import_is_seen() -> None:
     assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
 
 
-# What is importable by name in the repository, and not beside the installed wheel.
+# Folders whose modules can be imported by name in the repository, but not from the installed wheel.
 FOLDERS = ("release", "tests", "examples/datasets", "packages/*/tests")
 HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")}
 
 
 def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Return those of `modules` that the tests of `distribution` find in the repository alone."""
+    """Returns those of `modules` that the tests of `distribution` find in the repository alone."""
     own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
     strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
     return modules & ((HELPERS - own) | strangers)

@@ -1,4 +1,4 @@
-"""The commands with which the documents install FlexSN name what is needed, and install it as they stand."""
+"""Commands of the documents that install FlexSN: they name all that is needed, and work as they stand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from packaging.requirements import Requirement
 from wheels import build
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "installing.md", *sorted(ROOT.glob("packages/*/README.md"))]
-# Alone in its line, in a cell of a table, or within a sentence.
+# A command in its own line, in a cell of a table, or within a sentence.
 COMMAND = re.compile(r"^(pip install [^`\n]*)$|`(pip install [^`\n]*)`", re.MULTILINE)
 NAMES = tuple(distribution.name for distribution in distributions())
 
 
 def commands_in(document: Path) -> list[str]:
-    """Commands that install FlexSN; others install what it needs, such as hatch."""
+    """Returns commands that install FlexSN; others install its needs, such as hatch."""
     found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
     return [command for command in found if "packages/" in command or "dist/" in command]
 
@@ -32,7 +32,7 @@ for document in DOCUMENTS:
 
 
 def named(command: str) -> tuple[str, ...]:
-    """The distributions that a command installs."""
+    """Returns the distributions that a command installs."""
     targets = [re.split(r"[\[]", part)[0] for part in shlex.split(command)[2:]]
     if any(target in {"./packages/*", "dist/*.whl"} for target in targets):
         return NAMES
@@ -46,14 +46,14 @@ def needed_for(distribution: Distribution) -> tuple[str, ...]:
 
 
 def brought_by(distribution: Distribution) -> set[str]:
-    """Distributions installed with it, besides itself and torch."""
+    """Returns the distributions installed with it, besides itself and torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_each_package_is_installed_with_what_it_needs(distribution: Distribution) -> None:
-    """In its own README, and in the table of layers."""
+    """Checks the package's README and the table of layers."""
     readme = commands_in(distribution.folder / "README.md")
     assert readme, "its README does not say how to install it"
     assert {named(command) for command in readme} == {needed_for(distribution)}
@@ -100,13 +100,13 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
-    """As typed, in a shell; third-party packages are there already, FlexSN is not, and nothing is downloaded."""
+    """Runs a command as typed, in a shell: third-party packages are present, FlexSN is not, nothing is downloaded."""
     members = [distribution for distribution in distributions() if distribution.name in named(command)]
     needs = [requirement for member in members for requirement in member.requirements]
     extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
     third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)
-    # What cannot be had without the internet is left out: the index, and a build backend fetched from there.
+    # This leaves out all that needs the internet: the index, and a build backend fetched from it.
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
     cwd = where_wheels_are if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)

@@ -1,4 +1,4 @@
-"""Requirements of a release: the same papers for each distribution, one place for what is undecided, tags that fit."""
+"""Requirements of a release: equal files in each distribution, one place for open decisions, tags that fit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ready_means_a_day_and_nothing_undecided(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """A tag of another owner's repository can be moved; `zizmor` in `hatch run release:lint` looks at more."""
+    """Checks for commits, since a tag of another owner's repository can move; `hatch run release:lint` checks more."""
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
     assert used
@@ -117,7 +117,7 @@ def test_actions_are_pinned_to_a_commit() -> None:
 
 
 def test_workflows_run_what_is_there() -> None:
-    """Each `hatch run ENVIRONMENT:SCRIPT` and each script named in a workflow or in CI exists."""
+    """Checks that each `hatch run ENVIRONMENT:SCRIPT` and each script in a workflow or in CI exists."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
     called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
@@ -129,7 +129,7 @@ def test_workflows_run_what_is_there() -> None:
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by its name, behind an option, or all."""
+    """Checks calls for one wheel by name, after an option, or for all."""
     asked: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:

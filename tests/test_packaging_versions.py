@@ -1,4 +1,4 @@
-"""The ranges in which the packages require each other admit the versions in this repository."""
+"""Versions of the packages in this repository: each is within the ranges that other packages require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 
 
 def version_of(distribution: str) -> Version:
-    """Read `__version__` without an import: an installed copy may be another version."""
+    """Reads `__version__` without an import: an installed copy may be another version."""
     module = distribution.replace("-", "_")
     source = ROOT / "packages" / distribution / "src" / module / "__init__.py"
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
@@ -38,7 +38,7 @@ SIBLINGS = [
 
 
 def test_both_environments_have_the_same_dependencies() -> None:
-    """They share one `.venv`: where the lists differ, each run would change it for the other."""
+    """Compares the lists of two environments with one `.venv`: different lists would change it in each run."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     assert environments["hatch-test"]["dependencies"] == environments["default"]["dependencies"]
 
@@ -67,7 +67,7 @@ def test_range_admits_the_sibling(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
-    """A pin would tie the versions together; without an upper bound a breaking release gets in."""
+    """Checks the range: a pin would tie the versions together, and an open end would admit a breaking release."""
     assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
 
 

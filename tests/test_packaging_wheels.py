@@ -1,9 +1,9 @@
-"""Each wheel works with what it declares and nothing else.
+"""Wheels that work with their declared requirements alone.
 
-The five wheels are built. Each is then installed into a folder of its own together with the
-siblings that its metadata require, and imported from there, in full, by a Python that sees two
-folders: that one, and one that holds links to the third-party distributions that the metadata
-require. Something used and not declared is then missing, although the environment has it.
+The test builds the five wheels. It then installs each wheel into its own folder, together with the siblings that its
+metadata require, and imports all of it from there. The importing Python sees two folders: that one, and one with links
+to the third-party distributions that the metadata require. A package that is used but not declared is then missing,
+although the environment has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wheels import build, run_tests, wheel_of
 PACKAGES = [distribution.name for distribution in distributions()]
 ALONE = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
-# Of each, one file of quick tests. `release/wheels.py test` runs all of them, which takes as long as the tests do.
+# One file of quick tests for each wheel. `release/wheels.py test` runs all tests, which takes as long as they do here.
 QUICK = {
     "flexsn-codegen": "test_codegen_torch2triton.py",
     "flexsn-graph": "test_graph_info.py",
@@ -41,14 +41,14 @@ pytestmark = [pytest.mark.wheels, pytest.mark.xdist_group("wheels")]
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A built wheel, and what its metadata say that it needs."""
+    """A built wheel, and the requirements in its metadata."""
 
     path: Path
     requirements: tuple[Requirement, ...]
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # As a user has it: the interpreter that conftest.py turns on needs more than Triton declares.
+    # As for a user: the interpreter that conftest.py turns on needs more than Triton declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
@@ -57,7 +57,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdists, and the wheels that come out of them; nothing is downloaded."""
+    """Builds the sdists, and wheels from them; nothing is downloaded."""
     folder = tmp_path_factory.mktemp("somewhere") / "dist"
     for distribution in distributions():
         build(distribution, folder)
@@ -78,7 +78,7 @@ def wheels(dist: Path) -> dict[str, Wheel]:
 
 
 def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
-    """Return `name` and the siblings that it needs, directly or through another."""
+    """Returns `name` and the siblings that it needs, directly or through another."""
     found = [name]
     for member in found:
         names = [requirement.name for requirement in wheels[member].requirements]
@@ -87,7 +87,7 @@ def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
-    """Install `name` and its siblings under `folder`, import all of it there, return the report."""
+    """Installs `name` and its siblings under `folder`, imports all of it there, and returns the report."""
     members = with_siblings(name, wheels)
     target, links = folder / "target", folder / "third_party"
     links.mkdir()
@@ -96,7 +96,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
     names = third_party(requirements)
     if "triton" not in {requirement.name for requirement in requirements}:
-        names -= {"triton"}  # some builds of torch require it; the package does not
+        names -= {"triton"}  # some builds of torch require it; the package does not require it
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
@@ -127,7 +127,7 @@ def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: di
     report = import_isolated(name, wheels, tmp_path)
     if name in WITHOUT_TRITON:
         assert not report["triton_imported"]
-        # torch may look for it; the package's own modules may not.
+        # torch may import triton; the package's own modules may not.
         assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
 
 
@@ -138,7 +138,7 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Write a small wheel by hand, to see the isolation fail where it should."""
+    """Writes a small wheel by hand, to see the isolation fail where it should."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""
@@ -168,14 +168,14 @@ def test_a_declared_sibling_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
 def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
-    """Both are installed in the environment, and the import fails all the same."""
+    """Checks that the import fails although both are installed in the environment."""
     wheels = made_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
-    """A package that would do without Triton where there is none is still caught importing it."""
+    """Checks that an import of Triton is found in a package that works without it."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
     report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 
-# Written with a class of one letter each, so that this file does not find itself.
+# Each pattern has a class of one letter, so that this file does not match.
 TRACES = {
     "a path of one machine": rb"(?<![\w.-])/(?:[w]ork|[o]pt|[r]oot|[h]ome/\w+|[U]sers/\w+)/",
     "a temporary environment": rb"/[t]mp/(?:envs|brief)\b",
@@ -26,7 +26,7 @@ TRACES = {
 
 
 def project_files() -> list[Path]:
-    """Return the tracked files and those that `git add` would add."""
+    """Returns the tracked files and those that `git add` would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -39,7 +39,7 @@ def project_files() -> list[Path]:
 
 
 def traces_in(content: bytes) -> list[str]:
-    """Return what `content` gives away, one entry for each kind of trace."""
+    """Returns the traces in `content`, one entry for each kind."""
     return [f"{kind}: {m[0]!r}" for kind, p in TRACES.items() if (m := re.search(p, content))]
 
 
@@ -70,7 +70,7 @@ def test_an_innocent_text_is_not(text: str) -> None:
     assert traces_in(text.encode()) == []
 
 
-# What measures the machine, or gives up because it is slow; written as above.
+# Calls that measure the machine or give up because of slowness; with classes as above.
 CLOCKS = re.compile(
     r"[p]erf_counter|[m]onotonic\(|[p]rocess_time|[t]hread_time|[g]etrusage|os\.[t]imes\(|[e]lapsed_time"
     r"|mark\.[t]imeout|\b[t]imeout="
@@ -78,7 +78,7 @@ CLOCKS = re.compile(
 
 
 def test_no_test_depends_on_how_fast_the_machine_is() -> None:
-    """A process that hangs is ended by the one limit in pyproject.toml."""
+    """Checks that tests have no clocks: the one limit in pyproject.toml ends a process that hangs."""
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
     assert found == {}
@@ -89,12 +89,12 @@ def test_package_has_its_papers(package: Path) -> None:
     module = package.name.replace("-", "_")
     papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
     assert [name for name in papers if not (package / name).is_file()] == []
-    # A source distribution holds only the package's folder, so the license is there once more.
+    # A source distribution holds the package's folder alone, so the license is in both places.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_file_names_among_the_tests_are_unique() -> None:
-    """Two test files of one name are one module to mypy, and it refuses both."""
+    """Checks names: two test files of one name are one module to mypy, which refuses both."""
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     files = [path for path in [ROOT / "conftest.py", *files] if "golden" not in path.parts]
     names = Counter(path.name for path in files)
@@ -102,7 +102,7 @@ def test_file_names_among_the_tests_are_unique() -> None:
 
 
 def test_test_files_of_a_package_carry_its_name() -> None:
-    """`test_<package>_<concept>.py`: a failure's first word says where to look."""
+    """Checks for `test_<package>_<concept>.py`: the first word of a failure names the package."""
     strangers = [
         str(path.relative_to(ROOT))
         for package in PACKAGES

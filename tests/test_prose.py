@@ -1,4 +1,4 @@
-"""Sentences of the source: what rules of prose exclude does not become more."""
+"""Sentences of the source: phrases that rules of prose exclude become no more frequent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API of each package is what its snapshot says."""
+"""The public API of each package, against its snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_api_is_as_written_down(module: str) -> None:
 
 
 def test_a_change_is_seen() -> None:
-    """Another default, another method, another name, another base: each is another description."""
+    """Checks that another default, method, name or base changes the description."""
 
     def module(source: str) -> ModuleType:
         made = ModuleType("made")

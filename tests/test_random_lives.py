@@ -1,4 +1,4 @@
-"""A network lives twice, as a loop and compiled; after each act of its user, all that shows is the same."""
+"""A network lives twice, as a loop and compiled; after each act of its user, both twins show equal results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers whose loop and compiled twin share most: nothing is compiled, so that a fault is found in little time.
+# Layers whose loop and compiled twin share most code: nothing is compiled, so a fault is found quickly.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In neurons of the operator, which outside of compilers is the loop."""
+    """Plants faults in neurons of the operator, which is the loop outside of compilers."""
     forward = FlexSN.forward
     spoil, text = FAULTS[fault]
 
@@ -97,7 +97,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
     monkeypatch.setattr(FlexSN, "forward", spoiled)
-    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # images alone have one to lose
+    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # images alone have a layout to lose
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
     assert len(caught.value.program) <= 4
@@ -109,7 +109,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
-# Programs by which the machine has found faults.
+# Programs with which the machine has found faults.
 FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
     "a road that forgot sequences": (
         Plan("vector", ("lif",), "cpp"),
@@ -173,7 +173,7 @@ def test_what_a_short_run_leaves_out_exists() -> None:
 
 
 def test_lives_go_on_after_a_refusal(compiler: None) -> None:
-    """Torch copies no network that is pruned and was called; then both twins begin again."""
+    """Checks both twins after a refusal: Torch copies no pruned network after a call, so both begin again."""
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})
     differentiate = ("differentiate_twice", {"which": -1, "some": 1, "seed": 0})

@@ -1,4 +1,4 @@
-"""Random numbers inside of a step: one set of numbers, on every backend, in every order of computation."""
+"""Random numbers in a step: one set of numbers, on every backend, in every order of computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _int32(*values: int) -> list[Tensor]:
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """All that can be drawn, and a state."""
+    """Draws each kind of number, and returns a state too."""
     return normal_like(v), uniform_like(v), bernoulli_like(v, 0.8), normal_like(v), v + x
 
 
@@ -83,7 +83,7 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
 def test_philox_gives_the_published_words(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """The known answers of the authors' library, Random123: of 4x32 with 10 rounds, of 2x32 with 7."""
+    """Compares the published answers of the authors' library, Random123: 4x32 with 10 rounds, 2x32 with 7."""
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
     found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
     assert [int(word) for word in found] == list(expected)
@@ -96,7 +96,7 @@ def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("over", ["steps", "columns"])
 def test_statistics(over: str) -> None:
-    """Moments, correlations between neighbours and the distribution of 2^20 numbers, at 5 standard deviations."""
+    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, at 5 standard deviations."""
     n = 1 << 20
     if over == "columns":
         words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
@@ -129,7 +129,7 @@ def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
     radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()
     angle = b * (2.0 * math.pi * 2.0**-32)
     exact = radius * (angle.sin() if step % 2 else angle.cos())
-    assert (z - exact).abs().max() < 2e-5  # of small radii, whose logarithm is of a rounded number
+    assert (z - exact).abs().max() < 2e-5  # at small radii, the logarithm's argument is rounded
     usual = radius > 0.1
     assert ((z - exact).abs() / radius)[usual].max() < 1e-5
 
@@ -187,7 +187,7 @@ def trained(
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
 def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: dict[str, Any]) -> None:
-    """The backward computes a step again with the same numbers, and time counts on where the state is carried."""
+    """Checks that the backward repeats a step with equal numbers, and that time goes on with a carried state."""
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
     x = torch.rand(13, 5, 37, generator=torch.Generator().manual_seed(0)) * 1.5
@@ -263,7 +263,7 @@ def test_a_reset_draws_another_key(backend: str) -> None:
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
-    """A row has its numbers by its own index: in a process with the rows from the third on, `first_row=3`."""
+    """Checks that a row has its numbers by its index: `first_row=3` in a process with the rows from the third on."""
     x = torch.rand(4, 7, 11)
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
     configure(neuron, seed=0)
@@ -422,7 +422,7 @@ def test_a_draw_outside_of_a_step_is_refused() -> None:
 def test_a_draw_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     w = torch.ones(shape)
     for backend in ("torch", "cpp"):
-        with pytest.raises(DrawError, match=r"\[rows, 5\], .*, and got a tensor of shape") as caught:
+        with pytest.raises(DrawError, match=r"\[rows, 5\], .*, but got a tensor of shape") as caught:
             FlexSN(lambda x, v: (x + uniform_like(w).sum(), v), 1, 1, 1, backend=backend)(torch.ones(2, 3, 5))
         assert str(list(shape)) in str(caught.value)
 

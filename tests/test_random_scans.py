@@ -1,4 +1,4 @@
-"""`scan` of random steps: each lowering equals a plain loop, call after call."""
+"""Random steps in `scan`: each lowering equals a plain loop, call after call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds whose loops kept one constant among calls, when graphs were traced from their source.
+# Seeds whose loops shared one constant among calls, when graphs were traced from their source.
 SHARED = (13, 26, 27)
 
 

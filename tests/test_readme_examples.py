@@ -1,7 +1,6 @@
-"""Runs every python block of the documents, so that no example can rot.
+"""Runs every python block of the documents, so that no example becomes outdated.
 
-The blocks of one file run in order, in one namespace, in an empty folder, as a reader would type
-them.
+The blocks of one file run in order, in one namespace, in an empty folder, as a reader would type them.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ DOCUMENTS = [
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
 ]
-# Whoever writes the first example into one of these takes it off the list.
+# The first example of such a document removes it from the list.
 WITHOUT_EXAMPLES = {
     "ARCHITECTURE.md",
     "docs/README.md",
     "docs/command-line.md",
 }
-# Documents about an extra, by the module that it brings.
+# Documents about an extra, with the module that it brings.
 EXTRAS = {
     "docs/convert.md": "snntorch",
     "docs/data-audio.md": "tonic",
@@ -37,10 +36,10 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
-# They have tests of their own, with nothing but their package.
+# These have their own tests, with nothing installed but their package.
 ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons compile for seconds to half a minute, and which are about something else: that waits for
-# `--long`; without, they run as loops.
+# Documents whose neurons compile for up to half a minute, but which are about something else: kernels wait for
+# `--long`; otherwise, loops run.
 MANY_KERNELS = [
     "docs/convert.md",
     "docs/data-audio.md",
@@ -61,7 +60,7 @@ MANY_KERNELS = [
     "docs/what-this-is-not.md",
 ]
 
-# Documents about what one version of torch does, which others may do otherwise.
+# Documents about one version of torch, where other versions may differ.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
@@ -72,7 +71,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: its code without the fence's indent, and the line that it starts at."""
+    """One fenced block: its code without the fence's indent, and the number of its first line."""
 
     code: str
     line: int
@@ -89,13 +88,13 @@ def python_blocks(text: str) -> list[Block]:
 
 def run_blocks(path: Path, module: ModuleType) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
-        # Empty lines in front keep line numbers true: tracebacks, and inspect.getsource, find the
+        # Empty lines at the front keep line numbers true: tracebacks, and inspect.getsource, find the
         # example in the document itself.
         source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
-# torch 2.11's own, while it loads an exported program.
+# torch 2.11 warns about its own code, while it loads an exported program.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -124,7 +123,7 @@ def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.importorskip(EXTRAS[document])
     if not torch.__version__.startswith(ABOUT.get(document, "")):
         pytest.skip(f"the page speaks of torch {ABOUT[document]}")
-    # A module of its own, so that what an example defines can be pickled and inspected.
+    # A separate module, so that classes of an example can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("MPLBACKEND", "Agg")

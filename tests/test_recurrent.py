@@ -44,7 +44,7 @@ TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("tr
 BOTH: tuple[TargetName | None, ...] = (None, "triton")
 Results = tuple[list[Tensor], list[Tensor | None]]
 
-# The others are of the same kinds.
+# The other cells are of the same kinds.
 _FIRST = (Adaptive, GatedGRU, Heads, Hidden, LSTM, LearnedDecay, LowRank, Masked, OfInputToo, Readout, Sliced)
 cells = pytest.mark.parametrize(
     "cell",
@@ -62,7 +62,7 @@ def made(
 def sequences(
     core: Cell, num_steps: int, *step: int, dtype: torch.dtype = torch.float32, bits: int = 3
 ) -> list[Tensor]:
-    """Inputs and initial states of few bits: `[T, *step]` and `[*step]`."""
+    """Returns inputs and initial states of few bits: `[T, *step]` and `[*step]`."""
     generator = torch.Generator().manual_seed(7)
     scale = 2.0**bits
     shapes = [(num_steps, *step), *[step] * core.num_states]
@@ -73,7 +73,7 @@ def sequences(
 
 
 def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """By the loop, or by kernels and products."""
+    """Runs the loop, or kernels and products."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -86,7 +86,7 @@ def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, sta
 def differentiated(
     core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True
 ) -> Results:
-    """Results, and gradients of tensors and parameters for uneven weights of few bits."""
+    """Returns results, and gradients of tensors and parameters for uneven weights of few bits."""
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
     for i, result in enumerate(results):
@@ -96,10 +96,10 @@ def differentiated(
     return results, list(torch.autograd.grad(loss, wanted, allow_unused=True))
 
 
-# Of functions whose last bits eager mode has otherwise on the CPU.
+# Cells with functions whose last bits differ in eager mode on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
-# A state that is an output, too, and is read twice: autograd adds three terms in another order.
-_GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of one term per gate, in any order
+# Cells with a state that is an output too and is read twice: autograd adds three terms in another order.
+_GATED = _ROUNDED  # a state's gradient sums one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
@@ -126,7 +126,7 @@ def test_nothing_differs_in_cpp_of_any_cell(cell: type[Cell]) -> None:
 def check_equal(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Powers())
     tensors = sequences(core, 5, 61, 9)
-    # Of a state sequence, too, a gradient would come: another term.
+    # A state sequence, too, would have a gradient: another term.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
     got, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
@@ -147,7 +147,7 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
-    """All sums are exact, whatever their order: spikes and states are the loop's."""
+    """Checks that spikes and states are the loop's: all sums are exact in any order."""
     core = made(cell, 37, Dense(bits=3))
     tensors = sequences(core, 5, 17, 37)
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
 @pytest.mark.long(all_but=["*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
-    """Gradients of inputs, initial states and captured tensors: within 1e-10 of the loop's, with dense matrices."""
+    """Checks gradients of inputs, initial states and captured tensors with dense matrices: within 1e-10 of the loop."""
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
@@ -305,7 +305,7 @@ def test_sizes_compile_nothing_again() -> None:
         step, arguments = prepare(program, (x,))
         scan(step, arguments, state_seqs=False)[0].sum().backward()
         names |= set(step.kernel_names)
-    assert len(names) == 2  # the forward, the backward
+    assert len(names) == 2  # of the forward and the backward
 
 
 def test_matrices_are_read_anew() -> None:
@@ -323,7 +323,7 @@ def test_matrices_are_read_anew() -> None:
 @pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
-    """As after `load_state_dict(assign=True)`: the gradients are of those that are there now."""
+    """Replaces parameters, as `load_state_dict(assign=True)` does: gradients go to the new parameters."""
     core = made(cell, 6, Powers(), soft=True)
     program = ScanProgram(core, 1, core.num_states, 1)
     tensors = sequences(core, 3, 4, 6)
@@ -345,7 +345,7 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
 
 
 def test_results_are_nobody_elses() -> None:
-    """Changes of results in place do not affect the backward."""
+    """Checks that changes of results in place do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
     found = []
@@ -361,7 +361,7 @@ def test_results_are_nobody_elses() -> None:
 
 
 def test_no_gradient_comes_to_the_last_state() -> None:
-    """A zero in its place would meet the infinite derivative of a root at zero."""
+    """Checks the absent gradient: a zero in its place would meet the infinite derivative of a root at zero."""
 
     class Root(Cell):
         num_states = 1
@@ -398,7 +398,7 @@ def test_double_backward_is_refused() -> None:
 
 REFUSED = {
     "of_two_values": (lambda x, v: (v, x + v @ (v.t() @ x)), "multiplies two values of the step by each other"),
-    "over_the_batch": (lambda x, v: (v, x + torch.ones(4, 4, device=DEVICE) @ v), "another dimension than the last"),
+    "over_the_batch": (lambda x, v: (v, x + torch.ones(4, 4, device=DEVICE) @ v), "that is not the last one"),
     "pooling": (lambda x, v: (v, x + F.avg_pool1d(v[:, None], 3, 1, 1)[:, 0]), "avg_pool"),
     "sum": (lambda x, v: (v, (x + v @ torch.ones(4, 4, device=DEVICE)).sum(0, keepdim=True).expand(4, 4)), "sum"),
 }

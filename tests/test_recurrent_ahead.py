@@ -1,4 +1,4 @@
-"""The first backward of a recurrent step is compiled beside its first forward."""
+"""The first backward of a recurrent step is compiled together with its first forward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compi
 class Compiled(list[tuple[str, threading.Thread]]):
     """Names of compiled kernels, each with its thread."""
 
-    fails = False  # whether it does in other threads
+    fails = False  # whether compilation fails in other threads
 
     def note(self, name: str) -> None:
         thread = threading.current_thread()
@@ -40,7 +40,7 @@ class Compiled(list[tuple[str, threading.Thread]]):
 
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
-    """Each kernel is new, though the interpreter compiles none."""
+    """Treats each kernel as new, though the interpreter compiles none."""
     found = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
@@ -70,7 +70,7 @@ def compiled() -> Iterator[Compiled]:
 
 
 def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
-    """The output of a scan, and its sequences and matrices."""
+    """Returns the output of a scan, and its sequences and matrices."""
     tensors = sequences(core, 3, batch, core.size)
     step, arguments = prepare(ScanProgram(core, 1, core.num_states, 1), tensors)
     return scan(step, arguments, state_seqs=False)[0], [*tensors, *core.parameters()]
@@ -78,7 +78,7 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
 def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
-    """Neither in one launch, nor a stage that runs step by step or for all steps at once."""
+    """Tests one launch, stages that run step by step, and stages for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
     assert 0 < len(compiled.elsewhere) < count
@@ -89,7 +89,7 @@ def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Comp
 
 
 def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
-    """Its gradient is expanded."""
+    """Tests an expanded gradient."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
     torch.autograd.grad(output.sum(), leaves)

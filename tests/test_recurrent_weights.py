@@ -15,7 +15,7 @@ Exact = list[tuple[bool, bool]]
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
-    """Which factors of each sum over time are exact. Products in parts are taken whatever they cost."""
+    """Records which factors of each sum over time are exact, and takes products in parts at any cost."""
     found: Exact = []
     original = _weights.summed_product
 

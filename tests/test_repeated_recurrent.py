@@ -1,8 +1,11 @@
-"""Calls of recurrent steps whose loop is one launch: recorded at their second time, and repeated as the loop is."""
+"""Calls of recurrent steps whose loop is one launch: recorded in the second call, and repeated as the loop is."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from call_path import path_of
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
-from flexsn_runtime.calls._recorded import recorded
+from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
 from flexsn_runtime.recurrent import _calls
 
@@ -26,10 +30,10 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Notes what repeats a call, or why nothing does, of each call that was recorded."""
+    """Notes the recording of each call that was recorded, or why there is none."""
     found: list[Any] = []
 
-    def noted(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
+    def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
         results, repeat = recorded(call, given)
         found.append(repeat)
         return results, repeat
@@ -65,11 +69,73 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 }
 
 
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled launcher launches by addresses of functions that run the interpreter's kernels: notes it."""
+    launched: list[str] = []
+    entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
+    run = CooperativeLaunch.__call__
+
+    def call(launch: CooperativeLaunch, tensors: Sequence[Tensor], programs: int) -> None:
+        run(launch, tensors, programs)
+        layouts = [(t.dtype, t.shape, t.stride(), t.untyped_storage().nbytes()) for t in tensors]
+
+        def launch_by(arguments: Any) -> None:
+            launched.append("loop")
+            given = []
+            for i, (dtype, shape, strides, _) in enumerate(layouts):
+                size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+                memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(arguments[i])
+                given.append(torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides))
+            run(launch, given, programs)
+
+        function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64))(launch_by)
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        entries.setdefault((launch, programs), Entry(address, (), 1, 1, 0, function, unwatched))
+
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+    monkeypatch.setattr(CooperativeLaunch, "__call__", call)
+    monkeypatch.setattr(CooperativeLaunch, "entry", lambda launch, programs: entries.get((launch, programs)))
+    return launched
+
+
+@pytest.mark.usefixtures("interpreted", "compiler")
+@pytest.mark.long(all_but=["rlif"])
+@pytest.mark.parametrize("name", NEURONS)
+def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
+    """With other data, from a state and from none; what else decides is compared in each call."""
+    kernels, loop = pair(NEURONS[name])
+    generator = torch.Generator().manual_seed(1)
+    launches = []
+    for call in range(7):
+        x = 1.5 * torch.rand(STEPS, BATCH, SIZE, generator=generator)
+        weight = torch.randn(STEPS, BATCH, SIZE, generator=generator)
+        with pytest.MonkeyPatch.context() as patch:
+            if call == 5:
+                patch.setenv("FLEXSN_ONE_LAUNCH", "0")
+            found = []
+            for neuron in (kernels, loop):
+                if call != 4:
+                    neuron.reset()
+                else:
+                    neuron.states = [state.detach() for state in neuron.states]
+                before = len(by_address)
+                found.append(trained(neuron, x, weight))
+                if neuron is kernels:
+                    launches.append(len(by_address) - before)
+            compare(*found)
+            with torch.no_grad():
+                compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
+    assert launches == [0, 0, 2, 2, 0, 0, 2]
+    assert len(by_address) == 6 + 4  # of inference, all calls but the first two and the one step by step
+
+
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Calls with other data, other matrices, other gradients, from a state and from none."""
+    """Tests calls with other data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -89,12 +155,12 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
         with torch.no_grad():
             compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert len(repeats) >= 5
-    assert all(map(callable, repeats)), repeats
+    assert all(isinstance(one, Recording) for one in repeats), repeats
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment, autocast, and strides of gradients."""
+    """Changes the environment, autocast, and strides of gradients."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -127,8 +193,29 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 
 @pytest.mark.usefixtures("interpreted")
+def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
+    """An autograd graph of an earlier call has nodes of its stream, and a CUDA graph of another stream waits for it."""
+    layer = Recurrent(LIF(), SIZE, backend="triton")
+    x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
+    gc.collect()
+    gc.disable()
+    try:
+        alive = []
+        for _ in range(3):  # traced, recorded, repeated
+            layer.reset()
+            y: Tensor = layer(x)
+            torch.autograd.grad(y, [x, *layer.parameters()], weight)
+            alive.append(weakref.ref(y.grad_fn))
+            del y
+        layer.reset()
+        assert [one() for one in alive] == [None] * 3
+    finally:
+        gc.enable()
+    assert all(map(callable, repeats))
+
+
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters thousands
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
     def training() -> object:
@@ -172,7 +259,11 @@ def test_errors_of_a_repeated_backward_are_those_of_the_first(repeats: list[Any]
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_in_turns_and_in_a_graph(repeats: list[Any]) -> None:
+@pytest.mark.parametrize("launcher", ["python", "compiled"])
+def test_on_a_gpu_in_turns_and_in_a_graph(
+    launcher: str, repeats: list[Any], native_runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
     torch.manual_seed(0)
     layer: nn.Module = RLIF(128).cuda()
     assert isinstance(layer, FlexSN)
@@ -188,10 +279,11 @@ def test_on_a_gpu_in_turns_and_in_a_graph(repeats: list[Any]) -> None:
             assert float((results[0][0] != results[1][0]).double().mean()) < 1e-3
             assert len(results[0]) == len(results[1])
     assert len(repeats) == 4
-    assert all(map(callable, repeats))
+    assert all(isinstance(one, Recording) for one in repeats)
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
     want = trained(layer, x, torch.ones_like(x))
+    layer.reset()  # nothing of another stream's graph is left
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -200,3 +292,4 @@ def test_on_a_gpu_in_turns_and_in_a_graph(repeats: list[Any]) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert all(map(torch.equal, found, want))
+    assert bool(native_runs) == (launcher == "compiled")

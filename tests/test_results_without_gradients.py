@@ -1,4 +1,4 @@
-"""Results that depend on nothing that requires a gradient require none, compiled as in the loop."""
+"""Results without a dependence on tensors that require gradients require none, compiled as in the loop."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ WEIGHT = 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Two neurons side by side."""
+    """Computes two neurons side by side."""
     v, w = 0.5 * v + x, 0.5 * w + torch.tanh(y)
     return v * v, w * w, v, w
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """A state that the other one reaches at the next step."""
+    """Computes a state that affects the other state at the next step."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
 def swapped(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """States in turns, and an output that nothing reaches."""
+    """Swaps the states, and returns an output without a gradient."""
     return v + w.detach() + x.detach(), torch.ones_like(x), w * 0.5, v + 0.1
 
 
 def recurrent(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """With a product."""
+    """Computes a product with a matrix."""
     v, w = 0.5 * v + x, torch.tanh(0.5 * w + y) @ WEIGHT
     return v * v, w * w, v, w
 
 
 class Learned(torch.nn.Module):
-    """With a parameter that one of the outputs depends on."""
+    """A step with a parameter that affects one of the outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
     for backend in ("torch", "cpp"):
         neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
-        for _ in range(2):  # the second time as remembered calls
+        for _ in range(2):  # the second time, calls are remembered
             for (mask, _), values in zip(cases, data, strict=True):
                 given = [value.clone().requires_grad_(want) for value, want in zip(values, mask, strict=True)]
                 neuron.states = given[2:]

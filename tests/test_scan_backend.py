@@ -1,4 +1,4 @@
-"""A backend outside of the packages: scans, their gradients and compiled graphs run through it."""
+"""A backend outside of the packages, which runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# By name: a graph that is compiled has no other way to say which kernel it runs.
+# Functions by name: a compiled graph has no other way to name its kernel.
 _functions: dict[str, Callable[..., None]] = {}
 
 
@@ -43,7 +43,7 @@ def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequenc
 
 
 def _array(tensor: Tensor) -> Any:
-    """The memory from where a tensor begins."""
+    """Returns the memory from the first element of a tensor."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()
 
@@ -59,7 +59,7 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """Calls a function with arrays; `called` does it, now or in a graph."""
+    """A call of a function with arrays; `called` runs it, now or in a graph."""
 
     is_compiled = True
 
@@ -169,7 +169,7 @@ def test_a_compiled_graph_launches_it() -> None:
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A graph that another process compiled names a function that this one lacks.
+        # A graph from the cache of another process names a function that does not exist here.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
             found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)

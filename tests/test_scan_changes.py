@@ -1,4 +1,4 @@
-"""Changes between two calls of what a step function reads: the compiled neuron is the loop before and after."""
+"""Changes between two calls, of values that a step function reads: the compiled neuron equals the loop in both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Global hooks and names are gone afterwards."""
+    """Removes global hooks and names afterwards."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -65,7 +65,7 @@ def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tens
     return expected
 
 
-# A number there is read as in another place that is tried.
+# Places where a number is read as in another tested place.
 ALIKE = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",
@@ -111,7 +111,7 @@ OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor
 
 
 def family() -> list[Any]:
-    """A number in each place, and another kind of change, in turn; with `--long` alone, most of the latter."""
+    """Returns a number in each place, and another kind of change in turn; most of the latter wait for `--long`."""
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
     found = {(name, "number"): name not in ALIKE for name in PLACES}
@@ -123,7 +123,7 @@ def family() -> list[Any]:
     return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in found.items()]
 
 
-# On a GPU, autograd has a thread of its own for these.
+# On a GPU, autograd runs these in its own thread.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 

@@ -27,7 +27,7 @@ def data(seed: int = 0, device: str = "cuda", *, steps: int = STEPS, step: Seque
 
 
 def train(neuron: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Spikes, and the gradients of the input and the parameters."""
+    """Returns spikes, and the gradients of the input and the parameters."""
     x = x.detach().requires_grad_()
     neuron.reset()  # type: ignore[operator]
     spikes = neuron(x)
@@ -57,8 +57,8 @@ def per_channel(device: str = "cuda") -> FlexSN:
 def warmed_up(run: Callable[[], object]) -> None:
     """Runs once on a side stream, as torch's documentation of CUDA graphs requires.
 
-    Autograd's node of a leaf belongs to the stream that it was made on, and lives as long as some state's graph does:
-    one of the default stream cannot be part of a capture.
+    The autograd node of a leaf belongs to the stream on which it was created, and lives as long as the graph of some
+    state. A node of the default stream cannot be part of a capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -102,10 +102,10 @@ def test_captured_inference_with_a_state_that_goes_on() -> None:
     assert torch.equal(torch.cat(found), whole)
 
 
-# It keeps the outputs of its own warm-up, on another stream, alive while it captures.
+# torch keeps the outputs of its warm-up, on another stream, alive during the capture.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_graphed_callables() -> None:
-    """`torch.cuda.make_graphed_callables`, which records forward and backward apart."""
+    """Tests `torch.cuda.make_graphed_callables`, which records forward and backward separately."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -134,7 +134,7 @@ def test_graphed_callables() -> None:
 
 
 def test_each_stream_launches_on_its_own() -> None:
-    """A scan waits for what its own stream computes before it, and for nothing else."""
+    """Checks that a scan waits for earlier work of its own stream alone."""
     neuron = per_channel()
     expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
     torch.cuda.synchronize()
@@ -143,7 +143,7 @@ def test_each_stream_launches_on_its_own() -> None:
         x = data(seed)
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
-            torch.cuda._sleep(20_000_000)  # the input is not there yet when the kernels are launched
+            torch.cuda._sleep(20_000_000)  # kernels are launched before the input is ready
             found.append(train(neuron, x * 2.0))
     torch.cuda.synchronize()
     for got, wanted in zip(found, expected, strict=True):
@@ -188,7 +188,7 @@ def test_threads_with_streams_of_their_own() -> None:
 
 @several_devices
 def test_devices_by_turns() -> None:
-    """One program on two devices, whichever of them is the current one."""
+    """Runs one program on two devices, where either may be the current device."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
         for device in ("cuda:0", "cuda:1", "cuda:0"):
@@ -216,7 +216,7 @@ def test_a_module_that_moves_to_another_device() -> None:
 
 
 def shifted(tensor: Tensor) -> Tensor:
-    """A copy whose memory begins one element after a multiple of 16 bytes."""
+    """Returns a copy whose memory begins one element after a multiple of 16 bytes."""
     memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     view = memory[1:].view(tensor.shape)
     view.copy_(tensor)
@@ -226,7 +226,7 @@ def shifted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
 def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
-    """Kernels are compiled for aligned pointers, and a launch is remembered: not for other pointers."""
+    """Checks that a remembered launch with kernels for aligned pointers gets no other pointers."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
     v = v[0]
@@ -271,7 +271,7 @@ def test_a_misaligned_parameter() -> None:
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """Required gradients and incoming gradients change from call to call."""
+    """Changes required gradients and incoming gradients from call to call."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (
@@ -296,7 +296,7 @@ def test_other_gradients_of_the_same_shapes() -> None:
 
 
 def test_autocast_reaches_inside_of_the_core() -> None:
-    """On a GPU, `exp` of half values is float32 under it; the same program runs without it before and after."""
+    """Tests `exp` of half values, which is float32 under autocast on a GPU, before, during and after autocast."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         grown = torch.exp(x - 1.0)

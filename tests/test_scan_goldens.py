@@ -1,6 +1,6 @@
-"""Complete kernels of the step functions in `scan_cores`, to the byte as they are kept in `golden/`.
+"""Complete kernels of the step functions in `scan_cores`: equal to the kept files in `golden/`, to the byte.
 
-Each file holds what one step is compiled to in one dtype: for inference, and forward and backward for training.
+Each file holds the kernels of one step in one dtype: for inference, and forward and backward for training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests, before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests; set before the import of Triton
 
 import pytest
 import torch
@@ -33,13 +33,13 @@ SHORT, LONG = 2, 19
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """One file: what a step is compiled to.
+    """One file with the kernels of a step.
 
     Attributes:
-        steps: up to eight are one chunk; of more, whole chunks and a rest are written, and checkpoints.
-        strided: whether inputs come in another order than their memory's.
-        rows: whether steps are large enough for programs that walk rows.
-        options: of the program.
+        steps: Number of steps: up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
+        strided: Whether the order of inputs differs from that in memory.
+        rows: Whether steps are large enough for programs that walk rows.
+        options: Options of the program.
     """
 
     case: Case
@@ -63,7 +63,7 @@ class Golden:
     def _sources(self) -> Iterator[str]:
         yield from self._run(_infer, states=False)
         yield from self._run(_infer, state_seqs=True)
-        # The backward of outputs alone is compiled with the forward; that of all results when it is called.
+        # The backward of outputs alone is compiled with the forward; that of all results, in its first call.
         yield from self._run(_train, residuals="recompute")
         yield from self._run(_train, residuals="save")
         yield from self._run(_train, residuals="recompute", state_seqs=True)
@@ -83,7 +83,7 @@ class Golden:
 
 
 def _functions(source: str) -> list[str]:
-    """The imports and the functions of a source; citations without the line's number, which changes easily."""
+    """Returns the imports and the functions of a source, where citations lack the line number, which changes easily."""
     plain = re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
     return [f"{part.rstrip()}\n\n\n" for part in re.split(r"^(?=@triton\.jit)", plain, flags=re.MULTILINE)]
 
@@ -99,7 +99,7 @@ def _train(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[T
 
 
 def _without_lines(source: str) -> str:
-    """Citations of the step's code without the line's number, which changes with what stands above."""
+    """Removes line numbers from citations of the step's code, because lines above move them."""
     return re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
 
 

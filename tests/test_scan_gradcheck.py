@@ -1,4 +1,4 @@
-"""Gradients of the compiled scan against finite differences, in float64: every input, state and captured tensor."""
+"""Gradients of the compiled scan against finite differences, in float64: for each input, state and captured tensor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _delayed(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
     return core
 
 
-# Twelve, with parameters of every kind of shape: one for all, per channel, per sample, per neuron.
+# Twelve cases, with parameters of every kind of shape: one for all, per channel, per sample, per neuron.
 SMOOTH = (
     *(case for case in CASES if case.smooth),
     Case("eif", 1, 1, 1, _exponential, lambda step: [(), step[-1:]]),
@@ -81,11 +81,11 @@ def gradcheck(
         with using_segments(rule):
             return scan(*prepare(program, leaves), state_seqs=state_seqs)
 
-    # As arguments, captured tensors come in the order in which the core reads them.
+    # As arguments, captured tensors have the order in which the core reads them.
     function(*p.inputs, *p.states)
     lifted = program.lifted()
     assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
-    with using_segments(rule):  # the backward has its own
+    with using_segments(rule):  # the backward has its own thread
         return torch.autograd.gradcheck(
             function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
         )
@@ -93,7 +93,7 @@ def gradcheck(
 
 @pytest.fixture
 def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 4 elements and chunks of 2 steps, so that few entries make several of each."""
+    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several of each."""
     plan = Specialization.plan
 
     def small(self: Specialization, ncl: int) -> Any:
@@ -109,7 +109,7 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long(all_but=["plif_channel"])
 @cases
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
-    # A block of 4 and a part of one; a segment of 2 steps and one more.
+    # This makes a block of 4 and a partial one, and a segment of 2 steps and one more.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
 
 
@@ -119,7 +119,7 @@ def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) ->
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
 
 
-# Of 2 chunks each, and one with a step more.
+# Segments of 2 chunks each, one of them with one more step.
 SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
 
 
@@ -139,7 +139,7 @@ def test_every_entry_in_segments_on_the_gpu(case: Case) -> None:
 @cases
 @pytest.mark.gpu
 def test_every_entry_on_the_gpu(case: Case) -> None:
-    # The backward's block of 32 elements and one more; its chunks of 8 steps, the forward's of 16, and two more.
+    # The backward has a block of 32 elements and one more, and chunks of 8 steps; the forward's have 16, and two more.
     assert gradcheck(case, "cuda", 18, (3, 11), fast=False, state_seqs=False)
 
 
@@ -147,5 +147,5 @@ def test_every_entry_on_the_gpu(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("step", [(613, 217), (1001, 1501)], ids=str)
 def test_random_projections_on_the_gpu(case: Case, step: tuple[int, ...]) -> None:
-    """Sizes that have too many entries for one at a time, in the other size classes."""
+    """Tests the other size classes, with sizes that have too many entries for one at a time."""
     assert gradcheck(case, "cuda", 6, step, fast=True, state_seqs=True)

@@ -1,6 +1,7 @@
-"""Gradients of what a core computes from captured tensors: in place, in functions of its own, frozen and trained.
+"""Gradients of a core's computations with captured tensors: in place, in custom functions, frozen and trained.
 
-Each core is compiled and held to the loop in values, dtypes and gradients. What cannot be compiled is refused by name.
+Each compiled core is compared with the loop in values, dtypes and gradients. Cores that cannot be compiled are refused
+by name.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def test_values_and_gradients_are_the_loops(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Where a gradient is required, the loop itself fails in autograd's own words.
+# Cores where, with a required gradient, the loop itself fails with an error of autograd.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",
@@ -96,7 +97,7 @@ NO_GRADIENT = {
     "a view of a leaf": "h = w0.detach().clone(); h.requires_grad_(); h[:1].add_(0.5); return x0 * h, v0 + x0",
 }
 
-# `d0` is what the expression makes of the others before the call; the core captures both, and has a gradient by each.
+# `d0` is the expression's value, computed before the call; the core captures both, and returns a gradient for each.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
     "with tensors that autograd keeps": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
@@ -117,7 +118,7 @@ HISTORIES = {
 def test_refused_by_name(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert len(outcome.refused) + outcome.no_core == 1
-    # `out=` fails in the loop, too, in torch's own words.
+    # `out=` fails in the loop too, with a message of torch.
     if outcome.no_core == 0:
         assert "<core" in outcome.refused[0] or "gradient_cores.py" in outcome.refused[0]
 
@@ -174,7 +175,7 @@ def test_a_function_of_a_tensor_that_was_computed_from_another_is_refused() -> N
     core = one_call("h = Scaled.apply(d0, 0.5); return x0 * h, v0 + x0 * w0")
     core.derived["d0"] = "w0.exp()"
     (refused,) = compare(core).refused
-    assert "computed from another tensor that it captures" in refused
+    assert "computed from another captured tensor" in refused
     assert "h = Scaled.apply(d0, 0.5)" in refused or "gradient_cores.py" in refused
 
 
@@ -184,8 +185,8 @@ def test_numbers_in_a_core(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Half of the random cores read a value in some place, which changes between the calls.
-# The last one gives a tensor other memory: the next tensor may get the place of what it had.
+# Half of the random cores read a value, in some place, that changes between the calls.
+# The last core gives a tensor other memory: the next tensor may get the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
 def test_random_cores_and_calls(seed: int) -> None:
@@ -200,7 +201,7 @@ def test_random_cores_read_values_in_many_places() -> None:
     assert changed > 50
 
 
-# Of a state in no loss. The last step's derivative is infinite where the state is 0.
+# Gradients of a state in no loss. The last step's derivative is infinite where the state is 0.
 ABSENT = {
     "a root": "return x0 + v0, torch.sqrt(v0.abs())",
     "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",

@@ -1,4 +1,4 @@
-"""The kernels of compiled scans: found where flexsn-runtime is installed, and given up in words."""
+"""Kernels of compiled scans: found with flexsn-runtime, and otherwise missing with a clear message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_they_are_found_without_an_import() -> None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process in which the kernels have not been looked up."""
+    """A process that has not looked up the kernels."""
     monkeypatch.setattr(lowering, "_registered", [None])
     monkeypatch.setattr(lowering, "_installed_kernels", lowering._installed_kernels.__wrapped__)
     return monkeypatch

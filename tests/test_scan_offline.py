@@ -1,4 +1,4 @@
-"""The scan kernels of every test core compile for GPUs that are not there, and keep their states in registers."""
+"""Scan kernels of every test core, compiled for GPUs that are not present: their states stay in registers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-# Every core by the launch plan of large steps; that of small ones unrolls as much in more stages, and takes several
-# times as long to compile: for one core on one target.
+# Every core has the launch plan of large steps. That of small steps unrolls as much in more stages, and takes several
+# times as long to compile; it runs for one core on one target.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
-# Of a program, on the target that has least of it.
+# Limit of a program, on the target with the least shared memory.
 SHARED_BYTES = 64 * 1024
 
 
 def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """Kernels that scans launch from now on, as the runtime makes and launches them on a GPU."""
+    """Records the kernels that scans launch from now on, as the runtime makes and launches them on a GPU."""
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
-        """In the place of a launch: notes the kernel, and runs nothing."""
+        """A launch that records the kernel and runs nothing."""
 
         is_compiled = True
         programs = 1
@@ -75,10 +75,10 @@ def recorded(
     rule: SegmentRule | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, OfflineJob]:
-    """The forward with checkpoints and the backward.
+    """Returns the forward with checkpoints and the backward.
 
     Args:
-        rule: adds the kernels of segments, by what their names say they do.
+        rule: Rule of segments, whose kernels are added by the purpose in their names.
     """
     jobs = recording(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
@@ -105,14 +105,14 @@ def test_segments_compile_without_spills(
     assert sorted(jobs) == list(SEGMENTS)
     targets = [replace(jobs[name], target="sm_90") for name in SEGMENTS]
     for name, use in zip(SEGMENTS, compile_offline(targets), strict=True):
-        print(f"{case.name}, {dtype}, {name}: {use}")  # pytest -s shows them
+        print(f"{case.name}, {dtype}, {name}: {use}")  # `pytest -s` prints them
         assert use.spilled_bytes == use.local_bytes == 0, name
         assert use.registers <= 255, name
         assert use.shared_bytes <= SHARED_BYTES, name
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """In two processes, the jobs in turn."""
+    """Compiles the jobs in two processes, in turn."""
     with ThreadPoolExecutor(2) as pool:
         even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
@@ -123,7 +123,7 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 def test_every_core_compiles_without_spills(
     targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """For one target after the other, or for every one."""
+    """Compiles each core for one target in turn, or for all targets."""
     jobs: dict[str, OfflineJob] = {}
     for i, case in enumerate(CASES):
         for direction, job in recorded(case, LARGE, monkeypatch).items():
@@ -135,7 +135,7 @@ def test_every_core_compiles_without_spills(
     assert len(jobs) == (len(CASES) * targets_each + 1) * 2
     assert {job.target for job in jobs.values()} == set(TARGETS)
     for name, use in zip(jobs, compiled(list(jobs.values())), strict=True):
-        print(f"{name}: {use}")  # pytest -s shows them
+        print(f"{name}: {use}")  # `pytest -s` prints them
         assert name.endswith(use.target)
         assert use.spilled_bytes == use.local_bytes == 0, name
         assert 0 < use.registers <= 255, name
@@ -149,7 +149,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Kernels have no branches, too: the registers of one draw leave room for the warps that memory needs."""
+    """Checks that kernels have no branches either, and that a draw's registers leave room for enough warps."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

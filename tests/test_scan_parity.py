@@ -12,11 +12,11 @@ from torch import Tensor
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# Three of the interpreter's blocks of 512 elements and a part of one; two of the GPU's smallest and a part.
+# Three blocks of 512 elements in the interpreter and a partial one; two of the smallest blocks on the GPU and a part.
 STEP = (41, 37)
-# Several of the blocks of 256 elements that C++ has for small steps, and a part of one.
+# Several blocks of 256 elements, which C++ has for small steps, and a partial block.
 CPP_STEP = (19, 37)
-# Several blocks of every size class on the GPU, no multiple of a block or of 16 bytes.
+# Several blocks of every size class on the GPU, but no multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -53,7 +53,7 @@ def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tenso
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.shape == b.shape, i
         assert a.dtype == b.dtype, i
-        # A parameter's gradient is a long sum in which much cancels.
+        # A parameter's gradient is a long sum in which many terms cancel.
         limit = rtol if i < len(p.inputs) + len(p.states) else 10 * rtol
         error = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-30)
         assert error < limit, f"gradient {i} differs by {error:.2e} of its largest entry"
@@ -103,7 +103,7 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_state_of_whole_numbers_begins_with_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
-    """A kernel makes the zeros itself, where no initial state is given."""
+    """Checks the zeros that a kernel makes itself without an initial state."""
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
     step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
@@ -126,7 +126,7 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-# Each length with one size, since each length has kernels of its own, and compiling them is what takes the time.
+# Each length has one size, because each length has its own kernels, whose compilation takes the time.
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_no_steps(case: Case, interpreted: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 10])
 def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
-    """10^8 element-steps of LIF, float32, against the eager loop."""
+    """Compares 10^8 element-steps of LIF in float32 with the eager loop."""
     case = CASES[1]
     elements = 10**8 // steps + 7
     p = problem(case, steps, (elements,), device="cuda")

@@ -16,11 +16,11 @@ from torch import Tensor
 from flexsn_hop import eager_scan
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# A block of the interpreter's 512 elements and a part of one; a shape that parameters broadcast to in several ways.
+# A block of 512 elements in the interpreter and a partial one; parameters broadcast to the shape in several ways.
 STEP = (9, 61)
 PARAMETER_SHAPES = ((), STEP[-1:], (STEP[0], 1), STEP)
 
-# Ops of one, two and three values. Arithmetic gives the same bits wherever it is computed.
+# Ops of one, two and three values. Arithmetic has equal bits on every device.
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
@@ -41,14 +41,14 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "lerp": lambda a, b: a + (b - a) * 0.25,
 }
-# Not continuous: only for results that agree to the last bit.
+# Steps are not continuous: they need results that agree to the last bit.
 STEPS: dict[str, Callable[..., Tensor]] = {
     "spike": lambda a: hard_spike(a - 0.25),
     "greater": lambda a, b: (a > b).to(a.dtype),
     "where": lambda a, b, c: torch.where(a >= 0.1, b, c),
     "masked": lambda a, b: (a * b).masked_fill(b < 0.0, 0.5),
 }
-# Rounded in more than one way.
+# Functions are rounded in more than one way.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda a: torch.exp(-a.abs()),
     "tanh": torch.tanh,
@@ -67,18 +67,18 @@ OPERANDS = {
 
 
 def bounded(a: Tensor) -> Tensor:
-    """In (-1, 1), so that no state grows over time."""
+    """Maps values to (-1, 1), so that no state grows over time."""
     return a / (1.0 + a.abs())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A step function as a straight line of ops on values: inputs, states, parameters, then each op's result.
+    """A step function as a straight line of ops on values: inputs, states, parameters, then the result of each op.
 
     Attributes:
-        lines: an op's name and the positions of its operands.
-        outputs, new_states: positions of the values that are returned.
-        parameters: the shapes of the captured tensors.
+        lines: Name of each op, and the positions of its operands.
+        outputs, new_states: Positions of the returned values.
+        parameters: Shapes of the captured tensors.
     """
 
     num_inputs: int
@@ -98,7 +98,7 @@ class Recipe:
             values = [*arguments, *captured]
             for name, operands in self.lines:
                 values.append(ops[name](*(values[i] for i in operands)))
-            # What is returned unchanged stays as it is: an argument may be a result, too.
+            # Arguments are returned unchanged: an argument may be a result too.
             returned = (*self.outputs, *self.new_states)
             return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
 
@@ -109,7 +109,7 @@ class Recipe:
 def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
     num_inputs, num_states = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     parameters = tuple(draw(st.lists(st.sampled_from(PARAMETER_SHAPES), max_size=2)))
-    # Whether a value has the shape of the step, as everything that is returned must.
+    # Whether a value has the shape of the step, as all returned values must.
     full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
     lines = []
     for _ in range(draw(st.integers(1, 8))):
@@ -117,7 +117,7 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
         operands = tuple(draw(st.integers(0, len(full) - 1)) for _ in range(OPERANDS[name]))
         lines.append((name, operands))
         full.append(any(full[i] for i in operands))
-    # Late values more often: they are what the lines before them are for.
+    # Late values are drawn more often, because the lines before compute them.
     returnable = [i for i, is_full in enumerate(full) if is_full]
     position = st.sampled_from(returnable[::-1])
     outputs = tuple(draw(st.lists(position, min_size=1, max_size=2)))
@@ -169,7 +169,7 @@ def assert_like_the_loop(
         )
 
 
-# The same examples on every run.
+# Every run has equal examples.
 random_cores = partial(
     settings,
     derandomize=True,
@@ -177,12 +177,12 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Short, and around the interpreter's chunks of 8 and 4.
+# Lengths are short, and around the interpreter's chunks of 8 and 4.
 num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
 
-# benchmarks/random_gradients.py tries thousands.
+# benchmarks/random_gradients.py tries thousands of examples.
 examples = pytest.mark.parametrize("examples", [6, pytest.param(15, marks=pytest.mark.long)])
 
 
@@ -243,7 +243,7 @@ def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int,
 
 
 @pytest.mark.gpu
-@random_cores(max_examples=8)  # each compiles kernels of its own, for some seconds
+@random_cores(max_examples=8)  # each one compiles its own kernels, for some seconds
 @given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps, policies)
 def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int, residuals: str) -> None:
     assert_like_the_loop(recipe, steps, torch.float32, device="cuda", residuals=residuals, gradient=1e-4)

@@ -1,4 +1,4 @@
-"""Scans whose segments of time run side by side: results to the last bit, gradients to rounding, as serial kernels."""
+"""Scans whose segments of time run side by side: equal to serial kernels, to the bit; gradients to rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.segments._kernels import InSegments
 
-# Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
+# Two blocks in the interpreter, the last one partial; segments of different lengths, and a partial chunk.
 STEPS, STEP = 75, (3, 200)
 RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -29,7 +29,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest) -> TargetName:
-    """The language of kernels on the CPU."""
+    """Returns the language of kernels on the CPU."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     found: TargetName = request.param
     return found
@@ -44,7 +44,7 @@ def run(
     state_seqs: bool = False,
     residuals: str = "recompute",
 ) -> tuple[list[Tensor], list[Tensor | None], Specialization]:
-    """Results of a scan, their gradients, and its step."""
+    """Returns results of a scan, their gradients, and its step."""
     program = PointwiseProgram(p.core, *p.counts, residuals=residuals, on_cpu=on_cpu)
     with using_segments(rule):
         step, arguments = prepare(program, (*p.inputs, *p.states))
@@ -64,7 +64,7 @@ def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of spikes, and none of final states."""
+    """Returns gradients of spikes, and none of final states."""
     return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
 
 
@@ -78,7 +78,7 @@ def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def in_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)  # a number has no dimension whose elements could be bytes
+    return tensor.reshape(-1).view(torch.uint8)  # a number has no dimension to view as bytes
 
 
 def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
@@ -149,7 +149,7 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
 def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
-    """A warm-up of 4 steps is too short for every segment; a longer one is enough, or there is none."""
+    """Starts with a warm-up of 4 steps, too short for all segments; a longer one is enough, or none is."""
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
@@ -181,7 +181,7 @@ def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None
         return h, h
 
     x = torch.rand(STEPS, *STEP)
-    x[20:24] = -1.0  # forgets what was before, so that the guess of the segment behind it is right
+    x[20:24] = -1.0  # forgets the earlier state, so the next segment's guess is right
     x[STEPS // 2 - 8 :, 0, :7] = -1.0
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
     wanted, _, _ = run(p, None, on_cpu=language)
@@ -198,7 +198,7 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["cpp"])
 def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
-    """One element holds its state over one seam of 8 for longer than the longest warm-up."""
+    """Tests one element that holds its state over one seam of 8 for longer than the longest warm-up."""
     x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
     hold[22:46, 1, 7] = 1.0
     program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
@@ -219,7 +219,7 @@ def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
 def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
     language: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In CUDA graphs, and in the first calls, in which warm-ups are learned; serial otherwise."""
+    """Tests CUDA graphs, and first calls, which choose the warm-up; other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
@@ -246,14 +246,14 @@ def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_derivatives_that_overflow(language: TargetName) -> None:
-    """The product of a segment's derivatives is infinite, and what comes to its end is zero."""
+    """Tests an infinite product of a segment's derivatives, and a zero gradient at its end."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x > 0.0, v * 1e30, v)
         return h + x, h * 0.5
 
     x = torch.zeros(STEPS, *STEP)
-    x[60:64, 1] = 1.0  # of a part of the first block and of the second
+    x[60:64, 1] = 1.0  # in parts of the first and the second block
     x.requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
 
@@ -271,7 +271,7 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
 
 
 class Clipped(torch.autograd.Function):
-    """The identity, whose gradient is clipped: no linear function of what comes."""
+    """The identity with a clipped gradient, which is no linear function of the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A rotation by 0.1 that keeps 0.999 of the length, and 1 more for each step."""
+    """Rotates by 0.1, keeps 0.999 of the length, and adds 1 in each step."""
     new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
     return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
 
@@ -347,7 +347,7 @@ def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
 def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
-    """An affine step with fast math; and one in which steps after the end do something."""
+    """Tests an affine step with fast math, and a step that computes after the end."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
     left = torch.tensor([74, 31, 0], dtype=torch.int32)[:, None].expand(STEPS, 3, 1)
@@ -409,7 +409,7 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # A sequence that ends within a segment, in its first chunk, at a seam, at once, after the last whole chunk.
+    # Sequences that end within a segment, in its first chunk, at a seam, at once, after the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
@@ -421,7 +421,7 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("keeps_states", [False, True])
 def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
-    """Segments after the end of a sequence are right whatever their guess is; a reset makes trajectories meet."""
+    """Checks that segments after an end are right for any guess, and that a reset makes trajectories meet."""
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = TRANSFORMED[name]
     data[torch.arange(STEPS)[:, None] >= given.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
@@ -449,7 +449,7 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
 def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
-    """Its guess begins after the end, so it is wrong, and does not matter."""
+    """Tests guesses that begin after the end, which are wrong but irrelevant."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
     results = []
@@ -484,7 +484,7 @@ def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
 )
 def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
-    """An input and an output of 8192 elements keep an H100's memory busy in float32, and do not in bfloat16."""
+    """Tests 8192 elements, whose input and output keep an H100's memory busy in float32 but not in bfloat16."""
     program = PointwiseProgram(forgetting, 1, 1, 1)
     for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
         x = torch.zeros((), dtype=dtype).expand(1024, elements)

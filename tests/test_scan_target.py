@@ -30,7 +30,7 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
-# But for examples in docstrings.
+# Examples in docstrings do not match.
 _TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
@@ -63,7 +63,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     assert trace.lifted == tuple(given.parameters)
     wanted = (True,) * (len(examples) + len(given.parameters))
     vjp = trace.vjp(trace.differentiable, wanted)
-    # A parameter is one number for the step, or one per channel: `off // 1 % C * 1`.
+    # A parameter is one number for the step, or one number per channel: `off // 1 % C * 1`.
     layouts = tuple(0 if p.dim() == 0 else 1 for p in given.parameters)
     sizes = {"T": STEPS, "NCL": 15}
     for i in range(len(given.parameters)):
@@ -73,7 +73,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     core = emit_core(trace.forward, "step", prune=True, numbers=numbers[0], once=once, target=NUMPY)
     gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=once, target=NUMPY)
     assert bool(core.numbers) == takes_numbers
-    # The time constants' functions.
+    # These are the functions of time constants.
     assert (core.once is not None) == (gradient.once is not None) == (once and bool(given.parameters))
     sizes |= core.integers | gradient.integers
     forward = forward_source(

@@ -1,4 +1,4 @@
-"""Instances, copies and programs whose cores have the same code share traces and kernels."""
+"""Traces and kernels that instances, copies and programs share if their cores have equal code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The cores that have been traced."""
+    """Records the cores that have been traced."""
     seen: list[Any] = []
 
     def noting(core: Any, *args: Any, **options: Any) -> Any:
@@ -51,7 +51,7 @@ def sequence(batch: int = 5) -> Tensor:
 
 
 def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Outputs, and the gradients of the input and of the parameters."""
+    """Returns outputs, and the gradients of the input and of the parameters."""
     neuron.reset()
     x = x.clone().requires_grad_()
     out = neuron(x)

@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: from a step function to kernel source by work that grows with its size, no faster."""
+"""`benchmarks/trace_time.py`: the work from a step function to kernel source grows in proportion to its size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trace_time
 
 
 def calls(nodes: int) -> int:
-    """How many functions are called on the way, Python's and C's."""
+    """Counts the function calls on the way, in Python and in C."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -34,7 +34,7 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Four times the ops; a square would be 16 times the calls."""
+    """Tests four times the ops; quadratic work would have 16 times the calls."""
     trace_time.source_times(trace_time.chain(20))  # fills torch's own caches
     assert calls(200) < 5 * calls(50)
 

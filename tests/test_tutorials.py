@@ -1,4 +1,4 @@
-"""Tutorials run as scripts; each becomes a page and a notebook with what it printed and drew."""
+"""Tutorials run as scripts; each becomes a page and a notebook with its output and figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ assert a == 1
 """
 
 
-# The site runs all of them each time that it is built.
+# Each build of the site runs all of them.
 @pytest.mark.long(all_but=["own_neuron"])
 @one_thread()
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""`benchmarks/ulp_sweep.py` forgets no rule, and finds what is wrong; its numbers come from a GPU."""
+"""`benchmarks/ulp_sweep.py` covers every rule, and finds wrong results; its numbers come from a GPU."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flexsn_codegen import pointwise, supported_ops
 Function = Callable[..., Any]
 
 CPU = torch.device("cpu")
-# Now, before other tests add rules of their own.
+# The rules at import, before other tests add their own.
 RULES = supported_ops()
 FOUND, UNCOVERED = ulp_cases.cases()
 
 
 def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
-    # Of random numbers, test_random_numbers.py compares the bits; of views as another dtype, test_codegen_random.py.
+    # test_random_numbers.py compares the bits of random numbers; test_codegen_random.py tests views as another dtype.
     elsewhere = ("flexsn_graph", "aten.view.dtype")
     assert all("polynomial" in op or op.startswith(elsewhere) for op in UNCOVERED), UNCOVERED
     alike: dict[tuple[torch.dtype, int], list[Function]] = {}
@@ -41,7 +41,7 @@ def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
         for begin in range(0, len(functions), 8):  # eight in a trace, which takes hardly longer than one
             step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
             used |= {str(node.target) for node in step.graph.nodes}
-    # On real numbers, nothing is left of it in a graph.
+    # A graph of real numbers contains no trace of it.
     assert {str(op) for op in RULES} - used - set(UNCOVERED) == {"prims.conj_physical.default"}
 
 
@@ -73,7 +73,7 @@ def test_all_half_numbers_and_the_edges_of_float32_are_swept() -> None:
 
 def test_errors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(x: Tensor) -> Tensor:
-        """The second power of e is off by 3; NaN instead of infinity; -0 instead of 0."""
+        """Computes `exp`, but with e^2 off by 3 ulp, NaN instead of infinity, and -0 instead of 0."""
         y = torch.exp(x)
         y = torch.where(x == 2, (y.view(torch.int32) + 3).view(torch.float32), y)
         return torch.where(y.isinf(), math.nan, torch.where(y == 0, -0.0, y))

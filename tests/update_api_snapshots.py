@@ -1,9 +1,9 @@
-"""Writes down the public API of each package, so that no name comes, goes or changes unseen.
+"""Writes the public API of each package to files, so that no name comes, goes or changes unnoticed.
 
     hatch run python tests/update_api_snapshots.py
 
-rewrites `tests/api/<import name>.json`; `tests/test_public_api.py` compares. Run it after a change
-of a public name or signature that you mean, and read the diff: it is the change that users see.
+rewrites `tests/api/<import name>.json`; `tests/test_public_api.py` compares. Run it after an intended change of a
+public name or signature, and read the diff: users see this change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOTS = ROOT / "tests" / "api"
 PACKAGES = [path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")]
-# Modules of classes that are parts of one public class, each in a file of its own.
+# Modules of classes that are parts of one public class, each in its own file.
 PARTS = "flexsn_nn.flexsn."
 MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
 
@@ -46,7 +46,7 @@ def describe_member(obj: Any) -> Description:
 
 
 def describe_class(cls: type) -> Description:
-    """Describe a class by its bases, its constructor and the public members it defines itself, or a part of it."""
+    """Describes a class by its bases, its constructor and its own public members, or a part of it."""
     parts = [base for base in cls.__mro__[1:] if base.__module__.startswith(PARTS)] if cls.__bases__ else []
     parts = parts if parts and cls.__bases__[0] is parts[0] else []
     defined = {name: member for base in (*reversed(parts), cls) for name, member in vars(base).items()}
@@ -54,7 +54,7 @@ def describe_class(cls: type) -> Description:
     return {
         "kind": "class",
         "bases": [f"{base.__module__}.{base.__qualname__}" for base in bases],
-        # An enumeration's constructor is Python's own, and changes with Python.
+        # The constructor of an enumeration is Python's own, and changes with Python.
         "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
         "members": {
             name: describe_member(member) for name, member in sorted(defined.items()) if not name.startswith("_")
@@ -63,7 +63,7 @@ def describe_class(cls: type) -> Description:
 
 
 def describe(obj: Any) -> Description:
-    """Describe a public object: its kind, and what a caller has to know to use it."""
+    """Describes a public object: its kind, and all that its callers need."""
     if inspect.ismodule(obj):
         return {"kind": "module", "names": describe_module(obj)}
     if inspect.isclass(obj):
@@ -81,7 +81,7 @@ def describe_module(module: ModuleType) -> Description:
 
 
 def snapshot(module_name: str) -> str:
-    """Return the snapshot of a package as the text of its file."""
+    """Returns the snapshot of a package as the text of its file."""
     described = describe_module(importlib.import_module(module_name))
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
 

@@ -1,1 +1,1 @@
-"""Random lives: a network lives twice, as a loop and compiled, and all that shows is compared after each act."""
+"""Random lives: a network lives twice, as a loop and compiled, and everything visible is compared after each act."""

@@ -1,4 +1,4 @@
-"""The register of acts: what a user can do to a network, with strategies for the arguments."""
+"""Register of acts: actions of a user on a network, with strategies for the arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Perform = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that a user does.
+    """One action of a user.
 
     Attributes:
-        perform: `perform(life, **arguments)` acts and returns what can be seen of it.
+        perform: `perform(life, **arguments)` acts and returns everything that is visible afterwards.
         arguments: strategies of plain values.
-        weight: how often, compared with others.
-        when: true of lives in which the act does something.
-        alone: name of an argument that turns a transparent wrapper on; the loop runs without it.
+        weight: frequency relative to other acts.
+        when: function that is true for lives in which the act has an effect.
+        alone: name of an argument that turns a transparent wrapper on; the loop runs without the wrapper.
     """
 
     name: str
@@ -52,14 +52,14 @@ def act(
     return register
 
 
-# Arguments that many acts take.
+# Arguments of many acts.
 which = st.integers(0, 7)
 seed = st.integers(0, 5)
 yes_or_no = st.booleans()
 
 
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Performs an act of the register. In a loop, without the wrapper that changes nothing."""
+    """Performs an act of the register; in a loop, without the wrapper, which changes no results."""
     found = ACTS[name]
     if found.alone is not None and not life.compiled:
         arguments = {**arguments, found.alone: None}

@@ -34,7 +34,7 @@ _GRAPHS = 2
 def forward(
     life: Life, steps: int, seed: int, layout: str, batch: int | None, fresh: bool, learned: bool
 ) -> dict[str, Any]:
-    """Calls the network, after a reset if `fresh`; with an input that gets a gradient, if `learned`."""
+    """Calls the network, after a reset if `fresh`, with an input that requires a gradient if `learned`."""
     _begin(life, batch, fresh)
     x = life.sequence(steps, seed, layout).requires_grad_(learned)
     life.inputs = x
@@ -43,7 +43,7 @@ def forward(
 
 @act(weight=2, when=lambda life: life.inputs is not None)
 def forward_again(life: Life) -> dict[str, Any]:
-    """Calls the network with the same tensor as before."""
+    """Calls the network with the tensor of the call before."""
     if life.inputs is None:
         return {}
     return _called(life, life.net, life.inputs)
@@ -81,7 +81,7 @@ def forward_in_autocast(life: Life, steps: int, seed: int, fresh: bool) -> dict[
     fresh=yes_or_no,
 )
 def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
-    """Calls the network in a wrapper that changes no result. The loop runs without it."""
+    """Calls the network in a wrapper that changes no results. The loop runs without the wrapper."""
     _begin(life, None, fresh)
     return _called(life, _wrapped(life.net, how), life.sequence(steps, seed).requires_grad_())
 
@@ -94,11 +94,11 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
     seed=seed,
 )
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
-    """Trains on the network from its initial states under activation checkpointing. The loop runs without it.
+    """Trains the network from its initial states under activation checkpointing. The loop runs without it.
 
-    The function under the checkpoint resets the states, or runs the network alone, which neurons refuse.
+    The checkpointed function resets the states; or it only runs the network, which neurons refuse.
 
-    The states are no part of it: reentrant checkpoints run the first time without gradients.
+    The states are not compared: reentrant checkpoints run the first time without gradients.
     """
 
     def run(x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, 
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
     call: Callable[[Tensor], Tensor] = run
-    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # which a second run would change
+    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # a second run would change them
         call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
     y = call(x) if life.step_mode == "m" else call(x[0])
     if y.requires_grad:
@@ -150,7 +150,7 @@ def forward_with_other_parameters(life: Life, steps: int, seed: int, factor: flo
 
 @act(steps=st.sampled_from([8, 1]), seed=seed, at=which)
 def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str, Any]:
-    """Calls the network while a hook raises in the middle of it."""
+    """Calls the network with a hook that raises in the middle of the call."""
     layers = list(life.net.children())
     handle = layers[at % len(layers)].register_forward_pre_hook(Interrupt())
     try:
@@ -161,7 +161,7 @@ def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str,
 
 @act(weight=2, which=which, steps=lengths, seed=seed, given=st.sampled_from(["none", "own", "new", "learned"]))
 def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str, Any]:
-    """Calls `step` of a neuron, from the initial states, its own, or others."""
+    """Calls `step` of a neuron, from the initial states, its own states, or others."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -183,7 +183,7 @@ def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str,
 
 @act(weight=2, which=which, steps=lengths, seed=seed)
 def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]:
-    """Calls one neuron on its own."""
+    """Calls one neuron alone."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -199,7 +199,7 @@ def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]
 
 @act(weight=2, which=which, steps=lengths, seed=seed, ends=yes_or_no, begins=yes_or_no)
 def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends: bool, begins: bool) -> dict[str, Any]:
-    """Calls one neuron with lengths, if `ends`, and resets, if `begins`: `lengths=` and `resets=`."""
+    """Calls one neuron with `lengths=` if `ends`, and with `resets=` if `begins`."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -231,7 +231,7 @@ def _begin(life: Life, batch: int | None, fresh: bool) -> None:
 
 
 def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
-    """Outputs of a call; in step mode `"s"` of one call for each step, of at most 9."""
+    """Returns the outputs of a call; in step mode `"s"`, of one call for each step, at most 9."""
     before, version = x.detach().clone(), None if x.is_inference() else x._version
     steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
     results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
@@ -252,7 +252,7 @@ def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
 
 
 def _keep(life: Life, graph: Graph) -> None:
-    """Keeps the graph of a call, as one of the last few."""
+    """Keeps the graph of a call, as one of the last few graphs."""
     if torch.is_grad_enabled():
         life.graphs.append(graph)
         del life.graphs[:-_GRAPHS]

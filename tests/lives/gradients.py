@@ -1,4 +1,4 @@
-"""Acts that differentiate what is kept of earlier calls, and that train."""
+"""Acts that differentiate graphs of earlier calls, and that train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lives.hooks import negate
 from lives.life import LAYOUTS, Graph, Life
 from lives.networks import to_grid
 
-# Bits choose the results that enter the loss.
+# The bits select the results in the loss.
 some = st.integers(1, 63)
 
 
@@ -34,7 +34,7 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Backward of a loss of some results of a kept graph, again if `keep`; all gradients are accumulated."""
+    """Runs the backward of a loss of some results of a kept graph, again if `keep`; all gradients accumulate."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:
@@ -49,7 +49,7 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """`torch.autograd.grad` for the inputs alone, with the graph kept."""
+    """Calls `torch.autograd.grad` for the inputs alone, and keeps the graph."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
@@ -60,7 +60,7 @@ def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, An
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """The gradient of a gradient's square."""
+    """Computes the gradient of a gradient's square."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
@@ -75,7 +75,7 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Negates the gradient of a result in the backward, if that is still to come."""
+    """Negates the gradient of a result in its backward, if that has not run yet."""
     graph = _graph(life, which)
     if graph is not None:
         found = [value for value in graph.results.values() if value.requires_grad]
@@ -86,9 +86,9 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
-    """`retain_grad` of all results of a graph; of no outputs where the neuron counts them.
+    """Calls `retain_grad` on all results of a graph, except on outputs of neurons that count them.
 
-    Counts of the loop are sums of the outputs, which get a part of the counts' gradient; kernels count beside them.
+    The loop's counts are sums of the outputs, which get a part of the counts' gradient; kernels count separately.
     """
     graph = _graph(life, which)
     if graph is not None:
@@ -101,7 +101,7 @@ def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
 
 @act(when=lambda life: bool(life.graphs))
 def drop_graphs(life: Life) -> dict[str, Any]:
-    """Forgets all graphs without a backward."""
+    """Drops all graphs without a backward."""
     life.drop_graphs()
     return {}
 
@@ -115,7 +115,7 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """A step of an optimizer, which is made at first; weights stay on their grid."""
+    """Runs one step of an optimizer, which is made in the first call; weights stay on their grid."""
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
@@ -138,7 +138,7 @@ def _graph(life: Life, which: int) -> Graph | None:
 
 
 def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """A weighted sum of some of the results; of all of them, if none of these has a gradient."""
+    """Makes a weighted sum of some of the results; of all of them, if none of these has a gradient."""
     able = [value for value in graph.results.values() if value.requires_grad]
     chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
     if not chosen:

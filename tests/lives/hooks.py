@@ -1,4 +1,4 @@
-"""Hooks of users: they record, change what passes, or raise. They can be copied and pickled."""
+"""Hooks of users: they record, change values, or raise. They can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Recording:
     """Base of hooks that write a log.
 
     Attributes:
-        log: what has passed.
+        log: recorded values.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Recording:
 
 
 class Look(Recording):
-    """A forward hook that keeps the outputs' sums."""
+    """A forward hook that records the sums of outputs."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         for value in output if isinstance(output, list | tuple) else [output]:
@@ -42,7 +42,7 @@ class ScaleInput:
 
 
 class SetAttribute:
-    """A forward pre-hook that sets an attribute, as norms of weights do."""
+    """A forward pre-hook that sets an attribute, as weight norms do."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         module.seen_by_hook = getattr(module, "seen_by_hook", 0) + 1  # type: ignore[assignment]
@@ -67,5 +67,5 @@ class Interrupt:
 
 
 def negate(gradient: Tensor | None) -> Tensor | None:
-    """A hook of a tensor. Of a function with several results, torch gives `None` for those outside of the loss."""
+    """Negates a gradient; a tensor hook. For functions with several results, torch passes `None` for unused ones."""
     return None if gradient is None else torch.neg(gradient)

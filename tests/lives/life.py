@@ -1,4 +1,4 @@
-"""One life of a network: the network, and all that its user holds of it."""
+"""One life of a network: the network, and everything that its user holds of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lives.networks import FAMILIES, Plan, build
 
 @dataclass(eq=False)
 class Graph:
-    """A call whose graph is alive.
+    """A call whose graph exists.
 
     Attributes:
-        results: by name, all that may enter a loss.
-        leaves: tensors that may get a gradient, beside the parameters.
+        results: by name, all results that may enter a loss.
+        leaves: tensors that may get a gradient, besides the parameters.
     """
 
     results: dict[str, Tensor]
@@ -28,13 +28,13 @@ class Graph:
 
 @dataclass(eq=False)
 class Life:
-    """A network and what its user has made of it.
+    """A network and everything that its user has made of it.
 
     Attributes:
-        compiled: true of the twin whose neurons run kernels.
-        batch: of inputs that fit the states.
-        inputs: of the last call, to be called with again.
-        rounded: true from the first call under autocast on; graphs of later calls may lead to it.
+        compiled: True for the twin whose neurons run kernels.
+        batch: batch size of inputs that fit the states.
+        inputs: inputs of the last call, for a repeated call.
+        rounded: True from the first call under autocast on; graphs of later calls may depend on it.
     """
 
     plan: Plan
@@ -58,11 +58,11 @@ class Life:
 
     @property
     def backend(self) -> str:
-        """The backend of this twin's neurons."""
+        """Backend of this twin's neurons."""
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Gives neurons the backend of this life; in step mode `"s"` `"auto"`, where Triton refuses by name."""
+        """Gives neurons the backend of this life; `"auto"` in step mode `"s"`, where Triton is refused by name."""
         for module in net.modules():
             if isinstance(module, FlexSN):
                 refused = self.backend == "triton" and module.step_mode == "s"
@@ -70,28 +70,28 @@ class Life:
 
     @property
     def neurons(self) -> list[FlexSN]:
-        """All neurons, but for those inside of another's step."""
+        """All neurons, except those inside of another neuron's step."""
         from flexsn_nn.functional import neurons
 
         return [neuron for _, neuron in neurons(self.net)]
 
     def neuron(self, which: int) -> FlexSN | None:
-        """One of the neurons; `None` if there are none."""
+        """Returns one of the neurons; `None` if there are none."""
         found = self.neurons
         return found[which % len(found)] if found else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """The module, the name and the value of a parameter."""
+        """Returns the module, the name and the value of a parameter."""
         found = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
         return found[which % len(found)] if found else None
 
     def matrix(self, which: int) -> nn.Module | None:
-        """A module with a matrix `weight`, as pruning and parametrisations take it."""
+        """Returns a module with a matrix `weight`, for pruning and parametrisations."""
         found = [m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)]
         return found[which % len(found)] if found else None
 
     def sequence(self, steps: int, seed: int, layout: str = "contiguous", batch: int | None = None) -> Tensor:
-        """An input `[steps, batch, *]` whose values are on a grid, in one of several layouts in memory."""
+        """Makes an input `[steps, batch, *]` with values on a grid, in one of several memory layouts."""
         shape = (steps, batch or self.batch, *FAMILIES[self.plan.family])
         generator = torch.Generator().manual_seed(seed)
 
@@ -116,7 +116,7 @@ class Life:
         return x
 
     def drop_graphs(self) -> None:
-        """Forgets all graphs that are kept."""
+        """Drops all graphs."""
         self.graphs.clear()
 
 

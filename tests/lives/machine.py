@@ -1,4 +1,4 @@
-"""Hypothesis' state machine of random lives, and runs of it."""
+"""Hypothesis' state machine of random lives, and its runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Layers and acts of a short run: each kind of state and of captured tensor, with few kernels to compile.
+# Layers and acts of a short run: each kind of state and captured tensor, with few kernels to compile.
 FEW_LAYERS = ("lif learned", "two outputs", "delays", "sliding", "dropout", "linear", "norm", "conv norm")
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
 @st.composite
 def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[str]) -> Plan:
-    """Networks of two or three layers, with one that has a state at least.
+    """Draws networks of two or three layers, at least one of which has a state.
 
     Args:
         backends: pairs of backend and launcher to choose from.
@@ -48,12 +48,12 @@ def machine(
     layers: Collection[str] = tuple(LAYERS),
     without: Collection[str] = (),
 ) -> type[RuleBasedStateMachine]:
-    """A state machine whose rules are the acts.
+    """Makes a state machine whose rules are the acts.
 
     Args:
-        backends: of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
+        backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
         layers: names of the layers that networks are made of.
-        without: acts that are left out.
+        without: names of acts that are left out.
     """
 
     class RandomLives(RuleBasedStateMachine):
@@ -88,10 +88,10 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
     """Runs lives of at most `rules` acts.
 
     Args:
-        seed: of the lives; `None`: the same each time.
+        seed: seed of the lives; `None`: equal lives each time.
 
     Raises:
-        DifferenceError: of the shortest program that was found.
+        DifferenceError: the error of the shortest program that was found.
     """
     if seed is not None:
         lives = hypothesis.seed(seed)(lives)
@@ -111,7 +111,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # a program is data, and `shorter` shrinks it in bounded time
+            phases=[Phase.generate],  # `shortest` shrinks programs, which are data, in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),

@@ -1,4 +1,4 @@
-"""Small random networks, built from a plan. Two networks built from one plan start equal to the bit."""
+"""Small random networks that are built from a plan. Two networks from one plan are equal to the bit at first."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from flexsn_nn.layer import Delay, SharedDropout
 from flexsn_nn.surrogate import ATan, Sigmoid
 
 CHANNELS = 4
-# The shape of a step behind the batch.
+# Shape of a step, after the batch.
 FAMILIES: dict[str, tuple[int, ...]] = {"vector": (CHANNELS,), "image": (CHANNELS, 2, 3)}
-# Weights are multiples of this step. Sums of a few of them are exact in every dtype used here and in any order.
+# Weights are multiples of this step. Sums of a few of them are exact in any order and in every dtype used here.
 GRID = 1 / 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Layers of a network and how its neurons run.
+    """Layers of a network, and the backend of its neurons.
 
     Attributes:
         family: a key of `FAMILIES`.
         layers: keys of `LAYERS`. `"+name"` adds the layer's input to its output.
-        backend: of the compiled twin.
+        backend: backend of the compiled twin.
         launcher: `FLEXSN_LAUNCHER` during the acts of the compiled twin.
-        device: of both twins.
+        device: device of both twins.
     """
 
     family: str
@@ -70,7 +70,7 @@ class Gained(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """A step with two outputs, of which one has no gradient, and two states."""
+    """A step with two outputs, one of which has no gradient, and two states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _delays(family: str) -> Tensor:
 
 
 def _gated(family: str) -> FlexSN:
-    """A step that is a function and captures a parameter and a tensor by its closure."""
+    """Makes a step that is a function whose closure captures a parameter and a tensor."""
     decay, bias = nn.Parameter(torch.full((1,), 0.5)), torch.full((1,), 0.125)
     spike = Sigmoid()
 
@@ -131,10 +131,11 @@ def _gated(family: str) -> FlexSN:
     return neuron
 
 
-# Of norms: equal sequences have no variance, and a small one multiplies the noise of their gradients by thousands.
+# Epsilon of norms: equal sequences have no variance, and a small epsilon multiplies the noise of their gradients by
+# thousands.
 EPS = 0.125
 
-# By name: makes the layer for a family. `x` is `[T, B, *FAMILIES[family]]`, and so is the output.
+# By name, functions that make a layer for a family. `x` is `[T, B, *FAMILIES[family]]`, and so is the output.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
     "lif soft": lambda family: LIF(v_reset=None, detach_reset=True),
@@ -172,13 +173,13 @@ WITH_STATE = tuple(name for name in LAYERS if name not in ("linear", "norm", "co
 
 
 def layers_for(family: str) -> list[str]:
-    """Names of the layers that take the steps of a family."""
+    """Returns the names of layers that accept the steps of a family."""
     others = _IMAGES if family == "vector" else _VECTORS
     return [name for name in LAYERS if name not in others]
 
 
 def build(plan: Plan) -> nn.Sequential:
-    """A network of a plan, its weights on a grid."""
+    """Builds the network of a plan, with weights on a grid."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = [_layer(name, plan.family) for name in plan.layers]
@@ -196,8 +197,8 @@ def _layer(name: str, family: str) -> nn.Module:
 def to_grid(net: nn.Module) -> None:
     """Rounds all parameters, in place, to multiples of `GRID` of moderate size.
 
-    A `w` of which a neuron takes the sigmoid is a multiple of 1/2 from -1.5 to 1.5: at some others, as -1.75 and
-    0.3125, PyTorch's own sigmoid of one number and of many are a rounding apart, and kernels compute either.
+    A `w` whose sigmoid a neuron takes becomes a multiple of 1/2 from -1.5 to 1.5. For some other values, such as -1.75
+    and 0.3125, PyTorch's sigmoids of one number and of many differ by a rounding, and kernels may compute either.
     """
     logits = {id(module.w) for module in net.modules() if isinstance(module, PLIF)}
     for parameter in net.parameters():

@@ -1,4 +1,4 @@
-"""All that can be seen of a life, as plain values, and the difference between two lives."""
+"""Everything that is visible of a life, as plain values, and the difference between two lives."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from lives.hooks import Recording
 from lives.life import Life
 
 Seen = dict[str, Any]
-# Where neurons keep what differs between a loop and kernels: programs, choices, and their traces.
+# Attributes in which a loop and kernels may differ: programs, choices, and their traces.
 _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
-# Relative to the largest number of a gradient: what the order of a sum changes.
+# Changes by the order of a sum, relative to the largest number of a gradient.
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
-# A gradient that is smaller than this part of the largest one may be noise as a whole, as that of a bias before a norm.
+# A gradient below this part of the largest one may be nothing but noise, such as that of a bias before a norm.
 _CANCELLED = 0.1
-# A gradient of one parameter is a sum of hundreds of numbers of about 1, which may cancel: noise is at least that of
-# such a sum. The loop rounds each of them to a half dtype.
+# The gradient of one parameter is a sum of hundreds of numbers around 1, which may cancel, so its noise is at least
+# that of such a sum. The loop rounds each of these numbers to a half dtype.
 _SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
-# Relative to the largest count: of outputs that are no whole numbers, it is a sum whose order kernels choose.
+# Changes relative to the largest count: for outputs that are no whole numbers, kernels choose the order of the sum.
 _COUNTED = 1e-6
 
 
 class Noise(NamedTuple):
-    """How far gradients of equal lives may be apart.
+    """Largest allowed difference between gradients of equal lives.
 
     Attributes:
-        scale: the largest number of all gradients; one that cancels to 0 is noise of the others' size.
-        rounded: autocast has rounded on the way: a gradient is a sum of numbers of bfloat16.
+        scale: largest number in all gradients; a gradient that cancels to 0 has noise of the others' size.
+        rounded: True if autocast has rounded values: a gradient is then a sum of bfloat16 numbers.
     """
 
     scale: float
@@ -48,7 +48,7 @@ class Noise(NamedTuple):
 
 
 def observe(life: Life) -> Seen:
-    """Modules, parameters, gradients, states, records and attributes of a life."""
+    """Collects modules, parameters, gradients, states, records and attributes of a life."""
     seen: Seen = {}
     for name, module in life.net.named_modules():
         seen[f"{name}.type"] = type(module).__name__
@@ -78,7 +78,7 @@ def observe(life: Life) -> Seen:
 
 
 def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
-    """Where in a value there are tensors without data or symbols that a trace has made."""
+    """Yields the places in a value with tensors without data, or symbols, that a trace has made."""
     if isinstance(value, FakeTensor | torch.fx.Proxy | torch.SymInt | torch.SymFloat | torch.SymBool):
         yield place
     elif isinstance(value, Tensor):
@@ -99,7 +99,7 @@ def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
-            except ValueError:  # not yet assigned
+            except ValueError:  # the variable is not assigned yet
                 continue
             yield from traces_in(content, f"{place} closure {name}", depth - 1)
 
@@ -107,15 +107,15 @@ def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
 def difference(
     loop: Any, compiled: Any, place: str = "", noise: Noise | None = None, *, rounded: bool = False
 ) -> str | None:
-    """The first difference between two observations, in words; `None` if they are equal.
+    """Describes the first difference between two observations; `None` if they are equal.
 
-    Tensors are equal to the bit, in dtype, shape and strides, and in taking part in a graph. Gradients and counts, by
-    their names, are equal up to the order of sums.
+    Tensors are equal if they agree to the bit, in dtype, shape and strides, and in having a graph. Gradients and
+    counts, which are recognised by name, may differ by the order of sums.
 
     Args:
-        place: of the values, in words.
-        noise: of all gradients; `None`: found out.
-        rounded: as of `Noise`.
+        place: place of the values, in words.
+        noise: noise of all gradients; `None`: computed from the values.
+        rounded: as in `Noise`.
     """
     if noise is None:
         noise = Noise(max(_gradients_in(loop, place), default=0.0), rounded)
@@ -137,7 +137,7 @@ def difference(
 
 
 def _gradients_in(seen: Any, place: str) -> Iterator[float]:
-    """The largest number of each gradient."""
+    """Yields the largest number of each gradient."""
     if isinstance(seen, Mapping):
         for key, value in seen.items():
             yield from _gradients_in(value, f"{place} {key}")
@@ -174,7 +174,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
     apart = 0.0
     if "gradient" in place:
         apart = noise.of(one)
-        # A sum that overflows is infinite or no number, by its order.
+        # A sum that overflows is infinite or NaN, depending on its order.
         finite = one.isfinite() | other.isfinite()
         one, other = one.where(finite, 0), other.where(finite, 0)
     elif place.endswith("counts"):
@@ -185,7 +185,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Strides of the dimensions that have several elements; `None` of a tensor without elements."""
+    """Returns the strides of dimensions with several elements; `None` for a tensor without elements."""
     if not tensor.numel():
         return None
     return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)

@@ -18,7 +18,7 @@ factor = st.sampled_from([0.5, 2.0])
 
 @act(which=which, on=yes_or_no)
 def requires_grad(life: Life, which: int, on: bool) -> dict[str, Any]:
-    """Freezes a parameter, or learns it again."""
+    """Freezes a parameter, or unfreezes it."""
     found = life.parameter(which)
     if found is not None:
         found[2].requires_grad_(on)
@@ -58,7 +58,7 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
         else:
             parameter.data = parameter.data * factor
     if "data" in how:
-        # Autograd does not see it: of which value a gradient then is depends on what was kept, and what is recomputed.
+        # Autograd does not see this change: whether a gradient uses the old value depends on what is stored.
         life.drop_graphs()
         detach_net(life.net)
     return {}
@@ -66,14 +66,14 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
 
 @act()
 def save(life: Life) -> dict[str, Any]:
-    """Keeps a copy of the `state_dict`."""
+    """Stores a copy of the `state_dict`."""
     life.saved = {name: value.detach().clone() for name, value in life.net.state_dict().items()}
     return {}
 
 
 @act(when=lambda life: life.saved is not None, assign=yes_or_no, strict=yes_or_no)
 def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
-    """Loads the `state_dict` that was kept."""
+    """Loads the stored `state_dict`."""
     if life.saved is None:
         return {}
     saved = {name: value.clone() for name, value in life.saved.items()}
@@ -83,7 +83,7 @@ def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
 
 @act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["prune", "remove"]))
 def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
-    """Prunes half of a matrix, once more if it is pruned; or makes that permanent."""
+    """Prunes half of a matrix, again if it is pruned already; or makes the pruning permanent."""
     module = life.matrix(which)
     if module is None or parametrize.is_parametrized(module):
         return {}
@@ -95,14 +95,14 @@ def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
 
 
 class Doubled(nn.Module):
-    """A parametrisation."""
+    """A parametrisation that works element by element."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return 2 * weight
 
 
 class Symmetric(nn.Module):
-    """A parametrisation that reads all of a matrix."""
+    """A parametrisation that reads the whole matrix."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return (weight + weight.transpose(0, 1)) / 2
@@ -110,7 +110,7 @@ class Symmetric(nn.Module):
 
 @act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["double", "symmetric", "remove"]))
 def parametrise(life: Life, which: int, how: str) -> dict[str, Any]:
-    """Parametrises a matrix, or ends that."""
+    """Parametrises a matrix, or removes its parametrisation."""
     module = life.matrix(which)
     if module is None or prune.is_pruned(module):
         return {}

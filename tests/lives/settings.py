@@ -41,14 +41,14 @@ def one_neuron(life: Life, which: int, how: str) -> dict[str, Any]:
 
 @act()
 def save_states(life: Life) -> dict[str, Any]:
-    """Keeps the states of all layers."""
+    """Stores the states of all layers."""
     life.saved_states = get_states(life.net)
     return {}
 
 
 @act(when=lambda life: life.saved_states is not None, learned=yes_or_no)
 def restore_states(life: Life, learned: bool) -> dict[str, Any]:
-    """Sets the states that were kept, or leaves made of them."""
+    """Sets the stored states, or leaves made from them."""
     if life.saved_states is None or list(life.saved_states) != list(get_states(life.net)):
         return {}
     states = life.saved_states
@@ -94,7 +94,7 @@ def count_spikes(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(state=yes_or_no)
 def monitor(life: Life, state: bool) -> dict[str, Any]:
-    """Begins to record spikes or states, or ends it."""
+    """Begins or ends a recording of spikes or states."""
     if life.monitors:
         life.monitors.pop().remove()
     elif life.neurons and not any(neuron.num_outputs > 1 for neuron in life.neurons):
@@ -114,7 +114,7 @@ def train_or_eval(life: Life, training: bool) -> dict[str, Any]:
 
 @act(when=lambda life: any(isinstance(m, OverTime) for m in life.net.modules()), fuse=yes_or_no)
 def norms(life: Life, fuse: bool) -> dict[str, Any]:
-    """Fuses the norms with the neurons, or gives them back."""
+    """Fuses the norms with the neurons, or undoes it."""
     if not fuse:
         unfuse_norms(life.net)
         return {}
@@ -123,7 +123,7 @@ def norms(life: Life, fuse: bool) -> dict[str, Any]:
 
 @act(dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), fresh=yes_or_no)
 def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
-    """Moves the network to another dtype, after a reset or with its states."""
+    """Converts the network to another dtype, after a reset or with its states."""
     life.dtype = getattr(torch, dtype)
     if fresh:
         reset_net(life.net)
@@ -139,7 +139,7 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
     number=st.sampled_from([2.0, 3.0]),
 )
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
-    """Assigns a number that a kernel holds."""
+    """Assigns a number that is a constant of a kernel."""
     found = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
     if found:
         found[which % len(found)].tau = number

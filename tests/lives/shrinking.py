@@ -1,4 +1,4 @@
-"""Shorter programs with a difference, found by a bounded number of tries."""
+"""Shorter programs with a difference, found by a limited number of attempts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_TRIES = 200
 
 
 def shortest(error: DifferenceError) -> DifferenceError:
-    """The difference of the shortest program that is found by leaving out acts and layers.
+    """Returns the difference of the shortest program that is found by leaving out acts and layers.
 
-    Any difference of a shorter program counts: it is a fault as well. The search ends after `_MOST_TRIES` programs.
+    Any difference of a shorter program counts, since it is a fault, too. The search ends after `_MOST_TRIES` programs.
     """
     tries = 0
     found = True
@@ -33,7 +33,7 @@ def shortest(error: DifferenceError) -> DifferenceError:
 
 
 def _shorter(plan: Plan, program: Program) -> Iterator[tuple[Plan, Program]]:
-    """Programs without some of the acts, many first, then with fewer or plainer layers."""
+    """Yields programs without some of the acts, large parts first, then programs with fewer or simpler layers."""
     size = len(program) // 2
     while size:
         for start in range(0, len(program), size):

@@ -1,4 +1,4 @@
-"""Two lives of one plan: the acts are performed in both, and what can be seen is compared."""
+"""Two lives of one plan: both perform the acts, and everything visible is compared."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from lives.networks import Plan
 from lives.observations import Seen, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
-# Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
+# Errors of kernels in acts that differentiate, for operations that the loop supports. Each names the operation.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
-# What layers with a state refuse under a checkpoint.
+# Error of layers with a state under a checkpoint.
 _CHECKPOINT = "activation checkpointing"
-# Errors of autograd about what is saved: kernels save all that they were given, the loop what its operations need.
+# Autograd's errors about saved tensors: kernels save all arguments, while the loop saves what its operations need.
 _OF_AUTOGRAD = (
     "modified by an inplace operation",
     "changed in place since the forward",
@@ -49,7 +49,7 @@ class DifferenceError(AssertionError):
 
     Attributes:
         text: the difference.
-        plan, program: what led there; the message has it as Python.
+        plan, program: the plan and the acts before the difference; the message shows them as Python code.
     """
 
     def __init__(self, text: str, plan: Plan, program: Program) -> None:
@@ -61,7 +61,7 @@ class Twins:
     """A network as a loop, and compiled.
 
     Attributes:
-        counts: of acts that were performed, refused, or raised an error in both twins, over all lives.
+        counts: numbers of acts that were performed, refused, or raised an error in both twins, over all lives.
     """
 
     counts: ClassVar[Counter[str]] = Counter()
@@ -86,14 +86,14 @@ class Twins:
         failed = isinstance(loop, Exception), isinstance(compiled, Exception)
         if all(failed):
             self.counts[f"{name}: raised"] += 1
-            # A backward that ends in the middle has reached other gradients, and graphs; a call in a reentrant
-            # checkpoint has left states outside of any graph, and the loop runs without one.
+            # A backward that stops midway has reached other gradients and graphs. A call in a reentrant checkpoint has
+            # left states outside of any graph, while the loop runs without a checkpoint.
             in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
             if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
                 self._heal()
             loop, compiled = {}, {}
         elif _is_refusal(compiled) or isinstance(loop, ExampleError):
-            # The loop does not know what no steps would return.
+            # The loop cannot determine the result of a sequence without steps.
             self.counts[f"{name}: refused"] += 1
             self._heal()
             loop, compiled = {}, {}
@@ -141,22 +141,22 @@ class Twins:
 
     @torch.no_grad()
     def _share_gradients(self) -> None:
-        """Gives the compiled twin the loop's gradients, which may differ by the order of sums."""
+        """Copies the loop's gradients to the compiled twin, which may differ by the order of sums."""
         for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
             if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
                 b.grad.copy_(a.grad)
 
     def _heal(self) -> None:
-        """Goes on after a refusal: both twins are copies of the loop, without graphs and records.
+        """Continues after a refusal: both twins become copies of the loop, without graphs and records.
 
-        Where torch copies no such network (one that is pruned, after a call, or parametrised), both begin again.
+        If torch cannot copy the network (a pruned one after a call, or a parametrised one), both begin again.
         """
         while self.loop.monitors:
             self.loop.monitors.pop().remove()
         reset_net(self.loop.net)
         before, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
         try:
-            # Copies of a parametrised module share its class, which torch changes for all of them when one is removed.
+            # Copies of a parametrised module share its class; removing one parametrisation changes it for all copies.
             shared = any(map(parametrize.is_parametrized, before.net.modules()))
             nets = [] if shared else [deepcopy(before.net) for _ in twins]
         except RuntimeError:
@@ -169,7 +169,7 @@ class Twins:
 
 
 def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:
-    """Lives a program again.
+    """Runs the life of a program again.
 
     Raises:
         DifferenceError: the twins differ.
@@ -181,7 +181,7 @@ def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:
 
 
 def program_text(plan: Plan, program: Program) -> str:
-    """A program as Python."""
+    """Formats a program as Python code."""
     return (
         "from lives.networks import Plan\n"
         "from lives.twins import live\n\n"
@@ -203,7 +203,7 @@ def _said(outcome: object) -> str:
 
 @contextmanager
 def _stated_norms() -> Iterator[None]:
-    """Fused norms compute `(x - mean) scale + shift`, as `NormNeuron` states; PyTorch's norms round otherwise."""
+    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents; norms of PyTorch differ."""
 
     def of(self: Normalisation, x: Tensor) -> Tensor:
         x, affine = self.absorbed(x)

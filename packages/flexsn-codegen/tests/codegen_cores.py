@@ -18,7 +18,7 @@ TABLE: Any = decomposition_table
 
 
 def graph_of(core: Core, *examples: Tensor, names: tuple[str, ...] = ()) -> fx.Graph:
-    """The core's graph on prims, its placeholders named as given."""
+    """Returns the core's graph of prims, with the given names of placeholders."""
     mode = FakeTensorMode()
     stand_ins = [mode.from_tensor(t) for t in examples]
     functional = torch.func.functionalize(core, remove="mutations")
@@ -52,7 +52,7 @@ CORES: dict[str, tuple[Core, int]] = {"lif": (lif, 1), "adaptive": (adaptive, 2)
 
 
 def core_graph(name: str) -> tuple[StepGraph, int]:
-    """A core's graph, and its number of states."""
+    """Returns a core's graph, and its number of states."""
     core, num_states = CORES[name]
     states = ports(Role.STATE, num_states)
     arguments = (*ports(Role.INPUT, 1), *states)

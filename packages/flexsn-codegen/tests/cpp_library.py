@@ -1,4 +1,4 @@
-"""Functions of tensors as loops in C++, compiled together into one library: their rules and nothing of kernels."""
+"""Functions of tensors as loops in C++, compiled together into one library: their rules, without kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flexsn_graph import ArgumentType, trace_pointwise
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADERS = Path(_compiler.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
-# Those of kernels; here, the functions themselves are called from outside.
+# Flags of kernels, without hidden names: callers from outside call the functions here.
 FLAGS = tuple(flag for flag in _compiler.FLAGS if flag != "-fvisibility=hidden")
 # See `tests/sanitize_cpp.py`.
 MORE_FLAGS = tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
@@ -31,35 +31,26 @@ Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class _Loops(Cpp):
-    """The function of one step is the body of a loop."""
+    """A target where the function of one step is the body of a loop."""
 
     reserved = Cpp.reserved | {"n", "i"}
 
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
-        loads = [f"[[maybe_unused]] const auto {argument} = load(in_{i}[i]);" for i, argument in enumerate(arguments)]
+        loads = [f"[[maybe_unused]] const auto {name} = dev::load(in_{i}[i]);" for i, name in enumerate(arguments)]
         lines = [f"const auto {statement.name} = {statement.text};" for statement in statements]
-        stores = [f"store(out_{i}[i], {result});" for i, result in enumerate(results)]
+        stores = [f"store_exactly(out_{i}[i], {result});" for i, result in enumerate(results)]
         return "".join(f"        {line}\n" for line in (*loads, *lines, *stores))
 
 
 _TARGET = _Loops()
-# A value has exactly the type that the registers of its dtype have, or else it is not stored.
+# A value must have exactly the type of its dtype's registers; otherwise, it is not stored.
 _PRELUDE = """
-#include <type_traits>
-
-template <typename T> struct registers { using type = T; };
-template <> struct registers<dev::float16> { using type = float; };
-template <> struct registers<dev::bfloat16> { using type = float; };
-
-template <typename T>
-DEV_INLINE typename registers<T>::type load(T x) { return typename registers<T>::type(x); }
-
 template <typename T, typename V>
-DEV_INLINE void store(T& place, V value) {
-    static_assert(std::is_same_v<V, typename registers<T>::type>);
-    place = T(value);
+DEV_INLINE void store_exactly(T& place, V value) {
+    static_assert(dev::is_same<V, decltype(dev::load(place))>);
+    dev::store(place, value);
 }
 """
 
@@ -74,14 +65,14 @@ class _Loop:
 
 @dataclass
 class Library:
-    """Functions, called by the names that they were added with, once `compile` was."""
+    """Functions, called by the names under which they were added, after a call of `compile`."""
 
     _loops: dict[str, _Loop] = field(default_factory=dict)
-    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # a loop and its results, of functions in one
+    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # a loop and results, of functions in one
     _loaded: ctypes.CDLL | None = None
 
     def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
-        """A function of tensors of the given dtypes."""
+        """Adds a function of tensors of the given dtypes."""
         types = [ArgumentType(dtype, False, False) for dtype in arguments]
         traced = trace_pointwise(function, types, 1, torch.device("cpu"), name)
         core = emit_core(traced.step, name, prune=True, target=_TARGET)
@@ -89,7 +80,7 @@ class Library:
         self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
 
     def add_together(self, functions: Mapping[str, Function], *arguments: torch.dtype) -> None:
-        """Functions by name, eight in a loop: tracing takes most of the time, and goes with the number of loops."""
+        """Adds functions by name, eight in a loop: tracing takes most of the time, in proportion to the loops."""
         names = list(functions)
         for begin in range(0, len(names), 8):
             self._add_in_one({name: functions[name] for name in names[begin : begin + 8]}, arguments)
@@ -113,7 +104,7 @@ class Library:
             begin += lengths[name]
 
     def add_text(self, name: str, text: str, arguments: Sequence[torch.dtype], result: torch.dtype) -> None:
-        """An expression of `x0`, `x1`, ..., values of the given dtypes."""
+        """Adds an expression of `x0`, `x1`, ..., values of the given dtypes."""
         names = [f"x{i}" for i in range(len(arguments))]
         body = _TARGET.function(name, names, [Statement("result", text)], ["result"])
         self._add(name, body, arguments, (result,), tuple(range(len(arguments))))
@@ -141,7 +132,7 @@ class Library:
         return f'#include "device.h"\n{special}{_PRELUDE}\n{body}'
 
     def compile(self, folder: Path) -> str:
-        """Returns what the compiler says."""
+        """Returns the output of the compiler."""
         assert COMPILER is not None
         source, library = folder / "library.cpp", folder / "library.so"
         source.write_text(self.source)

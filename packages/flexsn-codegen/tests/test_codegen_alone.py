@@ -1,4 +1,4 @@
-"""Files that `show --standalone` prints: they run where no package of ours is."""
+"""Files that `show --standalone` prints: they run without any package of this project."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Scale(torch.nn.Module):
 scale = Scale()
 """
 LIMITED = ["--arguments", "float32:4x24", "float32:24", "3.0", "--gradient"]
-# Imports a file where no package of ours can be imported.
+# Imports a file in a process where no package of this project can be imported.
 ALONE = """
 import importlib.util, os, sys
 import torch
@@ -69,7 +69,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(folder: Path, *arguments: str) -> Path:
-    """A file in Triton, made by a process in which Triton does not interpret."""
+    """Returns a file in Triton, made by a process in which Triton does not interpret."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "flexsn_codegen", "show", "--standalone", *arguments]
@@ -101,11 +101,11 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
     compiler = os.environ.get("CXX", "g++")
     subprocess.run([compiler, "-std=c++17", *FLAGS, "-shared", "-fPIC", "alone.cpp", "-o", str(library)], check=True)
     forward = ctypes.CDLL(str(library)).limited
-    # Other sizes than those of the command; numbers are arguments.
+    # Sizes differ from those of the command; numbers are arguments.
     x, gate = torch.randn(1001, 40), torch.randn(40)
     for limit in (0.5, 0.25):
         result = torch.empty_like(x)
-        # What the function computes of its number is an argument of the kernel, in the order in which it is used.
+        # Values that the function computes from its number are arguments of the kernel, in the order of their use.
         signature = text.split('extern "C" void limited(')[1].split(")")[0]
         numbers = [line.split()[-1].rstrip(",") for line in signature.splitlines() if "host_number" in line]
         values = {0: 1.0, 1: 1.0, 2: limit, 3: limit, 4: limit**0.5}

@@ -71,7 +71,7 @@ def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
 
 
 def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules requested last are kept; a kernel in use works without its module."""
+    """Checks that the modules requested last are kept, and that a kernel in use works without its module."""
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)
@@ -183,7 +183,7 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
     real = Path.mkdir
 
     def mkdir(self: Path, *args: Any, **keywords: Any) -> None:
-        # The administrator may write everywhere, so that a mode alone is no test.
+        # An administrator can write everywhere, so a mode alone is no test.
         if home in self.parents:
             raise OSError(30, "Read-only file system")
         real(self, *args, **keywords)
@@ -213,14 +213,14 @@ FORK = multiprocessing.get_context("fork")
 
 
 def forks(test: Any) -> Any:
-    """Python 3.12 warns of every fork in a process with threads, as torch's are."""
+    """Ignores the warnings of Python 3.12 about forks in a process with threads, such as those of torch."""
     for warning in (".*use of fork", ".*multi-threaded, use of fork"):
         test = pytest.mark.filterwarnings(f"ignore:{warning}:DeprecationWarning")(test)
     return test
 
 
 def race(ready: Any, prunes: bool) -> None:
-    """In a child."""
+    """Runs in a child."""
     ready.wait()
     for number in range(20):
         code = "#" * 200_000 + f"\nkernel = {number}\n"
@@ -232,7 +232,7 @@ def race(ready: Any, prunes: bool) -> None:
 @forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
 def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
-    """Two that write the same sources at once; and one that another one takes the files away from."""
+    """Tests two that write equal sources at once, and one whose files another one removes."""
     ready = FORK.Barrier(2)
     children = [FORK.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
     for child in children:
@@ -246,7 +246,7 @@ def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
 
 
 def compile_number(number: int) -> None:
-    """In a child: loads what the parent has loaded, and something of its own."""
+    """Runs in a child: loads a source that the parent has loaded, and its own source."""
     name_space: dict[str, Any] = {}
     assert compile_triton_code_str(source(number=number), "kernel") is not None
     assert compile_triton_code_str(source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
@@ -268,7 +268,7 @@ def test_forked_processes_go_on(folder: Path) -> None:
 
 @forks
 def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has one thread: a lock that another one held would be held for ever."""
+    """Tests a child, which has one thread: a lock that another thread held would be held for ever."""
     inside, done = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -340,7 +340,7 @@ def test_a_private_folder_below_one_that_others_write(
     if not refused:
         assert cache_folder() == shared / below
         return
-    with pytest.raises(CacheFolderError, match=rf"is private, but {shared}, .* written by others.*chmod go-w"):
+    with pytest.raises(CacheFolderError, match=rf"is private, but others can write to {shared}, .*chmod go-w"):
         cache_folder()
 
 
@@ -357,11 +357,11 @@ def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeyp
 
 
 def compile_on_a_full_disk() -> None:
-    """In a child."""
+    """Runs in a child."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     code = "x = 1\n" * 5000 + "kernel = 1\n"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows beyond it: a disk with no more room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # files stop growing there, as on a full disk
     try:
         compile_triton_code_str(code, "kernel")
         said = "nothing"
@@ -390,7 +390,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # that of the second time
+    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # the file of the second call
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -416,10 +416,10 @@ def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: py
 
 
 def as_somebody_else(temporary: Path) -> None:
-    """In a child."""
+    """Runs in a child."""
     os.environ.pop("FLEXSN_CACHE_DIR", None)
     os.environ |= {"HOME": "/", "TMPDIR": str(temporary)}
-    tempfile.tempdir = None  # it was looked up for the parent
+    tempfile.tempdir = None  # the parent has looked it up
     os.setuid(12345)
     kernel = compile_triton_code_str("kernel = 1", "kernel")
     (temporary / "said").write_text(f"{kernel} {cache_folder()}")
@@ -428,7 +428,7 @@ def as_somebody_else(temporary: Path) -> None:
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
 def test_somebody_without_a_home_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real read-only home: a folder of the administrator's, seen by another user."""
+    """Tests a real read-only home: an administrator's folder, for another user."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         temporary.chmod(0o1777)

@@ -130,7 +130,7 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
     gradients = (torch.autograd.grad(r, tensors, weights) for r in (actual, expected))
     pairs += [*zip(*gradients, strict=True)]
     if dtype == torch.bfloat16:
-        # Where sums of rounded terms cancel, both are far off: neither is the measure of the other.
+        # Where sums of rounded terms cancel, both results are far off: neither is a reference for the other.
         exact = exactly(function, tensors, weights)
         for (one, other), true in zip(pairs, exact, strict=True):
             room = 0.016 * true.abs() + 1e-5 + 1.5 * (other - true).abs().max()
@@ -141,7 +141,7 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
 
 
 def exactly(function: Function, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """Results and gradients in float64."""
+    """Returns results and gradients in float64."""
     wide = [t.detach().double().requires_grad_() for t in tensors]
     results = as_tuple(function(*wide))
     return [*results, *torch.autograd.grad(results, wide, [w.double() for w in weights])]
@@ -225,7 +225,7 @@ def test_a_size_that_is_read_is_no_constant_of_other_sizes() -> None:
 
 
 def test_a_kernel_counts_the_elements_of_one_piece() -> None:
-    # Two operands for one argument, and two stores.
+    # The step has two operands for one argument, and two stores.
     (step,) = trace_cells(rotary, [torch.empty(s) for s in CASES["rotary"][1]], [False] * 3, "rotary").steps
     assert step.sizes == (2, 3, 5, 4)
     assert [part.tensor for part in step.inputs] == [0, 0, 1, 1, 2, 2]
@@ -297,13 +297,13 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
         for a, e in zip(*both, strict=True):
             torch.testing.assert_close(a, e)
     assert sorted(traced) == ["limited", "limited_backward"]
-    # A whole number may decide how it is cut: 7 and 10 pieces of 14 begin alike.
+    # A whole number may decide on the cut: the first pieces of 14 in 7 and in 10 are equal.
     pieces: Any = pointwise(lambda x, n: x.chunk(n, -1)[0] * 2)
     for n in (2, 7, 2):
         assert torch.equal(pieces(x.detach(), n), x.detach().chunk(n, -1)[0] * 2)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own copies
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck copies tensors
 def test_compiled_and_transformed() -> None:
     torch.compiler.reset()
     fused, cell = pointwise(limited, autograd=True), pointwise(lstm, autograd=True)

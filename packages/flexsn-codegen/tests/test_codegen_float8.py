@@ -1,4 +1,4 @@
-"""Float8 in pointwise kernels: each bit as eager mode has it."""
+"""Float8 in pointwise kernels: equal to eager mode in each bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The language of the kernels."""
+    """Returns the language of the kernels."""
     name: str = request.param
     if name == "cpp":
         if DEVICE == "cuda":
@@ -32,7 +32,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
-    """Each number of a dtype, what is half way between two, and what is beyond."""
+    """Returns each number of a dtype, the middle of each two neighbours, and numbers beyond the range."""
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
     beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
     generator = torch.Generator().manual_seed(0)

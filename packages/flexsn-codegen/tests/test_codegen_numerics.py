@@ -1,4 +1,4 @@
-"""`precision` and `fast_math`: what they change, and that nothing changes without them."""
+"""`precision` and `fast_math`: their effects, and unchanged results without them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def halves(dtype: torch.dtype) -> list[Tensor]:
 def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
     x, y = halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # the comparisons below distinguish the two
+    assert not torch.equal(once, step(x, y))  # the comparisons below need a difference
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 
@@ -75,7 +75,7 @@ def test_float32_precision_rounds_what_a_step_returns_so_that_a_state_is_what_is
         *body, last = text.splitlines()
         assert not any("dev.round" in line for line in body)
         assert last.count("dev.round_bfloat16(") == 2
-        assert last.endswith(", state_0")  # as it came
+        assert last.endswith(", state_0")  # unchanged
     assert emit_core(graph, "core", prune=True).source.splitlines()[-1].count("dev.round") == 0
 
 
@@ -114,7 +114,7 @@ def test_fast_math_calls_other_functions_and_only_then() -> None:
     plain, hasty = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
     assert [f for f in FUNCTIONS if f"dev.{f}(" in plain and f"dev.fast_{f}(" in hasty] == list(FUNCTIONS)
     assert "dev.fast_" not in plain
-    assert "dev.log(" in hasty  # has no faster one
+    assert "dev.log(" in hasty  # `log` has no faster form
 
 
 def test_fast_math_reaches_functions_that_a_rule_writes_out_and_the_backward() -> None:
@@ -152,7 +152,7 @@ def test_fast_math_is_the_gpus_own_instructions() -> None:
     assert "div.rn.f32" in strict.assembly
     assert "div.full" not in strict.assembly
     assert "div.rn.f32" not in hasty.assembly
-    # The sum of the argument: two instructions, or one.
+    # The sum of the argument takes two instructions, or one.
     assert "mul.rn.f32" in strict.assembly
     assert "mul.rn.f32" not in hasty.assembly
     assert len(hasty.binary) < len(strict.binary)

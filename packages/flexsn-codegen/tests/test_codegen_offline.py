@@ -1,4 +1,4 @@
-"""Compiling for GPUs that are not there, the command line, and the sources kept to compare with."""
+"""Compilation for GPUs that are not present, the command line, and the sources kept for comparison."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_gradients_equal_eager(dtype: torch.dtype) -> None:
 
     actual, expected = gradients(pointwise(gated, autograd=True)), gradients(gated)
     assert len(actual) == 3
-    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager sums rounded terms, in another order
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager mode sums rounded terms, in another order
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)

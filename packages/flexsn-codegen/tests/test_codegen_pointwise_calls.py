@@ -1,4 +1,4 @@
-"""Arguments that a kernel accepts: numbers, keywords, lists, None, captured tensors; and results that it may return."""
+"""Arguments that a kernel accepts: numbers, keywords, lists, None, captured tensors; and the results of kernels."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ X = torch.linspace(-3, 3, 11)
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """As where TRITON_INTERPRET is not set."""
+    """Sets up a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
 
 
 def variants(kernel: Any) -> int:
-    """How many traces a kernel has."""
+    """Returns the number of traces of a kernel."""
     return sum(len(found) for made in kernel._kernels.all() for found in made._variants.values())
 
 
 @pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])
-# What each computes of its numbers, Python does: in float64, as the function itself would.
+# Python computes the values that each function derives from its numbers: in float64, as the function itself would.
 @pytest.mark.parametrize(
     ("function", "calls"),
     [
@@ -69,7 +69,7 @@ def test_numbers_are_exact_in_float64() -> None:
         lambda x, n: x * 2 if n > 3 else x - n,
         lambda x, n: x * sum(range(n)),
         lambda x, n: x**n,
-        lambda x, n: x * sqrt(n),  # a function that cannot be followed
+        lambda x, n: x * sqrt(n),  # `sqrt` cannot be traced
         lambda x, n: x.lerp(-x, n / 8),
         lambda x, n: x * (n % 2) + x * (1.0 if n else 2.0),
         lambda x, n: x.sigmoid() if math.isnan(n) else x * int(n / 2),
@@ -115,7 +115,7 @@ def test_arguments_as_in_the_functions_signature() -> None:
     calls: list[Any] = [((X,), {}), ((X, 3), {"bias": X}), ((X,), {"bias": X[:1], "mode": "sub", "scale": 0.5})]
     for args, named in calls:
         assert torch.equal(kernel(*args, **named), function(*args, **named))
-    with pytest.raises(ArgumentError, match=r"function\(x.*cannot be called so: .*'bais'"):
+    with pytest.raises(ArgumentError, match=r"function\(x.*cannot be called like this: .*'bais'"):
         kernel(X, bais=X)
     with pytest.raises(ArgumentError, match=r"argument 1 of function is a object"):
         kernel(X, object())
@@ -163,12 +163,12 @@ def test_modules_have_gradients_and_are_read_as_they_are_now() -> None:
 
     compare()
     with torch.no_grad():
-        module.weight.mul_(2)  # updated
+        module.weight.mul_(2)  # an update
     compare()
-    module.shift = nn.Buffer(torch.zeros(11))  # replaced
+    module.shift = nn.Buffer(torch.zeros(11))  # a replacement
     module.weight = nn.Parameter(torch.rand(11))
     compare()
-    module.power = 3.0  # a constant of the trace
+    module.power = 3.0  # it is a constant of the trace
     compare()
 
 

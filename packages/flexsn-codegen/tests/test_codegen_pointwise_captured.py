@@ -1,4 +1,4 @@
-"""Tensors that a function captures along a dimension in the middle, and values that it reads at each call."""
+"""Captured tensors along a dimension in the middle, and values that a function reads at each call."""
 
 from __future__ import annotations
 

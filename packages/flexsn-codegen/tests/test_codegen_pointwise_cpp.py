@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cpp import CPP, _compiler
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """As where TRITON_INTERPRET is not set."""
+    """Sets up a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -27,7 +27,7 @@ def gated(x: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
     def run(function: object) -> list[Tensor]:
         torch.manual_seed(0)
-        # Several blocks, not a multiple of one; one argument strided, one broadcast, one without dimensions.
+        # Several blocks and a partial one; one argument is strided, one broadcasts, one has no dimensions.
         x = torch.randn(301, 37, dtype=dtype).t().requires_grad_()
         gate, scale = torch.randn(301, dtype=dtype).requires_grad_(), torch.tensor(0.7, dtype=dtype).requires_grad_()
         result, mask = function(x, gate, scale)  # type: ignore[operator]
@@ -35,7 +35,7 @@ def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
         return [result, mask, *(torch.as_tensor(t.grad) for t in (x, gate, scale))]
 
     actual, expected = run(pointwise(gated, autograd=True)), run(gated)
-    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager sums rounded terms, in another order
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager mode sums rounded terms, in another order
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""`pointwise` as a decorator: of functions and methods, with their names, copies and gradients; errors in its words."""
+"""`pointwise` as a decorator of functions and methods: names, copies, gradients, and its own error messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_pickles_by_name() -> None:
     assert pickle.loads(pickle.dumps(doubled)) is doubled
     assert copy.deepcopy(doubled) is doubled
     other: Any = pointwise(doubled.__wrapped__)
-    assert copy.copy(other) is not other  # its function has the name of another one
+    assert copy.copy(other) is not other  # its function has another one's name
 
 
 def test_methods_read_their_own_instance() -> None:

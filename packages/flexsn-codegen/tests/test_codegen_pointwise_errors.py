@@ -1,4 +1,4 @@
-"""Refusals name what no kernel serves, and what to do instead; an error inside of a function names its line."""
+"""Refusals name the obstacle and a remedy; an error inside of a function names its line."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_inside_of_a_function(name: str) -> None:
         pointwise(function)(data())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, of its forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode warns
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_call(name: str) -> None:
     call, message = CALLS[name]
@@ -121,7 +121,7 @@ def test_into_compiled() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_lists_that_share_memory(backend: str) -> None:
-    """The places are called one after the other, as the function on each is."""
+    """Checks that places are called one after the other, as eager calls are."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])

@@ -14,7 +14,7 @@ from flexsn_codegen import pointwise
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch's own, in 2.11
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch 2.11 warns
 ]
 
 
@@ -69,8 +69,8 @@ def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-    # torch's own in two dtypes: a step in bfloat16 rounds a dozen times, torch's (with a `lerp`) in other places than
-    # this one, so the requirement is to be as close to the step in float64.
+    # torch's optimizer in two dtypes. A step in bfloat16 rounds a dozen times; torch's step, with a `lerp`, rounds in
+    # other places than this one. So this step has to be as close to the step in float64.
     theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
     optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]

@@ -1,4 +1,4 @@
-"""First calls of one pointwise function from several threads at a time."""
+"""Simultaneous first calls of one pointwise function from several threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture(params=["triton", "cpp"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels on CPU tensors, in each language."""
+    """Sets each language of kernels on CPU tensors."""
     if request.param == "cpp":
         from flexsn_codegen.targets.triton import device
 
@@ -28,7 +28,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def in_threads(call: Callable[[int], None]) -> None:
-    """Calls `call(number of the thread)` in all threads at once; raises the first error."""
+    """Calls `call(number of the thread)` in all threads at once, and raises the first error."""
     barrier, errors = threading.Barrier(NUM_THREADS), []
 
     def run(number: int) -> None:
@@ -55,7 +55,7 @@ def test_first_calls(target: None) -> None:
     assert len(found) == NUM_THREADS
     for y in found:
         assert torch.equal(y, x * 2 + 1)
-    assert len(fused._kernels.all()) == 1  # the threads share what one of them has traced
+    assert len(fused._kernels.all()) == 1  # the threads share one trace
 
 
 def test_other_dtypes_and_backwards(target: None) -> None:
@@ -106,7 +106,7 @@ def test_beside_a_compilation(target: None) -> None:
 
     def call(number: int) -> None:
         x = torch.arange(5.0) + number
-        # Without `fullgraph`: torch refuses it while another thread traces.
+        # This has no `fullgraph`, which torch refuses while another thread traces.
         y = torch.compile(lambda x: fused(x) + number, backend="aot_eager")(x) if number % 2 else fused(x) + number
         torch.testing.assert_close(y, x.sin() * weight + number)
 

@@ -1,4 +1,4 @@
-"""Python numbers in compiled code: a graph for all floats and all ints, not one for each."""
+"""Python numbers in compiled code: one graph for all floats and all ints, not one for each number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that write to their arguments, and to tensors that are there."""
+"""Kernels that write to their arguments, and to existing tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_codegen.functions._prepared import NOT_PREPARED, PreparedCalls
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
-    """As where TRITON_INTERPRET is not set."""
+    """Sets up a process without TRITON_INTERPRET."""
     from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
@@ -26,7 +26,7 @@ def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
 def adamw(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float], eps: float, wd: float
 ) -> None:
-    """As it is written in papers and in torch.optim."""
+    """Computes a step as in papers and in torch.optim."""
     beta1, beta2 = betas
     p.mul_(1 - lr * wd)
     m.mul_(beta1).add_(g, alpha=1 - beta1)
@@ -54,7 +54,7 @@ def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
         parameter.grad = gradient
         optimizer.step()
         assert step(p, gradient, m, v, i + 1, lr, (0.9, 0.99), 1e-8, 0.1) is None
-    # Torch's CPU fuses a multiplication with an addition here and there: a few units in the last place.
+    # Torch's CPU code fuses some multiplications with additions: this changes a few units in the last place.
     torch.testing.assert_close(p, parameter.detach(), rtol=0, atol=8 * torch.finfo(dtype).eps)
     assert sum(len(found) for kernel in step._kernels.all() for found in kernel._variants.values()) == 1
 
@@ -169,13 +169,13 @@ def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch)
     for out, a, again in (
         (above, 0.5, False),
         (above, 2.0, True),
-        (below, 0.5, False),  # of the same kind, elsewhere in the input's memory
+        (below, 0.5, False),  # of an equal layout, elsewhere in the input's memory
         (below, 0.25, True),
-        (torch.empty(8, 6)[:, ::2], 0.5, False),  # in none of it
+        (torch.empty(8, 6)[:, ::2], 0.5, False),  # in other memory
         (torch.empty(8, 6)[:, ::2], 0.75, True),
         (x, 0.5, False),  # the input itself
         (x, 1.5, True),
-        (offset, 0.5, False),  # what the function reads besides
+        (offset, 0.5, False),  # the captured tensor
     ):
         expected, version = x * a + offset, out._version
         result = kernel.into(out, x, a)
@@ -220,7 +220,7 @@ def test_what_cannot_be_written() -> None:
         add(x[1:], x[:-1])
     with pytest.raises(WriteError, match="tensor 1 has, too"):
         add(x, x)
-    add(x[:3], x[3:])  # apart
+    add(x[:3], x[3:])  # these do not overlap
     columns = torch.rand(4, 2)
     add(columns[:, 0], columns[:, 1])
     with pytest.raises(ArgumentError, match=r"of shape \[3\], and its arguments broadcast to \[2, 3\]"):
@@ -236,7 +236,7 @@ def test_what_cannot_be_written() -> None:
 
 @pytest.mark.parametrize("calls_before", [0, 2])
 def test_results_are_not_written_to_what_requires_a_gradient(calls_before: int) -> None:
-    """Its own gradient would flow on as if nothing had been written."""
+    """Checks refusals: otherwise, the tensor's own gradient would flow on unchanged."""
     kernel, a = pointwise(lambda a, b: a + b), torch.ones(50, 37)
     for _ in range(calls_before):
         kernel.into(torch.empty(50, 37), a, a)

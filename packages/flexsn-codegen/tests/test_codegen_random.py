@@ -1,4 +1,4 @@
-"""Random numbers and bits inside of kernels."""
+"""Random numbers and bits in kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_kernels_draw_the_numbers_of_eager_mode() -> None:
     assert not torch.equal(results[0], results[1])
     compiled = torch.compile(lambda x: kernel(x, 0.3, numbers), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), results[0])
-    # The backward has the numbers of the forward.
+    # The backward draws the numbers of the forward.
     (gradient,) = torch.autograd.grad(results[1].sum(), x)
     kept = random.uniform(numbers.at(1)) >= 0.3
     torch.testing.assert_close(gradient, kept / 0.7)
@@ -38,14 +38,14 @@ def test_another_seed_has_other_numbers() -> None:
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"call is -1, and is to be from 0 to 2\*\*31 - 1"):
+    with pytest.raises(ArgumentError, match=r"call is -1; it must be from 0 to 2\*\*31 - 1"):
         random.numbers((3,), seed=0).at(-1)
     with pytest.raises(ArgumentError, match="1 rows of 2147483648 elements"):
         random.numbers((2**31,), seed=0)
 
 
 def truncated(x: Tensor, bits: Tensor) -> Tensor:
-    """Stochastic rounding to bfloat16: random bits are added before the lower half is cut off."""
+    """Rounds stochastically to bfloat16: adds random bits before it cuts off the lower half."""
     return (((x.view(torch.int32) + (bits & 0xFFFF)) >> 16) << 16).view(torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""The README, followed where this layer and what it needs are all there is."""
+"""The README, in an environment with this layer and its requirements alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-# As in an environment without the other layers, and without the variable that the tests run under.
+# An environment without the other layers, and without the variable that the tests set.
 SCRIPT = r"""
 import re, sys
 for other in ("flexsn_runtime", "flexsn_hop", "flexsn_nn"):

@@ -134,7 +134,7 @@ def test_one_step_forward_and_one_backward() -> None:
     gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
     backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
     assert [len(forward.steps), len(backward.steps)] == [1, 1]
-    # Another number of rows is no other trace, another width is.
+    # The trace holds for any number of rows, but not for another width.
     assert forward.free == ((0, None), (None,))
 
 

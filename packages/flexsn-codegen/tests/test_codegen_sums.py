@@ -1,4 +1,4 @@
-"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other orders than its own."""
+"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other memory orders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flexsn_codegen import OfflineJob, compile_offline, pointwise
-from flexsn_codegen.functions._plan import NewMemory
+from flexsn_codegen import KernelSource, OfflineJob, compile_offline, pointwise
+from flexsn_codegen.functions._plan import NewMemory, Plan, PlannedLaunch
 from flexsn_codegen.targets.triton import TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,6 +98,20 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of elements of each launch."""
+    found: list[int] = []
+    run = PlannedLaunch.run
+
+    def counted(launch: PlannedLaunch, *arguments: Any) -> None:
+        found.append(launch.numel)
+        run(launch, *arguments)
+
+    monkeypatch.setattr(PlannedLaunch, "run", counted)
+    return found
+
+
 def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: float = 1e-7, atol: float = 1e-7) -> None:
     ours, theirs = ([a.detach().requires_grad_() for a in arguments] for _ in range(2))
     found, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
@@ -132,7 +146,10 @@ def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> N
     compare(*CASES[name]())
 
 
-def test_no_terms_of_the_whole_size(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [scaled, lambda x, weight: torch.tanh(x + weight)], ids=["apart", "alike"])
+def test_no_terms_of_the_whole_size(
+    function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, launches: list[int]
+) -> None:
     made: list[tuple[int, ...]] = []
     on = NewMemory.on
 
@@ -142,9 +159,12 @@ def test_no_terms_of_the_whole_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(NewMemory, "on", recorded)
     x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
-    result = pointwise(scaled)(x, weight)
+    result = pointwise(function)(x, weight)
     made.clear()
-    torch.autograd.grad(result.sum(), (x, weight))
+    launches.clear()
+    found = torch.autograd.grad(result.sum(), (x, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(function(x, weight).sum(), (x, weight)))
+    assert len(launches) == 1
     assert sorted(map(math.prod, made))[:-1] < [6000 * 40 // 20]
     assert len(made) == 2
 
@@ -155,7 +175,7 @@ def test_a_gradient_that_comes_in_is_returned_and_not_shared() -> None:
     found = torch.autograd.grad(kernel(x, y), (x, y), given)
     assert all(gradient.data_ptr() == given.data_ptr() for gradient in found)
     for _ in range(2):
-        # Autograd adds to a gradient in place where it is the only one to hold it.
+        # Autograd adds to a gradient in place if it holds the only reference.
         (kernel(x, y) * 1.0).backward(given)
     assert torch.equal(torch.as_tensor(x.grad), 2 * given)
     assert torch.equal(torch.as_tensor(y.grad), 2 * given)
@@ -172,6 +192,39 @@ def test_gradients_of_gradients_and_of_a_batch() -> None:
         expected = torch.autograd.grad(kernel(x, weight), (x, weight), given[i])
         for a, e in zip(batched, expected, strict=True):
             torch.testing.assert_close(a[i], e)
+
+
+def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
+    """The kernel of the gradient in float32, in Triton."""
+    found: list[KernelSource] = []
+    run = Plan.run
+
+    def recorded(plan: Plan, *arguments: Any) -> list[Tensor]:
+        found.extend(launch.built.source for launch in plan.launches)
+        return run(plan, *arguments)
+
+    arguments = [tensor(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
+    result = pointwise(function)(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plan, "run", recorded)
+        torch.autograd.grad(result, arguments, torch.ones_like(result))
+    (kernel,) = found
+    return kernel
+
+
+def test_pairs_are_read_and_written_together() -> None:
+    kernel = kernel_of_gradient(rotary_pairs, (3, 2, 20, 64), (20, 32), (20, 32))
+    assert kernel.source.count("dev.load_pair(") == 2
+    assert kernel.source.count("dev.store_pair(") == 1
+
+
+def test_operands_that_lie_alike_share_their_offsets() -> None:
+    kernel = pointwise(affine).source(
+        torch.empty(8, 20, 20, 3, device="meta"), *(torch.empty(3, device="meta") for _ in range(2)), target=TRITON
+    )
+    assert len([size for size in kernel.sizes if size.startswith("input_")]) == 3
+    rotated = kernel_of_gradient(rotary, (3, 2, 20, 64), (20, 32), (20, 32))
+    assert len([size for size in rotated.sizes if "_column_size" in size]) == 2
 
 
 def test_sources_that_read_and_write_in_the_order_of_memory() -> None:

@@ -1,4 +1,4 @@
-"""The four names that users of SpikingJelly's torch2triton know, from a function to kernels of their own around it."""
+"""The four names that users of SpikingJelly's torch2triton know: from a function to custom kernels around it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from flexsn_codegen import (
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# They run in either place.
+# The tests run on the CPU or on a GPU.
 pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
 BLOCK = 256
 
 
 def charge(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results, of which the gradient keeps something."""
+    """Computes two results, whose gradient needs some kept values."""
     h = v + (x - v) * torch.sigmoid(decay)
     return torch.tanh(h) * h, torch.where(h > 0, h, 0.1 * h)
 
 
 def kernel_of(graph: fx.Graph, name: str) -> tuple[Any, str]:
-    """The graph's function, and its name, which the kernel around it calls."""
+    """Returns the graph's function, and its name, which a kernel around it calls."""
     code, core_name = generate_triton_code_str(graph, name)
     return compile_triton_code_str(code, core_name), core_name
 
@@ -84,7 +84,7 @@ def test_forward_and_backward_equal_autograd() -> None:
     weights = [torch.randn_like(e) for e in expected]
     for actual, wanted in zip((first, second), expected, strict=True):
         torch.testing.assert_close(actual, wanted)
-    # What the forward kept, then the gradients of the results.
+    # The arguments are the kept values, then the gradients of the results.
     found = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
     for actual, wanted in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
         torch.testing.assert_close(actual, wanted)
@@ -97,10 +97,10 @@ def test_requires_grad_leaves_gradients_out() -> None:
     assert [entry is None for entry in output.args[0]] == [False, True, False]
 
 
-# Triton 3.6 reads annotations, and knows no names but its own.
+# Triton 3.6 reads annotations, but knows only its own names.
 @triton.jit  # type: ignore[untyped-decorator]
 def around(x_ptr, y_ptr, n, function: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A kernel in a file, which is given the function."""
+    """A kernel in a file, with the function as an argument."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + at, function(tl.load(x_ptr + at, at < n)), at < n)
 

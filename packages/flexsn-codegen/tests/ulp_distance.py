@@ -1,4 +1,4 @@
-"""How far apart two floating-point numbers are, in units in the last place."""
+"""The distance of two floating-point numbers, in units in the last place."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NOT_A_NUMBER = 2**63 - 1
 
 
 def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
-    """How many numbers of the dtype one has to step over to get from `actual` to `expected`.
+    """Returns the number of steps, from one number of the dtype to the next, from `actual` to `expected`.
 
     Args:
-        actual: of any floating-point dtype that Triton has; of integers and bool, the difference is counted.
-        expected: of the same dtype and shape.
+        actual: Tensor of any floating-point dtype of Triton; for integers and bool, the distance is the difference.
+        expected: Tensor of equal dtype and shape.
 
     Returns:
-        int64, of the arguments' shape. Zeros of both signs are one number, denormals count like all others,
-        infinity is next to the largest number; 0 for two NaNs, `NOT_A_NUMBER` for one. In float64, distances
-        across zero are cut off at `2**63 - 2`.
+        The distances as int64, in the arguments' shape. Zeros of both signs are one number, denormals count like all
+        others, and infinity is next to the largest number. Two NaNs have distance 0, and one NaN has `NOT_A_NUMBER`.
+        In float64, distances across zero end at `2**63 - 2`.
 
     Example:
         >>> ulp_distance(torch.tensor([1.0]), torch.tensor([1.0 + 2**-22]))
@@ -37,7 +37,7 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
         return (actual.to(torch.int64) - expected.to(torch.int64)).abs()
     x, y = _places_from_zero(actual), _places_from_zero(expected)
     same_side = torch.signbit(actual) == torch.signbit(expected)
-    # Both at most 0x7ff0...0 in float64, so their sum may pass 2**63.
+    # Both are at most 0x7ff0...0 in float64, so their sum may exceed 2**63.
     half = 2**62 - 1
     distance = torch.where(same_side, (x - y).abs(), x.clamp(max=half) + y.clamp(max=half))
     nan, other_nan = actual.isnan(), expected.isnan()
@@ -46,13 +46,13 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def zero_signs_differ(actual: Tensor, expected: Tensor) -> Tensor:
-    """Where both are zero, of different signs: they are equal, and 1 / x is not."""
+    """Returns where both are zero with different signs: they are equal, but their inverses are not."""
     if not actual.is_floating_point():
         return torch.zeros_like(actual, dtype=torch.bool)
     return (actual == 0) & (expected == 0) & (torch.signbit(actual) != torch.signbit(expected))
 
 
 def _places_from_zero(x: Tensor) -> Tensor:
-    """The bits without the sign, which count the numbers between zero and `x`."""
+    """Returns the bits without the sign, which count the numbers between zero and `x`."""
     bits = x.view(_BITS[x.dtype]).to(torch.int64)
     return bits & torch.iinfo(_BITS[x.dtype]).max

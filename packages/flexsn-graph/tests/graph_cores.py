@@ -14,7 +14,7 @@ Spike = Callable[[Tensor], Tensor]
 
 
 class SigmoidSurrogate(torch.autograd.Function):
-    """Forward `x >= 0`; backward the derivative of `sigmoid(4 x)`."""
+    """Computes `x >= 0`, with the derivative of `sigmoid(4 x)` as the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -29,13 +29,13 @@ class SigmoidSurrogate(torch.autograd.Function):
 
 
 def spike(x: Tensor) -> Tensor:
-    """The surrogate as a `torch.autograd.Function`."""
+    """Applies the surrogate as a `torch.autograd.Function`."""
     spikes: Tensor = SigmoidSurrogate.apply(x)
     return spikes
 
 
 def detach_spike(x: Tensor) -> Tensor:
-    """The surrogate by the detach trick."""
+    """Applies the surrogate with the detach trick."""
     hard = (x >= 0).to(x)
     soft = torch.sigmoid(4.0 * x)
     return hard.detach() + (soft - soft.detach())
@@ -43,7 +43,7 @@ def detach_spike(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("flexsn_graph_tests::spike", mutates_args=())
 def op_spike(x: Tensor) -> Tensor:
-    """The surrogate as a custom op with registered autograd."""
+    """Applies the surrogate as a custom op with registered autograd."""
     return (x >= 0).to(x.dtype)
 
 
@@ -82,7 +82,7 @@ def lif_core(*, hard: bool = True, detach: bool = False, surrogate: Spike = spik
 
 
 class PLIF(nn.Module):
-    """LIF with a learnable time constant; `read` says how it meets the step."""
+    """LIF with a learnable time constant, which the step reads through `read`."""
 
     def __init__(self, w: Tensor, read: Callable[[Tensor], Tensor] = lambda w: w) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Evaluates normalised graphs on real tensors, as a kernel would: every value has the shape of the step."""
+"""Evaluates normalised graphs on real tensors as a kernel does: every value has the shape of the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_graph import LiftedLayout, StepTrace
 
 
 def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
-    """The value that each element of the step reads from a lifted tensor."""
+    """Returns the value of a lifted tensor that each element of the step reads."""
     if layout is None:
         return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # never read
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
@@ -21,7 +21,7 @@ def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequenc
 
 
 def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor:
-    """The gradient of a lifted tensor from the gradients of the elements of the step."""
+    """Returns the gradient of a lifted tensor from the gradients of the elements of the step."""
     positions = torch.arange(tensor.numel()).as_strided(gradient.shape, layout.strides, layout.offset)
     summed = torch.zeros(tensor.numel(), dtype=gradient.dtype)
     summed.index_add_(0, positions.flatten(), gradient.flatten())
@@ -55,7 +55,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
     expected = node.meta["val"]
     if target is torch.ops.prims.scalar_tensor.default:
         return torch.full(shape, node.args[0], dtype=expected.dtype)  # type: ignore[arg-type]
-    # Constants have the dtype of the tensors beside them; beside a condition, that of the result.
+    # Constants have the dtype of the tensors in their op; with a condition alone, that of the result.
     tensors = [values[n] for n in node.all_input_nodes]
     dtype = expected.dtype if target is torch.ops.prims.where.default else tensors[0].dtype
 
@@ -68,7 +68,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
 
     result = target(*map(argument, node.args), **node.kwargs)
     if target is torch.ops.prims.signbit.default:
-        result = result.to(expected.dtype)  # bool, although its fake says the argument's dtype
+        result = result.to(expected.dtype)  # bool, although its fake has the argument's dtype
     if isinstance(result, Tensor):
         assert result.dtype == expected.dtype, node.format_node()
         assert result.shape == shape, node.format_node()
@@ -76,7 +76,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
 
 
 def run_forward(trace: StepTrace, arguments: Sequence[Tensor]) -> list[Tensor]:
-    """`[*inputs, *states] -> [*outputs, *new_states]`, through the normalised graph."""
+    """Computes `[*inputs, *states] -> [*outputs, *new_states]` through the normalised graph."""
     lifted = _read_all(trace, trace.forward.layouts)
     return evaluate(trace.forward.graph, [*arguments, *lifted], trace.step_shape)
 
@@ -87,7 +87,7 @@ def run_vjp(
     cotangents: Sequence[Tensor | None],
     wanted: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """The gradients of `[*inputs, *states, *captured]`, summed to their shapes."""
+    """Returns the gradients of `[*inputs, *states, *captured]`, summed to their shapes."""
     lifted = trace.lift(trace.captured)
     wanted = [True] * (len(arguments) + len(lifted)) if wanted is None else wanted
     vjp = trace.vjp([c is not None for c in cotangents], wanted)
@@ -109,7 +109,7 @@ def run_vjp(
 def _through_prologue(
     captured: Sequence[Tensor], lifted: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The captured tensors' gradients, from those of the lifted tensors that were made of them."""
+    """Returns the captured tensors' gradients from those of the lifted tensors that are computed from them."""
     pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
     asked = [t for t in captured if t.requires_grad]
     if not pairs or not asked:
@@ -130,7 +130,7 @@ def eager_vjp(
     captured: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """The oracle: the same gradients from `torch.autograd`."""
+    """Returns the reference: the gradients from `torch.autograd`."""
     leaves = [a.detach().clone() for a in arguments]
     leaves = [a.requires_grad_(a.is_floating_point()) for a in leaves]
     results = core(*leaves)
@@ -145,7 +145,7 @@ def eager_vjp(
 
 
 def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
-    """Equal to the last bit (or up to `rtol`), the sign of 0 included; any NaN equals any NaN."""
+    """Compares to the last bit (or up to `rtol`), including the sign of 0; any NaN equals any NaN."""
     torch.testing.assert_close(one, other, rtol=rtol, atol=0, equal_nan=True)
     numbers = ~one.isnan()
     assert torch.equal(one[numbers].signbit(), other[numbers].signbit()), "the sign of a zero differs"
@@ -154,7 +154,7 @@ def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
 def assert_forward_equal(
     trace: StepTrace, core: Callable[..., Any], arguments: Sequence[Tensor], rtol: float = 0.0
 ) -> None:
-    """The graph's results equal the core's."""
+    """Checks that the graph's results equal the core's."""
     with torch.no_grad():
         expected = core(*[a.clone() for a in arguments])
     expected = expected if isinstance(expected, tuple | list) else (expected,)
@@ -171,7 +171,7 @@ def assert_vjp_equal(
     *,
     tolerance: float = 1e-12,
 ) -> None:
-    """The VJP graph's gradients equal autograd's; one that is absent is zero there."""
+    """Checks that the VJP graph's gradients equal autograd's, where an absent gradient equals zeros."""
     expected = eager_vjp(core, arguments, trace.captured, cotangents)
     for one, other in zip(run_vjp(trace, arguments, cotangents), expected, strict=True):
         if one is None:
@@ -188,13 +188,13 @@ def check_step(
     *,
     rtol: float = 0.0,
 ) -> StepTrace:
-    """Traces `core` and compares forward and VJP with eager; returns the trace.
+    """Traces `core`, compares forward and VJP with eager mode, and returns the trace.
 
     Args:
-        arguments: `[*inputs, *states]`, real; float64 for the tolerance of the gradients.
+        arguments: Real `[*inputs, *states]`; float64 for the tolerance of the gradients.
         counts: `num_inputs, num_states, num_outputs`.
-        rtol: of the forward: eager applies a function to a small parameter, the graph to each element of
-            the step, and torch's vectorised functions and their remainder loops differ in the last bit.
+        rtol: Relative tolerance of the forward. Eager mode applies a function to a small parameter, and the graph to
+            each element of the step; torch's vectorised functions and their remainder loops differ in the last bit.
     """
     from flexsn_graph import trace_step
 

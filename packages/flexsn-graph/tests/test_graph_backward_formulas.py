@@ -1,4 +1,4 @@
-"""Hand-written backward formulas: right, or refused; never wrong."""
+"""Hand-written backward formulas: they are right or refused, never wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SQUARE = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64).view(3
 
 
 def function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """An autograd function that saves its arguments for `backward(grad, *arguments)`."""
+    """Returns an autograd function that saves its arguments for `backward(grad, *arguments)`."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -47,7 +47,7 @@ def function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Calla
 
 
 def step(backward: Callable[..., Any], *captured: Tensor) -> Callable[[Tensor, Tensor], Any]:
-    """A core whose output is `(x > 0) * captured...` with the given backward."""
+    """Returns a core whose output is `(x > 0) * captured...` with the given backward."""
 
     def forward(x: Tensor, *rest: Tensor) -> Tensor:
         result = (x > 0).to(x)
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]]
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     core, error, message = REFUSED[name]
-    trace = trace_step(core, 1, 1, 1, arguments())  # the forward alone is fine
+    trace = trace_step(core, 1, 1, 1, arguments())  # the forward alone has a trace
     with pytest.raises(error, match=message) as caught:
         trace.vjp([True, True], [True] * (2 + len(trace.lifted)))
     assert re.search(r"test_graph_backward_formulas\.py:\d+", str(caught.value)), "no source line"

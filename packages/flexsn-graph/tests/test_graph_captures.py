@@ -1,4 +1,4 @@
-"""Captured tensors become lifted arguments: once each, the user's own objects, never stale, never changed."""
+"""Captured tensors become lifted arguments: once each, as the user's own objects, up to date and unchanged."""
 
 from __future__ import annotations
 

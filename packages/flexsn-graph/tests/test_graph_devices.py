@@ -1,4 +1,4 @@
-"""Numbers of the CPU beside tensors of another device, which eager mode takes. Tensors without data stand for those."""
+"""Numbers on the CPU with tensors of another device, which eager mode accepts. Tensors without data represent those."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEFORE = {
 
 @pytest.fixture
 def another_device(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The meta device, which traces do not know on their own: they put what stands for its tensors on the CPU."""
+    """Returns the meta device, with traces that accept it; by themselves, they place its stand-ins on the CPU."""
 
     def fake_like(mode: Any, tensor: Tensor) -> Tensor:
         mode.allow_meta = True
@@ -53,7 +53,7 @@ CASES = [
     (lines, number)
     for lines in (*IN_STEP.values(), *BEFORE.values())
     for number in ("torch.tensor(0.25)", "k")
-    if (lines, number) != (IN_STEP["assigned"], "k")  # refused on every device
+    if (lines, number) != (IN_STEP["assigned"], "k")  # every device refuses this
 ]
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in what a core takes and returns, in words."""
+"""Mistakes in the arguments and results of a core, with clear messages."""
 
 from __future__ import annotations
 

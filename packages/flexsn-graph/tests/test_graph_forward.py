@@ -1,4 +1,4 @@
-"""The normalised forward graph computes what the core computes, to the last bit."""
+"""The normalised forward graph: equal to the core, to the last bit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_special_values_are_exact() -> None:
 
 
 def test_integer_and_bool_states() -> None:
-    """A refractory counter and a flag, carried in their own dtypes."""
+    """Carries a refractory counter and a flag in their own dtypes."""
 
     def core(x: Tensor, wait: Tensor, fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = (x > 0.5) & (wait == 0) & ~fired
@@ -80,7 +80,7 @@ def test_mixed_dtypes_are_promoted_as_in_eager() -> None:
 
 
 def test_constants_keep_their_dtype() -> None:
-    """Equal literals in two dtypes are two values; a folded constant rounds as its own dtype does."""
+    """Checks that equal literals in two dtypes are two values, and that a folded constant rounds in its own dtype."""
 
     def core(x: Tensor) -> tuple[Tensor, ...]:
         small = torch.where(x > 0, torch.tensor(100, dtype=torch.int8), torch.tensor(0, dtype=torch.int8))
@@ -97,7 +97,7 @@ def test_constants_keep_their_dtype() -> None:
 
 
 def test_constants_that_their_dtype_does_not_hold() -> None:
-    """Eager wraps integers, and what is too large for a float is infinite."""
+    """Checks that integers wrap as in eager mode, and that numbers too large for a float are infinite."""
     x8 = torch.tensor([1, -5, 100], dtype=torch.int8)
     u8 = torch.tensor([1, 5, 200], dtype=torch.uint8)
     i32 = torch.tensor([1, -2, 3], dtype=torch.int32)
@@ -116,7 +116,7 @@ def test_constants_that_their_dtype_does_not_hold() -> None:
 
 
 def test_sum_over_sizes_of_one() -> None:
-    """It moves nothing, and promotes as sums do."""
+    """Checks sums that move no elements, and promote as sums do."""
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.sum(0),
         lambda x: x.sum(0, keepdim=True) + x,
@@ -159,9 +159,9 @@ FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 def test_elementwise_functions(number: int) -> None:
-    """Composite functions whose decompositions make constants, copies and conversions.
+    """Tests composite functions, whose decompositions contain constants, copies and conversions.
 
-    Up to a few units in the last place: torch's own vectorised softplus differs from its definition.
+    The limit is a few units in the last place, because torch's vectorised softplus differs from its definition.
     """
     x = torch.linspace(-2, 2, 81, dtype=torch.float64)
     trace = trace_step(FUNCTIONS[number], 1, 0, 1, (x,))

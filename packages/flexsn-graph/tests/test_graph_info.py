@@ -1,4 +1,4 @@
-"""`extract_info`: which kernel return holds what."""
+"""`extract_info`: the value in each return of a kernel."""
 
 from __future__ import annotations
 

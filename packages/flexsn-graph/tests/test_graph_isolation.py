@@ -1,4 +1,4 @@
-"""Tracing depends on the core and the examples alone, and leaves everything as it was."""
+"""Tracing depends on the core and the examples alone, and has no side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printed(trace: StepTrace) -> str:
 
 
 def printed_everything() -> str:
-    """Graphs of cores of each kind, as text."""
+    """Returns graphs of cores of each kind, as text."""
     graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
     pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
     return "\n".join([*graphs, *map(str, pair)])
@@ -62,7 +62,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
 @pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
-    """Traces as a runtime does that compiles the backward at its first use."""
+    """Traces as in a runtime that compiles the backward at its first use."""
     found: list[list[str | None]] = []
 
     def note() -> None:
@@ -82,7 +82,7 @@ def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
             return grad
 
     note()
-    for _ in range(2):  # autograd counts on meanwhile
+    for _ in range(2):  # autograd's counter advances in between
         x = torch.zeros(3, requires_grad=True)
         thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
@@ -127,7 +127,7 @@ def test_examples_without_data() -> None:
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
         assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
     assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    # A GPU that is not there. (With one, a parameter on the CPU would rightly be refused.)
+    # The GPU is not present. (A present one would rightly refuse a parameter on the CPU.)
     assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
 
 
@@ -163,7 +163,7 @@ def test_what_is_switched_on_around_the_trace_does_not_matter() -> None:
 
 def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        # On autocast's list of functions that are computed in float32.
+        # This is on autocast's list of functions in float32.
         return torch.nn.functional.huber_loss(x, v, reduction="none"), v
 
     def inside(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ def test_the_environment_is_restored_after_an_error() -> None:
 
 
 def test_tracing_inside_another_trace() -> None:
-    """A custom op's fake implementation may trace a core while torch traces the op."""
+    """Traces a core in the fake implementation of a custom op, while torch traces the op."""
     expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
     seen: list[str] = []
 

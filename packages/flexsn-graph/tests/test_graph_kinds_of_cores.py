@@ -1,4 +1,4 @@
-"""Whatever can be called with tensors can be a core."""
+"""All kinds of callables that can be cores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parameter() -> nn.Parameter:
 
 
 class Neuron(nn.Module):
-    """Parameter, buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
+    """Has a parameter, a buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_compiled_functions_are_not_compiled_while_tracing() -> None:
     assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, arguments()).forward.graph.nodes) > 5
 
 
-# Of which category the warning is depends on torch's version, how it reads on Python's.
+# The warning's category depends on torch's version, and its text on Python's version.
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_and_traced() -> None:
     cores: list[Any] = [
@@ -138,7 +138,7 @@ def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
 
 @pytest.mark.parametrize("surrogate", [spike, op_spike, detach_spike])
 def test_surrogates(surrogate: Callable[[Tensor], Tensor]) -> None:
-    """The op of a `torch.library.custom_op` is replaced by what its function does."""
+    """Checks that the op of a `torch.library.custom_op` is replaced by the operations of its function."""
     trace = check_step(lif_core(surrogate=surrogate), arguments(), (1, 1, 1))
     namespaces = {n.target.namespace for n in trace.forward.graph.nodes if n.op == "call_function"}
     assert namespaces == {"prims"}
@@ -171,7 +171,7 @@ def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
 
 @pytest.mark.filterwarnings("ignore:flexsn_graph_tests_opaque..twice. an autograd kernel was not registered")
 def test_an_op_of_another_library_stays_as_it_is() -> None:
-    """Whoever defines it without a Python body may have a kernel rule for it."""
+    """Checks an op without a Python body, for which a kernel rule may exist."""
     library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2.0, "CPU")
@@ -204,7 +204,7 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
             s = torch.sigmoid(v)
         return s, v * (1.0 - s) + x
 
-    # Torch's sigmoid and the prims that it is made of differ in the last bit of one number in forty.
+    # Torch's sigmoid and its decomposition into prims differ in the last bit for one number in forty.
     check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
 
 

@@ -1,4 +1,4 @@
-"""A trace leaves every object that a core can write to as it was; what keeps tensors is refused by name."""
+"""A trace leaves every object that a core can write to unchanged; refusals name the objects that keep tensors."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ KINDS = [
 
 
 def content(where: Any) -> list[Any]:
-    """All values in a place, by identity and in their order."""
+    """Returns all values in a place, in their order."""
     if isinstance(where, Slotted):
         return [where.trace]
     if isinstance(where, type):
@@ -252,7 +252,7 @@ def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callabl
         assert location.file == __file__
         assert location.code
         assert [id(value) for value in content(where)] == [id(value) for value in before]
-    core(torch.ones(4), torch.zeros(4))  # it runs as a plain function still
+    core(torch.ones(4), torch.zeros(4))  # it still runs as a plain function
 
 
 def test_the_line_is_the_one_that_writes() -> None:

@@ -16,7 +16,7 @@ COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
 
 def own(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The identity with a backward formula of its own, of its argument and the gradient."""
+    """Returns the identity with a custom backward formula of its argument and the gradient."""
 
     class Own(torch.autograd.Function):
         @staticmethod
@@ -66,7 +66,7 @@ def test_a_step_is_linear_in_its_state_or_not() -> None:
     leaky = trace_step(lambda x, v: (0.5 * v, x * v), 1, 1, 1, given)
     with_input = trace_step(lambda x, v: (0.5 * v + x, 0.5 * v + x), 1, 1, 1, given)
     assert is_linear(leaky.forward, (Role.STATE,))
-    assert not is_linear(with_input.forward, (Role.STATE,))  # affine
+    assert not is_linear(with_input.forward, (Role.STATE,))  # the function is affine
 
 
 AFFINE = {

@@ -1,4 +1,4 @@
-"""The closed set: prims on constants and nodes, no aliases, nothing twice, nothing unused, with locations."""
+"""The closed set: prims on constants and nodes, no aliases, no duplicates, no unused nodes, with locations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_form(case: Case) -> None:
 
 
 def test_lif_is_as_small_as_by_hand() -> None:
-    """`sub div add sub ge convert` to the spike, `sub mul` for the reset."""
+    """Expects `sub div add sub ge convert` to the spike, and `sub mul` for the reset."""
     trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     expected = "sub div add sub ge convert_element_type sub mul"
     assert names(trace.forward.graph) == expected.split()
@@ -76,7 +76,7 @@ def test_nodes_carry_the_users_line() -> None:
     traces = [n.stack_trace or "" for n in calls(trace.forward.graph)]
     assert f'{__file__}", line {first + 1}, in core\n    y = x * 3.0' in traces[0]
     assert all(f'{__file__}", line {first + 2}, in core' in text for text in traces[1:])
-    # An op of the backward formula carries the line of the op that it is the gradient of.
+    # An op of the backward formula has the line of the op whose gradient it computes.
     vjp = trace.vjp([True], [True])
     assert all(f'{__file__}", line {first + 1}' in (n.stack_trace or "") for n in calls(vjp.graph)[-1:])
 
@@ -89,7 +89,7 @@ def test_names_of_placeholders() -> None:
 
 
 def test_growth_is_close_to_linear() -> None:
-    """Counted in calls of Python functions, which are the same in every run; a clock is not."""
+    """Counts calls of Python functions, which are equal in every run, unlike time."""
 
     def cost(repeats: int) -> int:
         def step(x: Tensor) -> Tensor:

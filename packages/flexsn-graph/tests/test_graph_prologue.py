@@ -1,4 +1,4 @@
-"""Values that a core computes from captured tensors alone, and no step can compute, are computed before the loop."""
+"""Values that a core computes from captured tensors alone: those that no step can compute come before the loop."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_equals_eager_and_has_its_gradients(name: str) -> None:
 
 
 def test_what_a_step_can_do_stays_in_the_step() -> None:
-    """It costs nothing there, and a kernel launch outside."""
+    """Checks simple operations: they cost nothing in the step, but a kernel launch outside."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
     trace = traced(core)
     assert trace.captured == (U,)
@@ -149,7 +149,7 @@ def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     x = torch.ones(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
         trace = trace_step(core, 1, 1, 1, (x, x))
-        product = table @ table  # autocast may keep a converted parameter, but none of the trace's
+        product = table @ table  # autocast may cache a converted parameter, but not the trace's
         assert product.dtype == (torch.bfloat16 if around else torch.float32)
         wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
@@ -163,7 +163,7 @@ def test_only_what_is_needed_is_computed() -> None:
     calls: list[str] = []
 
     def core(x: Tensor, v: Tensor) -> Any:
-        U.flip(0)  # not used
+        U.flip(0)  # unused
         return x * U.sum(), v
 
     trace = traced(core)
@@ -190,7 +190,7 @@ def test_where_no_gradient_flows_it_has_none() -> None:
 
 
 class Surrogate(torch.autograd.Function):
-    """Reads a sum of its parameter forward, and has a gradient of its own for it."""
+    """Reads a sum of its parameter forward, and has a custom gradient for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:

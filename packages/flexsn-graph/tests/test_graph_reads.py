@@ -1,4 +1,4 @@
-"""Values that a core reads in Python are recorded by name, left as they are, and compared; or else refused."""
+"""Values that a core reads in Python: recorded by name, left unchanged, and compared; or else refused."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ SETTINGS = {
     "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
     "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
     "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
-    # Not by the attribute: torch's own tests, where a process imports them, forbid to set it.
+    # This sets no attribute, because torch's own tests forbid that in a process that imports them.
     "cudnn": Setting(lambda: torch.backends.cudnn.benchmark, (False, True), torch._C._set_cudnn_benchmark),
     "deterministic": Setting(
         lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms
@@ -501,8 +501,8 @@ def packed(x: Tensor) -> Tensor:
         (lambda x, v: (x if random.Random().random() < 2.0 else v, v), r"calls random\.__init__\(\)"),
         (lambda x, v: (x * random.Random(3).random() * random.Random().random(), v), r"calls random\.__init__\(\)"),
         (lambda x, v: (x if secrets.randbelow(9) >= 0 else v, v), r"calls secrets\.randbelow\(\)"),
-        (lambda x, v: (x if started() else v, v), "has another thread"),
-        (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "has another thread"),
+        (lambda x, v: (x if started() else v, v), "in another thread"),
+        (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "in another thread"),
         (lambda x, v: (packed(x), v), "saved_tensors_hooks"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Traces that cores with the same code share: what makes another core a twin, and what does not."""
+"""Traces that cores with equal code share: conditions for a twin, and differences that exclude one."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_what_a_twin_reads_is_followed(name: str) -> None:
 
 
 def change(core: Any) -> None:
-    """Gives the number that a core of `TWINS` reads another value."""
+    """Changes the number that a core of `TWINS` reads."""
     owner = getattr(core, "__self__", core)
     if isinstance(owner, Neuron):
         owner.decay.rate = 0.25
@@ -414,7 +414,7 @@ def test_a_trace_serves_other_batch_sizes(name: str) -> None:
 
 
 def parts(staged: StagedStep) -> list[object]:
-    """Sizes and shapes in a staged step."""
+    """Returns sizes and shapes in a staged step."""
     found: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
         writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)

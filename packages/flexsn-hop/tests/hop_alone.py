@@ -1,4 +1,4 @@
-"""For tests of this package alone, whatever else the process has imported."""
+"""Fixtures for tests of this package alone, for any imports of the process."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lowering is registered but by the test itself."""
+    """Removes all registered lowerings, except for those of the test itself."""
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])

@@ -1,4 +1,4 @@
-"""Step functions that this package's tests share, with what is needed to call them."""
+"""Step functions that this package's tests share, with the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Core = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class SigmoidSpike(torch.autograd.Function):
-    """Forward: ``x >= 0``. Backward: the derivative of ``sigmoid(4 x)``."""
+    """Computes ``x >= 0``, with the derivative of ``sigmoid(4 x)`` as the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -36,12 +36,12 @@ def function_spike(x: torch.Tensor) -> torch.Tensor:
 def detach_spike(x: torch.Tensor) -> torch.Tensor:
     hard = (x >= 0).to(x)
     soft = torch.sigmoid(4 * x)
-    # Exactly 0 or 1: soft - soft.detach() is exactly 0.
+    # The result is exactly 0 or 1, because soft - soft.detach() is exactly 0.
     return hard.detach() + (soft - soft.detach())
 
 
 def smooth_spike(x: torch.Tensor) -> torch.Tensor:
-    """No threshold at all: what gradcheck can check."""
+    """Computes a spike without a threshold, which gradcheck can check."""
     return torch.sigmoid(4 * x)
 
 
@@ -165,7 +165,7 @@ CASES = [
 def value_and_gradients(
     run: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.Tensor], seed: int = 1
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Results of ``run(*arguments)``, and the gradients of a random weighting of all of them."""
+    """Returns results of ``run(*arguments)``, and the gradients of a random weighting of all of them."""
     leaves = [argument.detach().clone().requires_grad_(argument.requires_grad) for argument in arguments]
     results = list(run(*leaves))
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""Claims of `docs/why-not-torch-scan.md`: what PyTorch's own scan makes of a recurrence, and what `scan` does.
+"""Claims of `docs/why-not-torch-scan.md`: PyTorch's own scan of a recurrence, and `scan`.
 
-`scan` is compared with the loop on every version of torch. What torch's does is compared with what the page says on the
-version that the page speaks of.
+On every version of torch, `scan` is compared with the loop. On the version that the page covers, torch's scan is
+compared with the page's claims.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def branch(how: Scan) -> Any:
 
 @dataclass(frozen=True)
 class Point:
-    """One row of the page: a program, and what torch's scan does: the name of an error, or "wrong" or "silent"."""
+    """One row of the page: a program, and the outcome in torch's scan: an error's name, "wrong" or "silent"."""
 
     run: Callable[[Scan], Any]
     torchs: str

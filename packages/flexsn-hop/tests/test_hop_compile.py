@@ -30,7 +30,7 @@ from flexsn_hop import (
 )
 
 pytestmark = [
-    # The recording backend of torch's own tests.
+    # torch's own tests have this recording backend.
     pytest.mark.filterwarnings("ignore:.*doesn't take boxed arguments:UserWarning"),
 ]
 
@@ -132,7 +132,7 @@ def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
 
 
 def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
-    # The first step's spike depends on the initial state alone, which needs no gradient.
+    # In the first step, the spike depends on the initial state alone, which needs no gradient.
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = function_spike(v - 0.5)
         return s, 0.8 * v * (1 - s) + x
@@ -357,7 +357,7 @@ def nodes_of(graph: torch.fx.GraphModule, name: str) -> list[torch.fx.Node]:
 
 
 def graph_sizes(backend: AotEagerAndRecordGraphs) -> list[int]:
-    """Nodes of every graph, with all nested ones."""
+    """Returns the number of nodes of every graph, including all nested graphs."""
     return [
         sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
         for graphs in (backend.graphs, backend.fw_graphs, backend.bw_graphs)
@@ -436,7 +436,7 @@ def test_empty_scan(scan: Run, reference: Run) -> None:
     x, v = torch.zeros(0, 2), torch.randn(2, requires_grad=True)
     expected = reference(core, 1, 1, 1, x, v, output_template_specs=specs)
     torch.testing.assert_close(run(x, v), expected, rtol=0, atol=0)
-    # The same compiled function serves a scan that is not empty.
+    # One compiled function serves empty and other scans.
     x = torch.randn(3, 2)
     torch.testing.assert_close(run(x, v), reference(core, 1, 1, 1, x, v))
 

@@ -1,4 +1,4 @@
-"""The compiled loop: steps by Inductor's code, in memory for all of them."""
+"""The compiled loop: steps in Inductor's code, with shared memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 @pytest.fixture(autouse=True)
 def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the compiled loop will do."""
+    """Allows the compiled loop alone."""
     torch._dynamo.reset()
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
 
 
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Layouts that steps are compiled for. They are run as graphs here, since Inductor needs seconds for each."""
+    """Records the layouts of compiled steps. Steps run as graphs here, since Inductor needs seconds for each."""
     found: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
@@ -60,7 +60,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
-    """Results and gradients of all floating leaves and of the step's parameters."""
+    """Returns results and gradients of all floating leaves and of the step's parameters."""
     init, xs = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()) if t is not None else t, (init, xs))
     leaves = [t for t in tree_leaves((init, xs)) if t is not None and t.requires_grad] + parameters_of(step)
     results = run(step, init, xs, **options)
@@ -95,7 +95,7 @@ def test_recurrences_as_graphs(name: str, steps: int) -> None:
 
 
 def delay(carry: Any, x: Tensor) -> Any:
-    """Only the last of three states gets a gradient at the end."""
+    """Delays by three states, of which only the last one gets a gradient at the end."""
     first, second, third = carry
     return (x, first, second), third.sqrt()
 
@@ -118,7 +118,7 @@ def constant(carry: Tensor, x: Tensor) -> Any:
 @pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("through_results", [True, False])
 def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
-    """Absent, and not zero, which meets infinite derivatives here."""
+    """Tests absent gradients: zeros in their place would meet infinite derivatives here."""
     number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
     leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
 
 
 def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
-    """Nothing that is compiled depends on the number of steps, wherever time is."""
+    """Checks that compiled code does not depend on the number of steps, for any position of time."""
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("remat", [None, 1, 3, 7])
 def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and segments that are not multiples of one another."""
+    """Tests blocks and segments that are not multiples of one another."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
     found = recurrence("minimal_gru", 19)
     expected, expected_grads = grads(looped, found.step, found.init, found.xs, found.options)
@@ -169,7 +169,7 @@ def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_states_of_several_kinds(layouts: list[Any]) -> None:
-    """State sequences, channels-last, 0-d and integer states, and a core's sizes."""
+    """Tests state sequences, channels-last, 0-d and integer states, and a core's sizes."""
 
     def core(x: Tensor, v: Tensor, count: Tensor, scale: Tensor) -> Any:
         v = v * scale + x.mean(-1, keepdim=True) * x.shape[0]
@@ -243,7 +243,7 @@ def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
         return carry, carry.sum(-1) + x[1].sum()
 
     network = torch.compile(lambda *args: scan(step, *args), fullgraph=True, dynamic=True)
-    for steps in (2, 3, 2 * _compiled_loop.BLOCK + 5):
+    for steps in (2, 3, 2 * _step_graphs.BLOCK + 5):
         xs = [torch.randn(steps, 2, 3, dtype=torch.float64), torch.randn(steps, 3, dtype=torch.float64)]
         leaves = [torch.randn(2, 3, dtype=torch.float64), *xs]
         for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Operators that may draw random numbers: a compiled step has them where a call draws none."""
+"""Operators that may draw random numbers: compiled steps contain them if a call draws none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_hop import errors, scan
 
-# torch.cond's own
+# torch.cond warns
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 Part = Callable[[Tensor], Tensor]

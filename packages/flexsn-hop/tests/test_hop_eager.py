@@ -17,7 +17,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The definition, written apart from the package: index time, call, write into lists."""
+    """Computes the definition, separately from the package: index time, call, append to lists."""
     inputs = arguments[: case.num_inputs]
     states = list(arguments[case.num_inputs : case.num_inputs + case.num_states])
     lifted = arguments[case.num_inputs + case.num_states :]
@@ -56,7 +56,7 @@ def test_final_state_is_the_last_of_the_sequence(case: Case) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-# A detached reset is left out: its gradient is by intention not the derivative.
+# Detached resets are left out: by design, their gradient is not the derivative.
 @pytest.mark.parametrize("case", [c for c in CASES if not c.name.endswith("detached")], ids=lambda case: case.name)
 def test_gradcheck(case: Case) -> None:
     core = case.make(smooth_spike)
@@ -223,5 +223,5 @@ def test_backward_is_linear_in_steps() -> None:
 
     assert CASES[0].counts == (1, 1, 1)
     assert written(eager_scan, 256) < 20 * written(eager_scan, 16)
-    # What it is about: the gradient of x[t] is as large as all of x.
+    # In contrast, indexing writes gradients of x[t] as large as all of x.
     assert written(by_index, 256) > 100 * written(by_index, 16)

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 
 def test_readme_with_this_package_alone() -> None:
-    """Its blocks run one after the other in a new process that can import nothing of FlexSN but this package."""
-    # torch need not be in site-packages itself: a `.pth` file there may lead to it.
+    """Runs its blocks one after the other in a new process that can import no other package of FlexSN."""
+    # torch may be outside of site-packages: a `.pth` file there may lead to it.
     places = [Path(flexsn_hop.__path__[0]).parent, *site.getsitepackages(), Path(torch.__path__[0]).parent]
     folders = list(dict.fromkeys(map(str, places)))
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The order of results in memory, against what PyTorch's own elementwise operations give."""
+"""The order of results in memory, against PyTorch's own elementwise operations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZES = (1, 2, 3, 5)
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """The strides of dimensions of more than one element."""
+    """Returns the strides of dimensions of more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
 def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """A tensor that broadcasts to `shape`: permuted, sliced, expanded, or with sizes of 1; or several of these."""
+    """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))

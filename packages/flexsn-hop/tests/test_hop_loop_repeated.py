@@ -1,4 +1,4 @@
-"""The loop that Inductor calls: what a step makes, it makes again in each step and each call."""
+"""The loop that Inductor calls: it repeats the computations of a step in each step and each call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_hop.text import read_graph, write_graph
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch.cond's own
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch.cond warns
 ]
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -35,7 +35,7 @@ def fresh_compiler() -> None:
 def three_times(
     step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor"
 ) -> None:
-    """Three equal calls of a compiled scan have the values and gradients of the loop."""
+    """Checks that three equal calls of a compiled scan have the values and gradients of the loop."""
     init, xs = (t.requires_grad_() if t.is_floating_point() else t for t in (init, xs))
     leaves = [t for t in (init, xs, captured) if t is not None and t.requires_grad]
 
@@ -170,7 +170,7 @@ LARGE_STEPS: dict[str, Step] = {
 def test_operators_of_more_than_one_kind(name: str, backend: str) -> None:
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
-    # A number that a step reads has no gradient.
+    # Numbers that a step reads have no gradient.
     three_times(LARGE_STEPS[name], init, xs, backend=backend)
 
 

@@ -1,6 +1,6 @@
-"""The scan through PyTorch's own operators: right, or refused.
+"""The scan through PyTorch's own operators: it is right, or refused.
 
-Each case was seen on torch 2.11.0 and 2.13.0.
+torch 2.11.0 and 2.13.0 showed each of these cases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flexsn_hop import (
     lowerable_while_loop_scan_final_state,
 )
 
-# Deprecations inside torch: of what Dynamo and Inductor do themselves.
+# Dynamo and Inductor use functions that torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 Run = Callable[..., Any]

@@ -66,7 +66,7 @@ def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> Non
 
 
 def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # where another package has registered kernels
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # another package may have registered kernels
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
         results = network(flex_sn_scan)(x, v, w)
@@ -113,7 +113,7 @@ def test_a_constant_inside_the_core_in_training() -> None:
 
 
 class Unrolled:
-    """A lowering that needs no GPU: the loops themselves, traced into Inductor's graph."""
+    """A lowering without a GPU: the loops themselves, traced into Inductor's graph."""
 
     version = "1"
 
@@ -181,7 +181,7 @@ def test_a_registered_lowering_becomes_part_of_the_graph(
 
 
 def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> Any:
-    """A state that is zeros, and one that is not, behind the same views."""
+    """Computes with a state of zeros and another state, as equal views."""
 
     def core(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         u = 0.5 * u + x
@@ -202,7 +202,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
     lowering = Unrolled()
     register(lowering)
     arguments = [torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
-    if dynamic:  # but for time, which this lowering unrolls
+    if dynamic:  # except for time, which this lowering unrolls
         torch._dynamo.mark_dynamic(arguments[0], 1)
     run = torch.compile(functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend)
     assert_same(run, functools.partial(from_zero, reference), arguments)
@@ -255,7 +255,7 @@ def test_auto_falls_back_to_the_loop_and_kernel_does_not(
 
 
 class Refusing(Unrolled):
-    """Finds something in each core that it cannot have; or in each backward."""
+    """Refuses each core, or each backward, for some part of it."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)
@@ -293,7 +293,7 @@ def test_when_none_can_each_reason_is_told() -> None:
     torch.testing.assert_close(results, network(eager_scan)(*arguments))
     torch._dynamo.reset()
     kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
-    with pytest.raises(Exception, match="'kernel' cannot have this core: away: it is away; picky: not this core"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: away: it is away; picky: not this core"):
         kernel(*arguments)
     by_name = torch.compile(network(flex_sn_scan, lowering="away"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="the lowering 'away' is not available: it is away"):
@@ -301,7 +301,7 @@ def test_when_none_can_each_reason_is_told() -> None:
 
 
 def test_the_order_is_not_that_of_imports() -> None:
-    """Lowerings precede the kernels only if they name them, directly or through another, in any order of imports."""
+    """Checks that lowerings precede the kernels only by name, directly or through another, in any import order."""
     behind = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
     for name, before in behind.items():
         register_scan_lowering(Unrolled(name=name), before=before)
@@ -333,7 +333,7 @@ def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> Non
 
 
 class Faulty(Unrolled):
-    """Does one thing wrong."""
+    """Makes one mistake."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(name="faulty", interval=0 if fault == "interval" else 1)
@@ -409,7 +409,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
     assert lowering.traced == []
     torch._dynamo.reset()
     kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
-    with pytest.raises(Exception, match="'kernel' cannot have this core: the core makes a constant tensor"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core makes a constant tensor"):
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 
@@ -418,7 +418,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
 def test_checkpoints_further_apart_than_one_step(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
-    # aot_eager runs the operators as loops, with the interval that the lowering chose.
+    # aot_eager runs the operators as loops, with the lowering's interval.
     register(Unrolled(interval=3))
     run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
     for steps in (1, 2, 3, 4, 7):

@@ -1,4 +1,4 @@
-"""Modules that the package imports, and its message where a hook of torch is missing."""
+"""Modules that the package imports, and its message if torch lacks a hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps whose products Inductor has padded are what they were."""
+"""Steps whose products Inductor has padded: without the padding, they are as before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def longer(x: Tensor, dim: int, by: int) -> Tensor:
 
 
 def product(m: int, k: int, n: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """`a @ b` with sizes padded by `m`, `k` and `n`, as Inductor pads them."""
+    """Returns `a @ b` with sizes padded by `m`, `k` and `n`, as Inductor pads them."""
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         multiply = torch.mm if a.dim() == 2 else torch.bmm
@@ -54,7 +54,7 @@ def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
     found = without_padding(graph)
     assert not is_padded(found)
     torch.testing.assert_close(found(a, b), torch.tanh(a @ b))
-    torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # which is as it was
+    torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # which is unchanged
 
 
 @pytest.mark.parametrize("shape", [(5,), (6, 5)])

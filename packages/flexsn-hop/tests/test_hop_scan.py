@@ -1,4 +1,4 @@
-"""`scan` without a compiler: equal to the loop that one would write, with all of its derivatives; and its errors."""
+"""`scan` without a compiler: equal to a loop written by hand, with all of its derivatives; and its errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_vmap() -> None:
     dims: Any = (Belief(*pair), {"seen": 1, "noise": None})
 
     def one(how: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
-        last, (means, _) = how(kalman, belief, xs)  # vmap takes no None
+        last, (means, _) = how(kalman, belief, xs)  # vmap accepts no None
         return last, means
 
     results = vmap(functools.partial(one, scan), dims)(beliefs, xs)
@@ -140,7 +140,7 @@ def test_structures_come_back_as_they_were() -> None:
 
 
 class Pair:
-    """A container that checks what it is made of, and was registered without the names of its parts."""
+    """A container that checks its parts, and was registered without their names."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         assert first.dtype == second.dtype
@@ -170,7 +170,7 @@ class Unknown:
 
 
 def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
-    """Such a container in each place: name, step, init, xs."""
+    """Yields such a container in each place: name, step, init, xs."""
     x, v = draw(4, 3), draw(3)
     yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
     yield "carry", lambda c, x: (kind(c.second + x, c.first), c.first), kind(v, v.cos()), x
@@ -254,7 +254,7 @@ def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(cap
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)
     assert gradient.tolist() == [1, 1, 1]
-    why = "called on tensors without data to tell what y looks like, failed: "
+    why = "called on tensors without data, to find the shapes of y, and failed: "
     with pytest.raises(errors.EmptyScanError, match=why):
         scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
     with pytest.raises(errors.EmptyScanError, match=f"{why}.*fails on data, too"):

@@ -1,4 +1,4 @@
-"""`scan` in graphs: one node each way, equal to the loop, with the errors that it has without a compiler."""
+"""`scan` in graphs: one node each way, equal to the loop, with the errors of a call without a compiler."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Network(torch.nn.Module):
         return scan(self.step, h, x, dim=1)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 warns
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_for_every_length(strict: bool) -> None:
@@ -292,7 +292,7 @@ def test_transforms() -> None:
     torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
 
 
-# Errors that only data can show are not found while a graph is made, or are a graph break.
+# Errors that depend on data do not appear while a graph is made, or cause a graph break.
 ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 

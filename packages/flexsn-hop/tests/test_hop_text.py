@@ -1,4 +1,4 @@
-"""Text arguments of an operator read back as what was written."""
+"""Text arguments of an operator: read back as written."""
 
 from __future__ import annotations
 

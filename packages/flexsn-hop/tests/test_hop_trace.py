@@ -1,4 +1,4 @@
-"""The operator under make_fx and torch.export: one node, whatever the number of steps."""
+"""The operator under make_fx and torch.export: one node for any number of steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from flexsn_hop import eager_scan, flex_sn_scan, flex_sn_scan_final_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    # Dynamo looks at .grad of what a core captures.
-    # Loading and packaging an exported program.
+    # torch warns while it loads and packages an exported program.
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
 ]
@@ -35,7 +34,7 @@ def fresh_compiler() -> None:
 
 
 def size(graph: torch.fx.GraphModule) -> int:
-    """Nodes of a graph, with all nested ones."""
+    """Returns the number of nodes of a graph, including all nested graphs."""
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
@@ -119,7 +118,7 @@ def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
         torch.testing.assert_close(loaded.module()(x, v), expected)
 
 
-@pytest.mark.long  # tests/test_ahead_of_time.py has it with kernels
+@pytest.mark.long  # tests/test_ahead_of_time.py tests it with kernels
 def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     network = Network()
     x, v = torch.randn(3, 2, 3), torch.randn(2, 3)

@@ -174,7 +174,7 @@ def test_autocast(final_state: bool) -> None:
     assert actual[0][0].dtype == torch.bfloat16
     assert expected_states.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected)
-    # The backward computes the step again as the forward did: in bfloat16.
+    # The backward recomputes the step as in the forward: in bfloat16.
     products = [
         node
         for graph in backend.bw_graphs[0].children()
@@ -187,7 +187,7 @@ def test_autocast(final_state: bool) -> None:
 
 
 def test_no_autocast_where_there_is_none() -> None:
-    """The step of the backward has the products of the forward's, in float32 (they were bfloat16, unasked)."""
+    """Checks that the step of the backward has the forward's products in float32 (they once were bfloat16)."""
     weight = torch.randn(3, 3).requires_grad_()
 
     def run(scan: Run) -> torch.Tensor:
@@ -248,7 +248,7 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
 
 
 def test_gradients_of_gradients() -> None:
-    """The loop has them; a graph's operator refuses them, also where other terms would hide that it has none."""
+    """Tests the loop, which has them, and a graph's operator, which refuses them even among other terms."""
 
     def twice(scan: Run, others: float = 0.0) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of `scan` with unusual tensors: a right result, or an error that names what is wrong and where."""
+"""Calls of `scan` with unusual tensors: right results, or errors that name the mistake and its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios that two processes run together in `test_nn_distributed.py`; each returns tensors to be compared."""
+"""Scenarios that two processes run together for `test_nn_distributed.py`; each returns tensors to compare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spike = surrogate.ATan()
 
 
 class Adaptive(nn.Module):
-    """A step with a parameter per channel, a buffer and a number that is learned."""
+    """A step with a parameter per channel, a buffer and a learned number."""
 
     offset: Tensor
 
@@ -60,7 +60,7 @@ def adaptive(backend: str = "torch") -> FlexSN:
 
 
 def network(backend: str = "auto") -> nn.Sequential:
-    """Initialised alike on all devices."""
+    """Makes a network that starts with equal weights on all devices."""
     torch.manual_seed(0)
     with torch.device("cpu"):
         net = _network(backend)
@@ -77,7 +77,7 @@ def _network(backend: str) -> nn.Sequential:
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """Random numbers on the default device, which do not depend on it."""
+    """Draws random numbers on the default device; they are equal on all devices."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.to(torch.get_default_device())
 
@@ -103,7 +103,7 @@ def _placements(tensor: Any) -> object:
 
 
 def train(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """Two steps; the parameters after them."""
+    """Trains for two steps and returns the parameters."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     for _ in range(2):
         reset_net(net)
@@ -117,7 +117,7 @@ def half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
     return x.chunk(2, dim)[rank]
 
 
-# -- one scenario after the other; `mesh` is of two processes ------------------------------------------
+# -- scenarios; `mesh` has two processes -----------------------------------------------------------------
 
 
 def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
@@ -125,7 +125,7 @@ def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 def noisy_network(first_row: int) -> nn.Sequential:
-    """With random numbers of these rows."""
+    """Makes a network whose random numbers begin at this row."""
     net = network()
     net[1] = StochasticLIF(v_threshold=0.3)
     configure(net, seed=3, first_row=first_row)
@@ -148,7 +148,7 @@ def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
 def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     net = fully_sharded(mesh)
     found = train(net, half(batch(), rank))
-    # A checkpoint of all, written together, and read into a network that is not sharded.
+    # The processes write one checkpoint together, and a network that is not sharded reads it.
     save(get_model_state_dict(net), checkpoint_id=folder / "checkpoint")
     fresh = network().state_dict()
     load(fresh, checkpoint_id=folder / "checkpoint")
@@ -157,7 +157,7 @@ def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     old = {name: value + 0.25 for name, value in network().state_dict().items()}
-    old["1.w"] = old["1.w"].reshape(())  # as PLIF had it
+    old["1.w"] = old["1.w"].reshape(())  # as in earlier versions of PLIF
     net = network()
     net.load_state_dict(old)
     fully_shard(net, mesh=mesh)
@@ -169,7 +169,7 @@ def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> An
 
 
 def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
-    """The neuron between the linear layers has a DTensor, sharded along its features."""
+    """Makes linear layers between which the neuron receives a DTensor, sharded along its features."""
     net = network()
     plan = {
         "0": ColwiseParallel(use_local_output=False),
@@ -209,19 +209,21 @@ def compiled(net: nn.Module) -> Any:
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Every dimension of the step, none, and gathered while the neuron is called; by the loop, and by kernels."""
+    """Shards each dimension, none, and gathers during the call, in two calls each, in the loop and in kernels."""
     results = []
     placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
     for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
         neuron = adaptive(backend)
-        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]).requires_grad_() for i in range(2)]
+        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]) for i in range(2)]
+        for x in given:
+            x.requires_grad_()
         inputs = [x.redistribute(mesh, [Replicate()], async_op=True) if gathered else x for x in given]
         outputs = [neuron(x) for x in inputs]
         assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))
         assert _placements(outputs[0]) == _placements(inputs[0])
         loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
         loss.backward()
-        # torch 2.11 makes gradients whole where the processes have parts of different sizes.
+        # torch 2.11 returns whole gradients if the processes have parts of different sizes.
         whole = [(Replicate(),)] if torch.__version__.startswith("2.11") else []
         assert all(_placements(x.grad) in (_placements(x), *whole) for x in given)
         results.append(
@@ -273,7 +275,7 @@ def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Sum(Stateful):
-    """A layer as a user derives it, which returns a pair."""
+    """A layer as users derive it, which returns a pair."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         before = self.states[0] if self.states else torch.zeros_like(x[0])
@@ -283,7 +285,7 @@ class Sum(Stateful):
 
 
 class Layers(nn.Module):
-    """All kinds of layers that keep a state and are no neurons."""
+    """All kinds of layers that have a state and are no neurons."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +301,7 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, same = self.sum(self.none(self.delay(x)))
         y = self.lif(self.linear(self.psn(0.1 * y + same)))
-        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)  # the first process's mask goes on
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)  # the first process's mask is passed on
         dropped: Tensor = self.dropout(y + x)
         return dropped
 
@@ -317,7 +319,7 @@ def time_shards_of_layers(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Forgetful(nn.Module):
-    """Its new state has no gradient to the one before, and its output none to anything."""
+    """A layer whose new state does not depend on the old one, and whose output depends on nothing."""
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return (v + x.detach() > 0).to(x.dtype), (v.detach() + x).clamp(-1, 1)
@@ -332,7 +334,7 @@ def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) ->
 
 
 def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Two stages; four micro-batches along the batch, which is the second dimension of a sequence."""
+    """Runs two stages with four micro-batches, cut along the batch, the second dimension of a sequence."""
     net = network("torch")
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(
@@ -342,17 +344,17 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         args_chunk_spec=(TensorChunkSpec(1),),
     )
     if rank == 0:
-        # In memory the batch comes first: torch 2.11 requires dense parts.
+        # The batch is the first dimension in memory, because torch 2.11 requires dense parts.
         schedule.step(batch().transpose(0, 1).contiguous().transpose(0, 1))
         return gradients(stage)
     losses: list[Tensor] = []
-    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch cuts a target along its first dimension
+    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch cuts targets along their first dimension
     schedule.step(target=target, losses=losses)
     return gradients(stage), torch.stack(losses).sum().detach()
 
 
 def normalised(kind: type[nn.Module]) -> nn.Sequential:
-    """A norm in a neuron's step, and one that was fused in place."""
+    """Makes a network with a norm in a neuron's step, and a norm that was fused in place."""
     torch.manual_seed(0)
     net = nn.Sequential(NormNeuron(kind(6), adaptive("auto")), OverTime(kind(6)), adaptive("auto"))
     assert len(fuse_norms(net).fused) == 1
@@ -360,7 +362,7 @@ def normalised(kind: type[nn.Module]) -> nn.Sequential:
 
 
 def norms(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Batches of different sizes are one batch to `SyncBatchNorm`, in its gradients, too."""
+    """Checks that `SyncBatchNorm` treats batches of different sizes as one batch, also in its gradients."""
     net = normalised(nn.SyncBatchNorm)
     x = random(3, 5, 8, 6, 2)[:, slice(0, 3) if rank == 0 else slice(3, 8)].requires_grad_()
     output = net(x)
@@ -386,7 +388,7 @@ COMPILED = (compiled_ddp, compiled_fsdp, compiled_tensor_parallel)
 
 
 def main(rank: int, folder: Path, kind: str, names: list[str]) -> None:
-    """One of two processes, which go through the scenarios of these names."""
+    """Runs the scenarios of these names in one of two processes."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(kind, rank))

@@ -1,6 +1,6 @@
-"""Every neuron once more, as an equation of its own, and a plain loop to run it: the oracle of the tests.
+"""Each neuron as a separate equation, and a plain loop that runs it: the oracle of the tests.
 
-Nothing here comes from flexsn_nn but the constructors under test.
+This file takes nothing from flexsn_nn but the constructors under test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Step = Callable[[Params, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 def with_gradient(hard: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """`hard`, with the derivative `slope` with respect to `x`."""
+    """Returns `hard`, with the derivative `slope` with respect to `x`."""
     return hard.detach() + (x - x.detach()) * slope.detach()
 
 
@@ -73,22 +73,22 @@ def rect_spike(x: Tensor) -> Tensor:
 
 
 def reset(h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False) -> Tensor:
-    """The membrane after a reset in the same step."""
+    """Computes the membrane after a reset in the same step."""
     s = s.detach() if detach else s
     return h - s * v_th if v_reset is None else s * v_reset + (1 - s) * h
 
 
 @dataclass(frozen=True)
 class Case:
-    """A neuron, its equation, and where its states start.
+    """A neuron, its equation, and the initial values of its states.
 
     Attributes:
-        make: takes `backend` and the like.
+        make: function that makes the neuron; takes `backend` and similar options.
         step: `(parameters, x, states) -> (output, *new_states)`.
-        starts: one value per state.
-        scale, shift: of the input, so that some neurons fire and some do not.
-        fires: whether it can at all.
-        smooth: the same neuron with a smooth spike function, for gradcheck; `None`: there is none.
+        starts: initial value of each state.
+        scale, shift: applied to the input, so that some neurons fire and others do not.
+        fires: True if the neuron can fire.
+        smooth: the neuron with a smooth spike function, for gradcheck; `None`: there is none.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Case:
 
 
 def smooth_spike(x: Tensor) -> Tensor:
-    """No threshold at all."""
+    """A function without a threshold."""
     return torch.sigmoid(2 * x)
 
 
@@ -221,7 +221,7 @@ def _ilif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     h = v - v / (4 / 3) + x
     u = h / 0.8
     inside = torch.where((u >= 0) & (u <= 3), 1.0, 0.0).to(u.dtype)
-    # Python's round is half to even, too.
+    # Python's round also rounds halves to even.
     counts = [round(min(max(value, 0.0), 3.0)) for value in u.detach().flatten().tolist()]
     s = with_gradient(torch.tensor(counts, dtype=u.dtype).reshape(u.shape), u, inside)
     return s, h - 0.8 * s
@@ -301,7 +301,7 @@ def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor,
 
 def _make_stochastic(**options: Any) -> Neuron:
     made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
-    # As if each call were given this noise.
+    # Each call receives this noise.
     made._checked = partial(_with_noise, made._checked)  # type: ignore[method-assign]
     made._completing = _complete  # type: ignore[method-assign]
     return made.double()
@@ -316,7 +316,7 @@ def _complete(inputs: tuple[Tensor, ...]) -> tuple[()]:
 
 
 def _wrapped(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
-    """`Recurrent` around a neuron, with a matrix for 35 of them."""
+    """Makes a `Recurrent` around a neuron, with a matrix for 35 neurons."""
 
     def make(**options: Any) -> Neuron:
         torch.manual_seed(5)
@@ -371,7 +371,7 @@ def _alpha(mechanism: str) -> Step:
 def _lapicque(mechanism: str) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (v,) = states
-        # dt = 1, R = 2, and C from beta: dt / (R C) = -ln(beta).
+        # With dt = 1 and R = 2, C follows from beta: dt / (R C) = -ln(beta).
         inverse_rc = -p["beta"].log() if "beta" in p else torch.tensor(1 / (2 * 3), dtype=v.dtype)
         r = torch.where(v > 0.6, 1.0, 0.0).to(v.dtype)
         h = (1 - inverse_rc) * v + 2 * inverse_rc * x
@@ -382,7 +382,7 @@ def _lapicque(mechanism: str) -> Step:
 
 
 def _fed_back(p: Params, s: Tensor) -> Tensor:
-    """Feedback from the last step's spikes, as sums written out."""
+    """Computes the feedback from the last step's spikes, as explicit sums."""
     if "recurrent.V" in p:
         return p["recurrent.V"] * s
     fed = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
@@ -390,7 +390,7 @@ def _fed_back(p: Params, s: Tensor) -> Tensor:
 
 
 def _recurrent(step: Step, name: str = "neuron.") -> Step:
-    """The step with its last output, through the weights, in its input."""
+    """Adds the last output, multiplied by the weights, to the input of a step."""
 
     def fed(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         s, *rest = states
@@ -494,7 +494,7 @@ def _cases() -> list[Case]:
             _klif(scale_reset=False, v_reset=0.0),
             [0],
             shift=1.0,
-            smooth=None,  # relu's corner
+            smooth=None,  # relu has a corner
         ),
         Case(
             "klif_scaled",
@@ -543,7 +543,7 @@ def _cases() -> list[Case]:
             _refractory(1, 3, 0.5, None),
             [0, 0],
             shift=1.0,
-            smooth=None,  # the count's corner
+            smooth=None,  # the count has a corner
         ),
         Case("stochastic", _make_stochastic, _stochastic, [0]),
         Case(
@@ -618,7 +618,7 @@ def _cases() -> list[Case]:
     ]
     for mechanism in ("subtract", "zero", "none"):
         named = {"reset_mechanism": mechanism}
-        # The reset's condition has no gradient, and no threshold is smooth.
+        # The condition of the reset has no gradient, and a threshold is never smooth.
         smooth = _DELAYED if mechanism == "none" else None
         learned = {"learn_beta": True, "threshold": 0.9}
         cases += [
@@ -687,7 +687,7 @@ class Result:
 
     Attributes:
         outputs, states: `[T, *step]`, and the last states.
-        gradients: by name: `x`, `state 0`, ..., and parameters.
+        gradients: gradients by name: `x`, `state 0`, ..., and parameters.
     """
 
     outputs: Tensor
@@ -696,20 +696,20 @@ class Result:
 
 
 def draw_input(case: Case, steps: int, shape: Sequence[int], seed: int = 0) -> Tensor:
-    """An input sequence that makes some neurons fire."""
+    """Draws an input sequence that makes some neurons fire."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn((steps, *shape), generator=generator, dtype=torch.float64)
     return case.scale * drawn + case.shift
 
 
 def draw_states(case: Case, shape: Sequence[int]) -> list[Tensor]:
-    """States in the middle of a run."""
+    """Draws states as in the middle of a run."""
     generator = torch.Generator().manual_seed(3)
     return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for _ in case.starts]
 
 
 def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """The equation in a loop, with copies of the neuron's parameters; `states=None`: where they start."""
+    """Runs the equation in a loop, with copies of the neuron's parameters; `states=None`: from its initial states."""
     params = {name: p.detach().clone().requires_grad_() for name, p in neuron.named_parameters()}
     leaf = x.detach().clone().requires_grad_()
     if states is None:
@@ -723,7 +723,7 @@ def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] |
 
 
 def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """The neuron under test; `states=None`: where it starts by itself."""
+    """Runs the neuron under test; `states=None`: from its own initial states."""
     neuron.reset()
     leaf = x.detach().clone().requires_grad_()
     starts: list[Tensor] = []
@@ -750,7 +750,7 @@ def _gradients(
 
 
 def assert_same(result: Result, wanted: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    """Outputs, last states, and each gradient that both have."""
+    """Compares outputs, last states, and each gradient that both results have."""
     torch.testing.assert_close(result.outputs, wanted.outputs, rtol=rtol, atol=atol)
     for state, other in zip(result.states, wanted.states, strict=True):
         torch.testing.assert_close(state, other, rtol=rtol, atol=atol)

@@ -1,6 +1,6 @@
-"""A recorder of graphs without a GPU: operations of torch, noted in a dispatch mode and repeated into their memory.
+"""A recorder of graphs without a GPU: a dispatch mode records torch's operations, and replays write to their memory.
 
-As in a CUDA graph, nothing is computed while it records, Python runs once, and every repetition overwrites the results.
+As with a CUDA graph, nothing is computed during the recording, Python runs once, and each replay overwrites results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Operations(TorchDispatchMode):
-    """Notes operations, and what is needed to undo them."""
+    """Records operations, and the values that are needed to undo them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class Operations(TorchDispatchMode):
         if "_local_scalar_dense" in str(function):
             raise RuntimeError("operation not permitted when stream is capturing")
         given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-        # The schema of a batch norm does not say that it writes its running statistics.
+        # The schema of a batch norm does not declare that it writes to its running statistics.
         if function._schema.is_mutable or "batch_norm" in str(function):
             for tensor in given:
                 address = tensor.untyped_storage().data_ptr()
@@ -58,9 +58,9 @@ class OperationsRecorder:
     """A `Recorder` on the CPU.
 
     Attributes:
-        recorded: how many graphs were recorded.
-        replayed: how many repetitions there were.
-        run_by_python: runs by Python.
+        recorded: number of recorded graphs.
+        replayed: number of replays.
+        run_by_python: number of runs in Python.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps that compute what stands in front of a neuron in compiled graphs: the same results, and what is kept."""
+"""Steps that compute the functions in front of a neuron in compiled graphs: equal results, and fewer stored values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Behind(nn.Module):
-    """A function of `x` and `y`, and a neuron behind it."""
+    """A function of `x` and `y`, with a neuron after it."""
 
     def __init__(self, before: Before, *others: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Behind(nn.Module):
 
 
 def results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) -> list[Tensor]:
-    """The output, and the gradients of inputs and parameters."""
+    """Returns the output, and the gradients of inputs and parameters."""
     functional.reset_net(net)
     for module in net.modules():
         if isinstance(module, FlexSN):
@@ -105,7 +105,7 @@ def test_what_is_absorbed(case: str, dynamic: bool) -> None:
 
 
 def test_names_are_of_the_users_lines() -> None:
-    """Also where torch has frames of its own below them."""
+    """Checks this also for stacks with torch's own frames below the user's."""
     before, count = CASES["per channel"]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -166,10 +166,10 @@ LEFT: dict[str, tuple[Before, str | None]] = {
     "written after": (written_after, None),
     "operand written": (operand_written, "written to in place"),
     "part written": (part_written, "written to in place"),
-    "data written": (data_written, "behind it"),
-    "list written": (list_written, "behind it"),
-    "no_grad": (without_gradient, "behind it"),
-    "autocast": (in_autocast, "behind it"),
+    "data written": (data_written, "after it"),
+    "list written": (list_written, "after it"),
+    "no_grad": (without_gradient, "after it"),
+    "autocast": (in_autocast, "after it"),
     "sum over time": (lambda x, y: x.cumsum(0), None),
     "other order": (lambda x, y: (x.transpose(0, 1) * 2).transpose(0, 1), None),
     "folded otherwise": (lambda x, y: (x.flatten(1, 2) * 2).unflatten(1, (B, C)), None),
@@ -193,7 +193,7 @@ def test_what_stays(case: str) -> None:
 
 
 class Shared(nn.Module):
-    """A sum that two neurons read, and one that something else reads, too."""
+    """A sum that two neurons read, and a sum that another function reads, too."""
 
     def __init__(self, elsewhere: bool) -> None:
         super().__init__()
@@ -213,11 +213,11 @@ def test_several_readers(elsewhere: bool) -> None:
     got, wanted = results(net, x, y, backend), results(net, x, y, None)
     torch.testing.assert_close(got, wanted)
     assert len(backend.absorbed) == (0 if elsewhere else 2)
-    assert [one.reason.split(",")[0] for one in backend.left] == ["something else reads it"] * elsewhere
+    assert [one.reason.split(",")[0] for one in backend.left] == ["another node reads it"] * elsewhere
 
 
 def test_a_scale_is_computed_again_for_each_reader() -> None:
-    """One sequence is read either way, so nothing is lost."""
+    """Each neuron reads one sequence in both cases, so moving the scale costs nothing."""
     net, (x, y) = Behind(lambda x, y: x), of_sequence(B, 4)
     net.forward = lambda x, y: net.neuron(2 * x) + (2 * x).sum() + y  # type: ignore[method-assign]
     backend = AbsorbingBackend(EAGER)
@@ -226,7 +226,7 @@ def test_a_scale_is_computed_again_for_each_reader() -> None:
 
 
 class Weighted(nn.Module):
-    """One weight, in front of a neuron and in its step."""
+    """A weight that is used in front of a neuron and in its step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def convolutional(norm: nn.Module, **to: Any) -> nn.Sequential:
 
 
 def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], int]:
-    """Output and gradients; buffers; how many elements are kept for the backward."""
+    """Returns output and gradients; buffers; and the number of elements stored for the backward."""
     functional.reset_net(net)
     torch.compiler.reset()
     kept = 0
@@ -334,7 +334,7 @@ def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, t
     backend = AbsorbingBackend(EAGER)
     got, buffers, _ = trained(net, x, backend, dynamic=dynamic)
     wanted, others, _ = trained(fused, x, EAGER, dynamic=dynamic)
-    (one,) = set(backend.absorbed)  # with sizes as symbols, the graph is compiled twice
+    (one,) = set(backend.absorbed)  # with symbolic sizes, the graph is compiled twice
     assert one.producers[0].startswith("batch_norm (")
     assert 0.01 < got[0].float().mean() < 0.95
     for a, b in zip([*got, *buffers], [*wanted, *others], strict=True):
@@ -357,7 +357,7 @@ def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
 def test_what_a_norm_reads(residual: bool) -> None:
-    """One function of the convolution's output is computed in the step, too; a sum is not read twice."""
+    """Checks that one function of the convolution's output is computed in the step, too, but a sum is not."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -382,7 +382,7 @@ def test_what_a_norm_reads(residual: bool) -> None:
 
 
 class TwoReaders(nn.Module):
-    """A norm that a neuron reads, and something else."""
+    """A norm that a neuron and another function read."""
 
     def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attributes set, called or removed after construction are checked in their present state."""
+"""Checks of attributes that are set, called or removed after construction: they use the present state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_nn.neuron import GatedLIF
 
 
 class Scaled(LIF):
-    """Its output is no spikes any more."""
+    """A neuron whose output no longer consists of spikes."""
 
     def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
         return super().forward(*inputs, **options) * 0.3

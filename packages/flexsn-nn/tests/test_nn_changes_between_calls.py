@@ -1,4 +1,4 @@
-"""Two calls with a change in between: the second one is as in the loop, whichever road an earlier call has prepared."""
+"""Two calls with a change in between: the second equals the loop, however the first one has prepared later calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T, STEP = 3, (2, 5)
 
 
 class Core(nn.Module):
-    """A step that reads about everything that a step can read."""
+    """A step that reads nearly everything that a step can read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def neuron_of(layer: Any) -> Any:
     return layer.neuron if isinstance(layer, NormNeuron) else layer
 
 
-# -- changes of the layer itself, and of what is around its calls ------------------------------------------------------
+# -- changes of the layer itself, and of the surroundings of its calls -------------------------------------------------
 
 
 def scale_parameters(layer: nn.Module) -> None:
@@ -204,14 +204,14 @@ def data(layer: Any, seed: int) -> Tensor:
 
 
 def call(layer: Any, seed: int) -> dict[str, Any]:
-    """All that a call returns, and leaves on the module."""
+    """Collects everything that a call returns and stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     return {"x": x, "output": layer(x), **left(neuron)}
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """All that `step` returns from the present state, and leaves on the module."""
+    """Collects everything that `step` returns from the present state and stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     output, states = layer.step(x, neuron.states or None)
@@ -257,7 +257,7 @@ ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
 
 
 def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
-    """Results and gradients of a call, a call, a step and a call after a change."""
+    """Returns results and gradients of two calls, a step, and a call after a change."""
     layer = make()
     neuron = neuron_of(layer)
     neuron.step_mode = step_mode
@@ -331,7 +331,7 @@ def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, com
 @pytest.mark.parametrize("road", ["a step and a call", "counted"])
 @pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
 def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
-    """Kernels of sequences: Triton takes no single steps."""
+    """Tests kernels of sequences only, since Triton runs no single steps."""
     assert_like_the_loop(kind, "triton", road, "m", change)
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: right, or refused, never silently wrong."""
+"""Activation checkpointing: correct or refused, but never silently wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem() -> tuple[Tensor, Tensor]:
 
 
 def from_the_start(neuron: LIF) -> Callable[[Tensor], Tensor]:
-    """A call that resets first."""
+    """Makes a function that resets the neuron and then calls it."""
 
     def run(x: Tensor) -> Tensor:
         neuron.reset()
@@ -73,18 +73,18 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
     x, weights = problem()
     neuron(x.detach())
     output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
-    if reset:  # too early: the first run began at a state
+    if reset:  # too early: the first run did not begin at a reset
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:one LIF stands in two places")
+@pytest.mark.filterwarnings("ignore:one LIF is in two places")
 @backends
 @reentrant
 @pytest.mark.parametrize("first", [False, True])
 def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
-    """Runs two functions, one of which resets; `first`: that one runs first, and runs again last."""
+    """Runs two functions, one of which resets. `first`: that one runs first, and runs again last."""
     neuron = LIF(backend=backend)
     x, weights = problem()
     before = neuron(x.detach())[-1]
@@ -97,7 +97,7 @@ def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: b
         (y * weights).sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:one LIF stands in two places")
+@pytest.mark.filterwarnings("ignore:one LIF is in two places")
 @backends
 def test_a_reset_outside_of_a_nested_second_run_does_not_count(backend: str) -> None:
     neuron = LIF(backend=backend)

@@ -1,4 +1,4 @@
-"""A neuron inside `torch.compile`: one graph with a loop or the operator, and honest about kernels."""
+"""A neuron inside of `torch.compile`: one graph with a loop or the operator, and correct reports about kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Dynamo looks at the gradients of what a graph hands over at its break.
+# Dynamo reads the gradients of tensors that a graph passes on at its break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
 def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgraph: bool, interpreted: None) -> None:
@@ -64,7 +64,7 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgra
 
 @pytest.mark.parametrize(("backend", "lowering"), [("hop", "auto"), ("hop", "while_loop"), ("torch", "auto")])
 def test_a_compiled_neuron_goes_on_from_its_state(backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without sequences of states, too, and without gradients, as `while_loop` requires."""
+    """Tests without state sequences, too, and without gradients, as `while_loop` requires."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     plain, neuron = LIF(backend="torch"), LIF(backend=backend)
@@ -84,7 +84,7 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
 @pytest.mark.long(all_but=["-0.5", "None"])
 @pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
 def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
-    """With `dynamic=True`, Dynamo makes symbols of a neuron's numbers, too."""
+    """Tests that with `dynamic=True`, Dynamo also makes symbols of a neuron's numbers."""
     neuron = LIF(v_reset=v_reset, tau=3.0, backend="hop")
     compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
     for steps in (5, 6):
@@ -96,7 +96,7 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
         assert torch.equal(output, neuron(x))
 
 
-# One of each kind; the numbers of the others are of the same types.
+# One case of each kind; the numbers of the other cases have equal types.
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 

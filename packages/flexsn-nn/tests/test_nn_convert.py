@@ -1,4 +1,4 @@
-"""`convert` where neither library is there: what it leaves alone, and what it never imports."""
+"""`convert` if neither library is installed: modules that it does not change, and libraries that it never imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`convert` with snnTorch itself: the same loop over time gives the same bits before and after."""
+"""`convert` with snnTorch itself: a loop over time gives equal bits before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[nn.Module, Tensor], list[Tensor]]
 
 
 class Loop(nn.Module):
-    """A network whose `forward` loops over time and hands the states of its neurons around."""
+    """A network whose `forward` loops over time and passes on the states of its neurons."""
 
     def __init__(self, *neurons: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Loop(nn.Module):
 
 
 def steps(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """A network that keeps its states inside, called once a step."""
+    """Calls a network that stores its states once for each step."""
     outputs = [net(step) for step in x]
     if isinstance(outputs[0], tuple):
         return [torch.stack(column) for column in zip(*outputs, strict=True)]
@@ -56,7 +56,7 @@ def whole(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 class Amplify(nn.Module):
-    """So that neurons fire."""
+    """Amplifies its input, so that neurons fire."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * x
@@ -181,11 +181,11 @@ EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion, Run]:
-    """The network before, and a converted copy."""
+    """Returns the original network, and a converted copy."""
     torch.manual_seed(3)
     make, run = MODELS[name]
     before = make()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels have an exp of their own
+    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
     assert conversion.left == []
     assert len(conversion.converted) == 2
     return before, conversion, run
@@ -289,10 +289,10 @@ def test_checkpoints(name: str) -> None:
 
 @EACH
 def test_a_whole_sequence_is_the_loop(name: str) -> None:
-    """In step mode "m" the loop can go: spikes, and states where they are returned, of all steps at once."""
+    """Checks step mode "m", which needs no loop: spikes of all steps at once, and states if they are returned."""
     before, conversion, run = build(name)
     if run is whole or name == "conv":
-        return  # their own forward loops; convolutions need OverTime
+        return  # their forward itself loops; convolutions need OverTime
     wanted = run(before, draw())
     functional.set_step_mode(conversion.model, "m")
     found = whole(conversion.model, draw())
@@ -314,7 +314,7 @@ def test_copies_and_pickles(name: str) -> None:
 @pytest.mark.long(all_but=["synaptic"])
 @pytest.mark.parametrize("name", ["leaky_graded", "synaptic", "alpha", "lapicque", "leaky_at_once"])
 def test_kernels(name: str, interpreted: None) -> None:
-    """The whole sequence by compiled kernels equals the loop of snnTorch."""
+    """Checks that compiled kernels over the whole sequence equal snnTorch's loop."""
     before, conversion, _ = build(name)
     assert isinstance(before, Loop)
     assert isinstance(conversion.model, Loop)
@@ -336,7 +336,7 @@ def test_kernels(name: str, interpreted: None) -> None:
 
 
 def test_recurrent_neurons_in_detail() -> None:
-    """A convolution, states by name, attributes, and the reset that snnTorch computes and forgets."""
+    """Checks a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
     torch.manual_seed(0)
     theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     ours: Any = convert(copy.deepcopy(theirs), backend="torch").model
@@ -350,7 +350,7 @@ def test_recurrent_neurons_in_detail() -> None:
     assert torch.equal(ours.spk, theirs.spk)
     assert ours.recurrent.weight.shape == (2, 2, 3, 3)
     conversion = convert(snn.RSynaptic(0.5, 0.8, linear_features=N, reset_delay=False))
-    assert "forgets its reset_delay=False" in str(conversion)
+    assert "ignores its reset_delay=False" in str(conversion)
     learned = snn.RLeaky(0.5, linear_features=N)
     weight = learned.recurrent.weight
     assert convert(learned).model.V is weight
@@ -367,7 +367,7 @@ def test_states_by_name_and_none() -> None:
         lambda neuron: neuron(x, syn=syn, mem=mem),
         lambda neuron: neuron(x, mem=mem),
         lambda neuron: neuron(x),
-        lambda neuron: neuron(x[:2]),  # another shape: from zero
+        lambda neuron: neuron(x[:2]),  # another shape, so the states start at zero
         lambda neuron: neuron(x, torch.zeros(0), mem),
     ]
     for call in calls:
@@ -449,7 +449,7 @@ def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
     spike: Any = Spike.apply
     before = snn.Leaky(0.5, spike_grad=spike, init_hidden=True)
     conversion = convert(copy.deepcopy(before), backend="torch")
-    assert any("traced as it is" in difference for difference in conversion.converted[0].differences)
+    assert any("traced unchanged" in difference for difference in conversion.converted[0].differences)
     x = draw()
     leaves = [x.clone().requires_grad_() for _ in range(2)]
     for net, leaf in zip((before, conversion.model), leaves, strict=True):
@@ -458,7 +458,7 @@ def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
-    """`fully_shard` requires this; an optimizer from before goes on, and checkpoints load in both directions."""
+    """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
@@ -475,7 +475,7 @@ def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
         assert conversion.moved[name].shape == (1,)
         assert number.item() != before.get_parameter(name).item()
     conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # without the report, too
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
     for name, number in numbers.items():
         assert number.item() == before.get_parameter(name).item()
         assert number.shape == (1,)

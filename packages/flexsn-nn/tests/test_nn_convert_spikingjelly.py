@@ -1,4 +1,4 @@
-"""`convert` with SpikingJelly itself: the same network gives the same bits before and after."""
+"""`convert` with SpikingJelly itself: a network gives equal bits before and after."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ T, B, N = 7, 3, 6
 
 
 class Amplify(nn.Module):
-    """So that neurons fire."""
+    """Amplifies its input, so that neurons fire."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 4 * x + 1
 
 
 def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
-    """A linear layer in front of each."""
+    """Makes a network with a linear layer in front of each neuron."""
     net = nn.Sequential()
     for i, make in enumerate(neurons):
         net.append(layer.Linear(N, N) if i % 2 else nn.Linear(N, N))
@@ -44,7 +44,7 @@ def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Nested modules, one neuron in two places, a branch."""
+    """A network with nested modules, one neuron in two places, and a branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,21 +200,21 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "masked": masked,
     "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
 }
-del MODELS["liaf"]  # in sequences, it has a test of its own
-# Left as they are, on purpose: they run as before.
+del MODELS["liaf"]  # a separate test covers it in sequences
+# Modules that are not converted, on purpose: they run as before.
 KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# Not to the bit, by a difference that the report names.
+# Not equal to the bit, by a difference that the report names.
 NEARLY = {"ilif"}
-# In evaluation mode, SpikingJelly's has no surrogate.
+# In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
 EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion]:
-    """The network before, and a converted copy."""
+    """Returns the original network, and a converted copy."""
     torch.manual_seed(3)
     before = MODELS[name]()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels have an exp of their own
+    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
     assert {item.name for item in conversion.left} == KEPT.get(name, set())
     assert not any("Node" in type(m).__name__ for m in conversion.model.modules())
     return before, conversion
@@ -307,7 +307,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 def test_states_go_on_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # they begin again there; the report says so where they do not here
+        return  # they begin again in each call; the report names those that do not
     before.eval()
     conversion.model.eval()
     with torch.no_grad():
@@ -362,27 +362,27 @@ def test_copies_and_pickles(name: str) -> None:
 
 
 def test_liaf_keeps_its_activation_in_sequences() -> None:
-    """A named difference: SpikingJelly 2.0 gives spikes there, unless it stores the membranes."""
+    """A difference that the report names: SpikingJelly 2.0 returns spikes here, unless it stores the membranes."""
     before = neuron.LIAFNode(act=torch.tanh, threshold_related=False, step_mode="m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels have an exp of their own
+    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
     steps = copy.deepcopy(before)
     steps.step_mode = "s"
     x = draw()
     wanted = torch.stack([steps(step) for step in x])
     assert torch.equal(conversion.model(x), wanted)
     (item,) = conversion.converted
-    assert "forgets act" in item.differences[0]
+    assert "ignores act" in item.differences[0]
     assert set(before(x).unique().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.long
 def test_a_published_network() -> None:
-    """Spikformer, from SpikingJelly's own collection: outputs and all gradients to the bit."""
+    """Converts Spikformer from SpikingJelly's own collection: outputs and all gradients are equal to the bit."""
     models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")
     torch.manual_seed(0)
     before = models.spikformer_cifar10(num_classes=10)
     theirs.set_step_mode(before, "m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels have an exp of their own
+    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
     assert conversion.left == []
     x = 3 * torch.rand(2, 2, 3, 32, 32)
     outputs = []
@@ -438,7 +438,7 @@ def test_one_neuron_is_returned() -> None:
 @pytest.mark.usefixtures("loops")
 def test_spikingjellys_own_functions_reach_converted_neurons() -> None:
     net = mlp(maker("LIFNode"))
-    theirs.reset_net(net)  # which remembers the modules that it found
+    theirs.reset_net(net)  # it caches the modules that it found
     convert(net)
     wanted = net(draw())
     theirs.reset_net(net)
@@ -512,7 +512,7 @@ def test_surrogates(name: str) -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
-    """`fully_shard` requires this; an optimizer from before goes on, and checkpoints load in both directions."""
+    """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
     net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
@@ -529,7 +529,7 @@ def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
         assert conversion.moved[name].shape == (1,)
         assert number.item() != before.get_parameter(name).item()
     conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # without the report, too
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
     for name, number in numbers.items():
         assert number.item() == before.get_parameter(name).item()
         assert number.shape == (1,)
@@ -541,7 +541,7 @@ def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
 
 
 def few_bits(net: nn.Module) -> nn.Module:
-    """With weights of eighths, every sum is exact in any order."""
+    """Sets weights to multiples of an eighth, so that every sum is exact in any order."""
     for parameter in net.parameters():
         if parameter.dim() > 0:
             parameter.data = (24 * parameter.data).round() / 8
@@ -604,8 +604,8 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
 
 
 def test_spikingjellys_learners_work_beside_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """STDP of a layer with a neuron behind it: the changes of the weights are those beside SpikingJelly's neuron."""
-    board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, and need none of it here
+    """Checks STDP of a layer before a neuron: the changes of its weights equal those with SpikingJelly's neuron."""
+    board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, but do not use it here
     board.SummaryWriter = None
     monkeypatch.setitem(sys.modules, board.__name__, board)
     learning: Any = pytest.importorskip("spikingjelly.activation_based.learning")

@@ -1,4 +1,4 @@
-"""Kernels of delays: values, states and gradients are those of PyTorch's operations."""
+"""Kernels of delays: values, states and gradients equal those of PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import flexsn_nn._delay
 from flexsn_nn.layer import Delay
 from flexsn_runtime.delays import _delayed
 
-# More steps than one program has, and no multiple; a delay for each neuron, each channel, all, or each element.
+# More steps than one program computes, and no multiple; one delay for each neuron, each channel, all, or each element.
 SHAPES = [((11, 3, 5), (5,)), ((3, 2, 3, 4), (3, 1)), ((11, 3, 5), (1,)), ((9, 2, 3, 4), (2, 1, 4))]
 KINDS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -28,7 +28,7 @@ def made(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Delay:
 
 
 def ran(layer: Delay, x: Tensor) -> list[Tensor]:
-    """Two calls, the state after them, and gradients."""
+    """Returns the results of two calls, the state after them, and gradients."""
     leaf = x.clone().requires_grad_()
     outputs = [layer(leaf), layer(leaf * 2)]
     weights = torch.arange(x.numel(), device=x.device).cos().view(x.shape).to(x.dtype)

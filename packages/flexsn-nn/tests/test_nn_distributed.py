@@ -1,4 +1,4 @@
-"""Two processes with a part of the work each compute what one process computes."""
+"""Two processes with a part of the work each: together they compute the results of one process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The device of the two processes, and of the one that they are compared with."""
+    """Device of the two processes, and of the process that they are compared with."""
     kind: str = request.param
     torch.set_default_device(kind)
     yield kind
-    torch.set_default_device(None)  # not "cpu": that is a mode, and compilers trace through it
+    torch.set_default_device(None)  # "cpu" would be a mode, which compilers trace
 
 
 def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """Results of each process, by scenario."""
+    """Returns the results of each process, by scenario."""
     names = [scenario.__name__ for scenario in scenarios]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., An
             )
             for rank, file in enumerate(said)
         ]
-        for process in processes:  # each waits for the other: when one ends in an error, so does the other
+        for process in processes:  # they wait for each other, so an error in one ends both
             stack.callback(process.wait)
             stack.callback(process.kill)
         for process, file in zip(processes, said, strict=True):
@@ -75,7 +75,7 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
 
 
 def test_random_numbers_of_rows(results: list[dict[str, Any]]) -> None:
-    """The losses of two processes, and so the parameters, are those of one."""
+    """Checks that the losses of two processes, and so the parameters, are those of one process."""
     wanted = work.train(work.noisy_network(0), work.batch())
     for found in results:
         assert_close(found["noise_of_rows"], wanted)
@@ -120,7 +120,7 @@ def test_between_tensor_parallel_layers(results: list[dict[str, Any]]) -> None:
 
 @pytest.mark.long
 def test_under_torch_compile(tmp_path: Path, device: str) -> None:
-    """Data parallel, fully sharded, and between tensor-parallel layers."""
+    """Tests data-parallel, fully sharded, and tensor-parallel layers."""
     trained = work.train(work.network(), work.batch())
     spikes, gradients = work.run_once(work.network())
     assert spikes.sum() > 0
@@ -175,7 +175,7 @@ def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> No
     assert x.grad is not None
     torch.testing.assert_close(torch.cat([part[1] for part in exact]), x.grad)
     assert_close([a + b for a, b in zip(exact[0][2], exact[1][2], strict=True)], work.gradients(net))
-    # The last part has the whole gradient of its own steps, and the first none of what comes after it.
+    # The last part has the whole gradient of its own steps; the first part has no gradient from later steps.
     assert torch.equal(truncated[1][1], exact[1][1])
     assert not torch.equal(truncated[0][1], exact[0][1])
 
@@ -206,5 +206,5 @@ def test_micro_batches_do_not_see_each_other(results: list[dict[str, Any]]) -> N
     loss.backward()
     first, (last, found) = (result["pipeline"] for result in results)
     torch.testing.assert_close(found, loss.detach())
-    # The schedule takes the mean over the four micro-batches.
+    # The schedule averages over the four micro-batches.
     assert_close([4 * gradient for gradient in (*first, *last)], work.gradients(net))

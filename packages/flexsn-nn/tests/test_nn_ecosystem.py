@@ -1,4 +1,4 @@
-"""PyTorch's own tools on networks with neurons: the results of the loop, or an error that says what to do."""
+"""PyTorch's own tools on networks with neurons: results equal the loop, or an error says what to do."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from flexsn_nn import (
 from flexsn_runtime import DoubleBackwardError, TransformError
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, and used all the same
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, but still in use
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*"),
     pytest.mark.filterwarnings("ignore:.*reduce_range.*"),
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*"),
 ]
 
-X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # a state after it is far from the initial one
+X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # moves the state far from the initial one
 backends = pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 
 
@@ -53,7 +53,7 @@ def network(backend: str, **options: Any) -> Any:
 
 
 def by_the_loop(net: nn.Module, x: Tensor = X) -> Tensor:
-    """The output of a copy whose neurons are loops, from their initial state."""
+    """Returns the output of a copy whose neurons run as loops, from their initial states."""
     loop = network("torch")
     loop.load_state_dict(net.state_dict())
     return cast(Tensor, loop(x))
@@ -63,7 +63,7 @@ def by_the_loop(net: nn.Module, x: Tensor = X) -> Tensor:
 
 
 class Doubling(LIF):
-    """A class of the user's, with a `forward` of its own."""
+    """A user's class with a `forward` of its own."""
 
     def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
         return super().forward(2 * inputs[0], **options)
@@ -95,14 +95,14 @@ def test_symbolic_trace_has_a_node_for_each_layer(kind: str, backend: str) -> No
     functional.reset_net(net)
     assert torch.equal(found, net(X))
     functional.reset_net(net)
-    again = torch.fx.symbolic_trace(traced)  # of a graph
+    again = torch.fx.symbolic_trace(traced)  # traces a graph
     assert torch.equal(again(X), found)
 
 
 @backends
 @pytest.mark.parametrize("fused", [False, True])
 def test_symbolic_trace_goes_into_layers_without_a_state(fused: bool, backend: str) -> None:
-    """Convolutions and norms are nodes of their own, also where a neuron's step computes the norm."""
+    """Checks that convolutions and norms are nodes, also if a neuron's step computes the norm."""
     torch.manual_seed(0)
     block = layer.SEWBlock(2, 2, lambda: LIF(backend=backend))
     net = nn.Sequential(block, layer.MSBlock(2, 2, lambda: LIF(backend=backend)), OverTime(nn.Flatten()))
@@ -177,7 +177,7 @@ def test_quantisation_by_graphs(prepare: str, backend: str) -> None:
     assert {"0", "1", "2", "3"} <= set(names)
     output = prepared(X)
     assert output.shape == (5, 3, 4)
-    if prepare == "prepare_fx":  # observers change nothing
+    if prepare == "prepare_fx":  # observers do not change results
         assert torch.equal(output, by_the_loop(net))
     else:
         output.sum().backward()
@@ -234,7 +234,7 @@ class OneStep(nn.Module):
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_inside_of_the_onnx_exporter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records operations alone, with kernels or without."""
+    """Checks that only operations are recorded, with kernels or without."""
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     v = torch.zeros(3, 8)
     for net, args in ((network(backend).eval(), (X,)), (OneStep(backend), (X[0], v))):
@@ -432,7 +432,7 @@ def test_modes_around_a_first_call(mode: str, backend: str) -> None:
         assert told == []
     assert torch.equal(output, by_the_loop(net))
     if mode == "flops":
-        assert tool.get_total_flops() == 5040  # of the two linear layers
+        assert tool.get_total_flops() == 5040  # those of the two linear layers
     if mode == "profiler":
         names = {event.name for event in tool.events()}
         assert {"aten::addmm", "aten::mm"} & names, "after the first neuron, too"
@@ -481,7 +481,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def penalised(f: Function, x: Tensor) -> Tensor:
-    """The gradient of a penalty on gradients by the incoming one."""
+    """Computes the gradient, with respect to the incoming gradient, of a penalty on gradients."""
     incoming = torch.ones_like(x).requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x, incoming, create_graph=True)
     return torch.autograd.grad(gradient.square().sum(), incoming, allow_unused=True)[0]
@@ -506,7 +506,7 @@ DERIVATIVES: dict[str, Callable[[Function, Tensor], Any]] = {
     "func.vmap": lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x),
 }
 TWICE = {"jvp", "hvp", "vhp", "hessian", "penalty"}
-# Of these, a norm's statistics are others, or its running ones are written: torch refuses.
+# Transforms in which a norm's statistics differ, or its running statistics are written, which torch refuses.
 WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad of grad"}
 
 
@@ -523,7 +523,7 @@ WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
 def test_derivatives(kind: str, derivative: str, backend: str) -> None:
-    """Derivatives equal the loop's, or are refused by an error that names the loop."""
+    """Checks that derivatives equal the loop's, or are refused with an error that names the loop."""
     if kind == "a norm in the step" and derivative in WITHOUT_NORM:
         pytest.skip("torch's norm refuses it")
 
@@ -543,7 +543,7 @@ def test_derivatives(kind: str, derivative: str, backend: str) -> None:
 
 @backends
 def test_a_state_does_not_outlive_its_transform(backend: str) -> None:
-    """The next call goes on from its value, inside of another transform and outside of any."""
+    """Checks that the next call continues from the state's value, inside of another transform and outside of any."""
     net, loop = network(backend), network("torch")
 
     def loss(values: Any) -> Tensor:
@@ -568,7 +568,7 @@ def test_a_state_does_not_outlive_its_transform(backend: str) -> None:
 
 @backends
 def test_a_state_from_before_a_transform(backend: str) -> None:
-    """It is a constant of the function that is transformed."""
+    """Checks that such a state is a constant of the transformed function."""
     net, loop = network(backend), network("torch")
     found = []
     for one in (net, loop):

@@ -1,4 +1,4 @@
-"""Encoders against counts and hand-computed times."""
+"""Encoders: comparison with counts and with times computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_rate_draws_with_the_probability() -> None:
     counts = spikes.sum((0, 1)) / (400 * 50)
     assert counts[[0, 1]].tolist() == [0.0, 0.0]
     assert counts[[4, 5]].tolist() == [1.0, 1.0]
-    # Four standard deviations of 20,000 draws.
+    # The tolerance is four standard deviations of 20,000 draws.
     for i, p in ((2, 0.25), (3, 0.9)):
         assert abs(counts[i].item() - p) < 4 * math.sqrt(p * (1 - p) / 20_000)
 
@@ -66,7 +66,7 @@ def test_latency(curve: str, times: list[int]) -> None:
 
 @pytest.mark.parametrize("curve", ["linear", "log"])
 def test_latency_of_long_and_short_trains(curve: str) -> None:
-    """Where exp(T - 1) overflows, and where there is one step."""
+    """Tests trains so long that exp(T - 1) overflows, and trains of one step."""
     x = torch.tensor([0.0, 1.0])
     assert encoding.latency(x, 1000, curve=curve).argmax(0).tolist() == [999, 0]
     assert encoding.latency(x, 1, curve=curve).tolist() == [[1.0, 1.0]]

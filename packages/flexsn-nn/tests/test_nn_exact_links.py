@@ -1,4 +1,4 @@
-"""Exchanges between neurons and layers with exact products: the same results, and nothing that is out of date."""
+"""Exchange between neurons and layers with exact products: equal results, and no outdated values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """For each product: its spikes came in bfloat16, and it offered links."""
+    """Records for each product whether its spikes came in bfloat16 and whether it offered links."""
     calls = []
     run = RepeatedProducts.run
 
@@ -70,7 +70,7 @@ def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]
         assert_near(step(net, spikes()), want)
     assert handed == BOTH * 3
     assert all(one.exact for one in products.layers)
-    # As before, of a sequence in two parts, whose states are there.
+    # Repeats this for a sequence in two parts, so that the second begins with states.
     functional.detach_net(net)
     found = step(net, spikes(), reset=False)
     plain = network()
@@ -88,7 +88,7 @@ def test_fewer_parts(precision: str, handed: list[tuple[bool, bool]]) -> None:
     products = exact_products(plain, precision, also=["0"], skip=["2"])
     for module in plain.modules():
         vars(module).pop(_exchange.ATTRIBUTE, None)
-    tolerance = 1e-4 if precision == "high" else 3e-2  # the interpreter truncates parts
+    tolerance = 1e-4 if precision == "high" else 3e-2  # the interpreter truncates the parts
     assert_near(step(net, spikes()), step(plain, spikes()), tolerance)
     assert handed == [(False, True), (True, False), (False, True), (False, False)]
     assert len(products.layers) == 3
@@ -108,7 +108,7 @@ def test_without_gradients(handed: list[tuple[bool, bool]]) -> None:
 
 
 def test_parts_of_a_gradient_add_up_to_it() -> None:
-    """The links receive what the layer's output would."""
+    """Checks that the links receive the gradient that the layer's output would receive."""
     torch.manual_seed(0)
     s, weight, bias = spikes(), torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
     y, record, links = linked_linear(s, s.bfloat16(), weight, bias, (3, 3), links=True)
@@ -128,11 +128,11 @@ def test_parts_of_a_gradient_add_up_to_it() -> None:
     torch.testing.assert_close(found[0], 2 * grad.flatten(0, 1).t() @ s.flatten(0, 1), rtol=1e-5, atol=1e-5)
 
 
-# -- what is out of date is not used -----------------------------------------------------------------------------------
+# -- outdated values are not used --------------------------------------------------------------------------------------
 
 
 class Between(nn.Module):
-    """Something between a neuron and a layer, and between a layer and a neuron."""
+    """A function between a neuron and a layer, and a function between a layer and a neuron."""
 
     def __init__(self, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def seen(x: Tensor) -> Tensor:
 
 
 class Flag(nn.Module):
-    """A layer of the user's that changes its argument."""
+    """A user's layer that changes its argument."""
 
     def forward(self, x: Tensor) -> Tensor:
         x.data.add_(0.25)
@@ -292,7 +292,7 @@ def test_several_gradients_and_second_derivatives_are_those_without_links() -> N
 
 
 class Doubled(nn.Module):
-    """A step whose output is no spike."""
+    """A step whose output is not a spike."""
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + (x - v) * 0.5

@@ -1,4 +1,4 @@
-"""Networks whose layers multiply spikes exactly: which do, that nothing else changes, and that no product is wrong."""
+"""Networks whose layers multiply spikes exactly: the layers that do so, other behaviour unchanged, correct products."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def data(features: int = 10, device: str = "cpu") -> Tensor:
 
 
 def step(net: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
-    """The output and all gradients."""
+    """Returns the output and all gradients."""
     functional.reset_net(net)
     x = x.clone().requires_grad_()
     y = (run or net)(x)
@@ -83,13 +83,13 @@ def test_it_is_undone_by_a_call() -> None:
     before = {name: set(vars(module)) for name, module in net.named_modules()}
     want = step(net, x)
     products = exact_products(net)
-    exact_products(net)  # again: once
+    exact_products(net)  # a second call has no effect
     assert sum(len(module._forward_hooks) for module in net.modules()) == 3
     products.undo()
     assert {name: set(vars(module)) for name, module in net.named_modules()} == before
     assert all(not module._forward_hooks for module in net.modules())
     assert all(torch.equal(a, b) for a, b in zip(step(net, x), want, strict=True))
-    plain_products(net)  # nothing to do
+    plain_products(net)  # has nothing to undo
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -150,7 +150,7 @@ def test_layers_that_the_user_names() -> None:
     products = exact_products(net, also=["0"], skip=["5"])
     assert_near(step(net, spikes), want)
     assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
-    assert_near(step(net, data()), step(network(), data()))  # which are no spikes
+    assert_near(step(net, data()), step(network(), data()))  # the input has no spikes
     assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input was not whole" in str(products)
 
 
@@ -230,7 +230,7 @@ def test_convolutions_over_points() -> None:
 
 
 class Scaled(LIF):
-    """Gives no spikes, whatever its range says."""
+    """A neuron whose output does not consist of spikes, although its range claims so."""
 
     def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
         spikes = super().forward(*inputs, **options)
@@ -251,7 +251,7 @@ def claimed(neuron: FlexSN) -> FlexSN:
 
 
 class Between(nn.Module):
-    """Something between a neuron and a layer."""
+    """A function between a neuron and a layer."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], neuron: FlexSN) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def noisy(x: Tensor) -> Tensor:
     return x + torch.linspace(0, 1, x.shape[-1])
 
 
-# What stands between, the neuron, and whether the product is exact.
+# The function in between, the neuron, and True if the product is exact.
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] = {
     "a sum of forty spikes": (forty, LIF, True),
     "a sum of more than 256": (lambda x: forty(forty(x)), LIF, False),
@@ -380,14 +380,14 @@ def test_a_network_on_a_gpu(grid: bool) -> None:
     found = step(net, x)
     assert all(ran(products).values()), str(products)
     if grid:
-        assert torch.equal(found[0], want[0])  # every spike, and every sum of them
-    # Without a grid, spikes may differ where a sum's last bit does: the last layer's gradients are means over many.
+        assert torch.equal(found[0], want[0])  # all spikes and their sums are equal
+    # Without a grid, spikes may differ if the last bit of a sum does; the last layer's gradients are means over many.
     for one, other in zip(found, want, strict=True):
         norm = float(other.norm())
         assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6
 
 
-# Dynamo looks for gradients of tensors that are no leaves, and autograd's nodes of parameters are of another stream.
+# Dynamo reads the gradients of tensors that are no leaves, and parameters have autograd nodes on another stream.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
@@ -434,5 +434,5 @@ def test_what_is_handed_over_on_a_gpu_is_what_passes_would_make(monkeypatch: pyt
     assert_near(first, want)
     for _ in range(4):
         last = step(net, x)
-    assert all(net[i].forward._products._known for i in (0, 2, 4))  # by the compiled launcher
+    assert all(net[i].forward._products._known for i in (0, 2, 4))  # run by the compiled launcher
     assert all(torch.equal(one, other) for one, other in zip(first, last, strict=True))

@@ -1,4 +1,4 @@
-"""`explain()`: what runs and why, what was refused, what is moved, what was compiled."""
+"""`explain()`: backends and their reasons, refusals, memory traffic, compiled kernels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
 def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a path on which there is none: sequences, gradients, single steps, and inside of torch.compile."""
+    """Tests with a path without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     ours, loop = LIF(), LIF(backend="torch")
@@ -91,11 +91,11 @@ def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) 
         assert _backends.choose("auto", "s", torch.device(device), False).backend == runs
         inside = _backends.choose("auto", "s", torch.device(device), True)
         assert inside.backend == "torch"
-        assert inside.reason == "a compiler fuses a single step with what is around it"
+        assert inside.reason == "a compiler fuses a single step with the operations around it"
 
 
 def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Runs a loop where kernels refuse a core, as on the CPU."""
+    """Checks that the loop runs if kernels refuse a core, as on the CPU."""
     monkeypatch.setattr(_choice, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
     monkeypatch.setattr(_choice, "written_in", lambda backend: "triton")
     one, loop = LIF(step_mode="s"), LIF(step_mode="s", backend="torch")
@@ -145,7 +145,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernels_built_so_far() -> None:
     layer = neuron("triton", residuals="recompute")
-    x = ones(11, 2, 3)  # steps of one chunk have no checkpoints
+    x = ones(11, 2, 3)  # more than one chunk, which would have no checkpoints
     layer(x)
     built = re.compile(r"^kernels for steps of \[2, 3\] float32: (.*)$", re.MULTILINE)
     found = built.search(layer.explain())
@@ -155,7 +155,7 @@ def test_the_kernels_built_so_far() -> None:
     layer(x.clone().requires_grad_()).sum().backward()
     found = built.search(layer.explain())
     assert found is not None
-    # Inference; a forward with checkpoints; backward.
+    # Kernels of inference, of a forward with checkpoints, and of the backward.
     assert found[1] == "accumulate_forward (2 kernels), accumulate_backward"
 
 
@@ -168,7 +168,7 @@ def test_what_a_call_moves(keep: bool) -> None:
     assert "over 50 steps of 200 elements (once through them, a stream: 40 kB)" in told
     final = "state sequence 0 (40 kB): 120 kB, 3.00 streams" if keep else "final state 0 (800 B): 80.8 kB, 2.02 streams"
     assert f"forward reads input 0 (40 kB); writes output 0 (40 kB), {final}" in told
-    # grad_output, input again, grad_input; checkpoints of 800 bytes, written and read
+    # The backward moves grad_output, the input and grad_input; checkpoints of 800 bytes are written and read.
     found = re.search(r"every (\d+) steps \((.*?)\).*: (\d+) kB, (\d\.\d\d) streams more", told)
     assert found is not None
     checkpoints = 800 * (-(-50 // int(found[1])) - 1)
@@ -192,12 +192,15 @@ def test_what_layout_costs() -> None:
         (dense, "outputs and states are contiguous\n"),
         (strided, "outputs and states have the dimensions T, step[1], step[0] in memory, the outermost first\n"),
         (dense.transpose(0, 1), "the dimensions step[0], T, step[1] in memory"),
-        (ones(10, 6, 4)[::2], "outputs and states are contiguous; input 0, which lies otherwise, is read with strides"),
+        (
+            ones(10, 6, 4)[::2],
+            "outputs and states are contiguous; input 0, in another memory format, read with strides",
+        ),
     ):
         assert told in neuron().explain(x)
         assert "copies for layout: none" in neuron().explain(x)
     two = FlexSN(lambda x, y, v: (x + y + v, v), 2, 1, 1)
-    assert "input 1, which lies otherwise, is read with strides" in two.explain(strided, dense)
+    assert "input 1, in another memory format, read with strides" in two.explain(strided, dense)
     negated = torch.complex(dense, dense).conj().imag
     assert "copies for layout: input 0, which is negated lazily (480 B)" in neuron().explain(negated)
     weight = ones(4, 6).t()
@@ -208,7 +211,7 @@ def test_what_layout_costs() -> None:
 
 
 def test_other_kinds_of_neurons() -> None:
-    """A state that does not start at zero is read; a captured tensor, too; a single step is a sequence of one."""
+    """Checks that a state with other initial values, or a captured tensor, is read; a step is a sequence of 1."""
     x = ones(4, 2, 3)
     assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)
     assert "state 0 (24 B)" in LIF(precision="float32").explain(x.half())
@@ -237,7 +240,7 @@ def test_what_is_read_once_has_its_line(interpreted: None) -> None:
     assert "read as constants" not in account
 
 
-# -- one record: what explain() says is what ran --------------------------------------------------------------
+# -- one record: explain() reports what ran -------------------------------------------------------------------
 
 
 class Tagged(Tensor):
@@ -252,7 +255,7 @@ def draws(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return x + 0 * torch.rand_like(x), v + x
 
 
-X = torch.arange(24.0).reshape(3, 2, 4)  # on the CPU, also where there is a GPU
+X = torch.arange(24.0).reshape(3, 2, 4)  # on the CPU, also on machines with a GPU
 OUTSIDE: dict[str, tuple[Any, Any, str]] = {
     "an operation": (mixes, lambda layer: layer(X), "compiled kernels refuse the core: NonPointwiseError"),
     "random numbers": (draws, lambda layer: layer(X), "compiled kernels refuse the core: RandomOpError"),
@@ -269,7 +272,7 @@ def called_in_a_mode(layer: FlexSN) -> Any:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records what runs each call: the kernels, or the core itself."""
+    """Records whether kernels or the core itself run each call."""
     ran: list[str] = []
     for name in ("run_kernels", "single_step", "repeated_call"):
         original = getattr(_running, name)
@@ -299,7 +302,7 @@ def backends_in(account: str) -> list[str]:
 @pytest.mark.parametrize("reason", OUTSIDE)
 @pytest.mark.parametrize("mode", ["m", "s"])
 def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a call, after it, after one that kernels take, after a change."""
+    """Checks `explain` before a call, after it, after a call that kernels run, and after a change."""
     core, call, words = OUTSIDE[reason]
     if mode == "s" and reason in ("no steps", "a transform"):
         pytest.skip("of sequences")
@@ -342,7 +345,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run some calls of a core and the loop runs others: `explain` lists both, each with its reason."""
+    """Checks a core of which kernels run some calls and the loop others: `explain` lists both, with reasons."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
     layer(X)
@@ -355,7 +358,7 @@ def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A core that is changed from inside, by its mode and by a flag."""
+    """Tests a core that is changed from inside, by its mode and by a flag."""
 
     class Noisy(nn.Module):
         noisy = False

@@ -30,7 +30,7 @@ class Network(nn.Module):
 
 
 class Again(nn.Module):
-    """Calls one neuron several times: on parts of a sequence, or step by step."""
+    """Calls one neuron several times: on parts of a sequence, or on single steps."""
 
     def __init__(self, neuron: nn.Module, part: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_calls_in_one_program_go_on(neuron: str) -> None:
     net.neuron.reset()  # type: ignore[operator]
     anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])  # type: ignore[operator]
     assert not torch.equal(wanted[-len(anew) :], anew), "the state matters"
-    for _ in range(2):  # nothing of one export is left for the next
+    for _ in range(2):  # an export leaves nothing behind for the next one
         net.neuron.reset()  # type: ignore[operator]
         program = torch.export.export(net, (x,), strict=False).module()
         assert net.neuron.states == []

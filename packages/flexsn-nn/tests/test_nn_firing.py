@@ -1,4 +1,4 @@
-"""Layers that never or always fire in training are warned of, once, and `fluctuation_driven_` makes layers fire."""
+"""Warnings, given once, for layers that never or always fire in training; `fluctuation_driven_` makes layers fire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("loops")
 
 
 def found(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
-    """Messages of the warnings of these calls."""
+    """Returns the messages of the warnings in these calls."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(calls):
@@ -95,7 +95,7 @@ def test_a_look_changes_no_result_and_copies_count_for_themselves() -> None:
     neuron, other = LIF(), LIF(watch_firing=False)
     x = torch.rand(6, 2, 3, requires_grad=True)
     for _ in range(40):
-        assert torch.equal(neuron(x), other(x))  # the state goes on
+        assert torch.equal(neuron(x), other(x))  # from equal states
         assert torch.equal(neuron.states[0], other.states[0])
         functional.detach_net(neuron)
         functional.detach_net(other)
@@ -117,7 +117,7 @@ def test_a_call_that_raises_ends_no_watch() -> None:
 def test_on_a_gpu_no_call_waits() -> None:
     neuron = LIF().cuda()
     x = torch.zeros(5, 2, 3, device="cuda", requires_grad=True)
-    for _ in range(20):  # kernels are built, pinned memory is there
+    for _ in range(20):  # builds kernels and allocates pinned memory
         neuron.reset()
         neuron(x)
     torch.cuda.synchronize()
@@ -156,7 +156,7 @@ def test_recurrent_layers_learn_as_they_are(make: type[RLIF] | type[RALIF], tau:
     assert (scores.argmax(1) == labels).float().mean() > 0.9, "a guess has 0.5"
 
 
-# -- where weights start --------------------------------------------------------------------------------------------
+# -- initial weights ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     linear = nn.Linear(200, 300, bias=False)
     init.fluctuation_driven_(linear.weight, neuron, rate=0.02, xi=2.0, mean=mean)
     threshold = 1.5 if getattr(neuron, "v_threshold", 0) == 2.0 else 1.0
-    # The same membrane, which never reaches its threshold.
+    # This membrane never reaches its threshold.
     inner: Any = neuron.neuron if isinstance(neuron, Recurrent) else neuron
     for name in ("v_threshold", "threshold"):
         if hasattr(inner, name):
@@ -188,7 +188,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     with torch.no_grad():
         neuron(linear(spikes))
     v = neuron.state_seq("v")[100:] - (0.5 if threshold == 1.5 else 0.0)
-    deviation = float(v.var(0).mean().sqrt())  # over time, of each neuron
+    deviation = float(v.var(0).mean().sqrt())  # of each neuron, over time
     assert deviation == pytest.approx((threshold - mean) / 2, rel=0.08)
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 

@@ -37,7 +37,7 @@ def test_reset_starts_again() -> None:
 
 
 def test_truncated_backpropagation() -> None:
-    """`detach_net` keeps values, and cuts the gradient: each chunk's gradient is its own."""
+    """Checks that `detach_net` keeps values and cuts the gradient, so each chunk has its own gradient."""
     net = make_net()
     whole = net(X)
     functional.reset_net(net)
@@ -121,7 +121,7 @@ def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
 
 
 def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
-    """Counted, and not timed: one call for each module with a state, and none for the others."""
+    """Counts calls instead of time: one call for each module with a state, none for other modules."""
 
     def calls(blocks: int) -> int:
         net = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), IF()) for _ in range(blocks)))
@@ -141,4 +141,4 @@ def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
         return count
 
     few, many = calls(10), calls(110)
-    assert many - few <= 100  # of modules that are 400 more
+    assert many - few <= 100  # for 400 more modules

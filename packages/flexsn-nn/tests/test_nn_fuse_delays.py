@@ -1,4 +1,4 @@
-"""`fuse_delays`: neurons' kernels that load earlier steps give what a delay before them gives."""
+"""`fuse_delays`: neurons' kernels that load earlier steps equal a delay in front of the neuron."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def learned(*shape: int, most: int = 6) -> Delay:
-    """Delays that are whole numbers, too, the largest and the least among them."""
+    """Makes delays that include whole numbers, the largest delay and the smallest one."""
     delay = most * random(*shape, seed=1)
     flat = delay.view(-1)
     flat[0], flat[-1] = most, flat[-1].round()
     return Delay(delay, max_delay=most, learn=True)
 
 
-# Numbers of steps that are several chunks and some more, and fewer steps than delays.
+# Numbers of steps beyond several chunks, and numbers below the delay.
 CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
     "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
     "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...
 
 
 def pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
-    """A network with its delay in the neuron's kernels, and the same without."""
+    """Makes a network with its delay in the neuron's kernels, and the network without fusion."""
     apart = Net(delay, neuron).double()
     fused = copy.deepcopy(apart)
     assert fuse_delays(fused).fused == {"0": "1"}
@@ -52,7 +52,7 @@ def pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
 
 
 def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
-    """Outputs, states and gradients."""
+    """Returns outputs, states and gradients."""
     leaf = x.clone().requires_grad_()
     output: Any = net[1](net[0](leaf), **options)
     weights = torch.arange(output.numel(), device=x.device).cos().view(output.shape).to(x.dtype)
@@ -64,7 +64,7 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
 
 
 def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
-    """Equal to the bit, gradients up to the order of sums."""
+    """Checks results for equality to the bit, and gradients up to the order of sums."""
     assert len(fused) == len(apart)
     for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
         if i < len(fused) - num_gradients:
@@ -74,7 +74,7 @@ def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, toleranc
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No delay before a neuron."""
+    """Makes delays in front of a neuron fail."""
 
     def refused(self: Delay, x: Tensor) -> Tensor:
         raise AssertionError("the delay ran before the neuron")
@@ -127,7 +127,7 @@ def test_gradients_are_differences() -> None:
         state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
         return state
 
-    x = 0.2 * random(9, 1, 4)  # nothing fires, and the surrogate's gradient counts nowhere
+    x = 0.2 * random(9, 1, 4)  # so that no neuron fires
     delay = 0.1 + 5 * random(4, seed=3)
     fused[1].v_threshold = 1e6  # type: ignore[assignment]
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), delay.requires_grad_()), fast_mode=True)
@@ -167,7 +167,7 @@ def test_else_the_delay_runs_before(case: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_calls_of_all_kinds() -> None:
-    """A stream in parts, evaluation, single steps: each continues the one before."""
+    """Tests a stream in parts, evaluation, and single steps, each of which continues the call before."""
     fused, apart = pair(gaussian(), LIF())
     fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
     x = random(8, 3, 5)

@@ -1,4 +1,4 @@
-"""A network whose neurons compute its norms is the network it was."""
+"""Networks whose neurons compute their norms: results equal those of the unchanged network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def convolution(before: int, after: int) -> OverTime:
 
 
 class Block(nn.Module):
-    """Layers in the order in which they are called, and a way past them."""
+    """Layers in the order of their calls, with a shortcut around them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def run(net: nn.Module, x: Tensor) -> Any:
 
 
 def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
-    """Outputs, gradients and buffers."""
+    """Returns outputs, gradients and buffers."""
     torch.manual_seed(1)
     x = torch.randn(3, 2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     output = function(net, x)
@@ -91,7 +91,7 @@ def test_the_network_it_was() -> None:
     apart.eval()
     fused.eval()
     torch.testing.assert_close(training_step(fused), training_step(apart))
-    assert fuse_norms(fused) == report  # once more is what it is
+    assert fuse_norms(fused) == report  # a second call changes nothing
     unfuse_norms(fused)
     for mine, theirs in zip(training_step(fused).values(), training_step(apart).values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -112,19 +112,19 @@ def test_copies_checkpoints_and_monitors() -> None:
         with SpikeMonitor(twin) as monitor:
             assert torch.equal(run(twin, x), wanted)
         assert monitor.sequence("2.first_neuron").shape == (3, 2, 4, 6, 6)
-        assert torch.equal(run(net, x), wanted)  # the two know nothing of one another
+        assert torch.equal(run(net, x), wanted)  # the two are independent
 
 
 def test_parts() -> None:
-    """A fused layer alone returns what its norm is given, and a neuron alone takes what it is given."""
+    """Checks that a fused layer alone returns its norm's input, and a neuron alone accepts any input."""
     layer, neuron = convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)
     fuse_norms(net)
     x = torch.randn(3, 2, 2, 6, 6)
     assert torch.equal(layer(x), OverTime(layer[0])(x))
-    assert "computed by the neuron behind" in repr(net)
-    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # a slice of a layer is a layer of its own
-    with pytest.raises(HandoverError, match="something else than what that layer returned"):
+    assert "the neuron after it computes" in repr(net)
+    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # a slice of a layer is a separate layer
+    with pytest.raises(HandoverError, match="an input that is not that layer's output"):
         neuron(layer(x) + 1)
     neuron.reset()
     before = LIF()(x)
@@ -265,7 +265,7 @@ def test_skip() -> None:
 
 
 class Positions(nn.Module):
-    """Makes tensors of sizes, and of numbers that data decides."""
+    """Makes tensors from sizes, and from numbers that depend on data."""
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Te
 
 
 class SizedByValue(nn.Module):
-    """Takes a tensor's value for a size, in a function that calls `isinstance`, too."""
+    """Uses a tensor's value as a size, in a function that calls `isinstance`, too."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """Classes guessed by the names of a function's code make `torch.zeros` read a number's memory as a tensor's."""
+    """Guessing classes by names in a function's code would make `torch.zeros` read a number's memory as a tensor."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1

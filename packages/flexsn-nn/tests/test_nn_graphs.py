@@ -1,4 +1,4 @@
-"""Captured steps: kinds of calls, what a replay reads and leaves, changes, and what runs by Python, without a GPU."""
+"""Captured steps without a GPU: kinds of calls, memory of a replay, changes, and runs in Python."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def both(net: nn.Module, make: Callable[[nn.Module], CapturedStep]) -> tuple[Any, Any, Any]:
-    """A captured step, the same one as it runs without a graph, and that one's network."""
+    """Returns a captured step, an equal step without a graph, and the network of the latter."""
     twin = copy.deepcopy(net)
     return make(net), make(twin).step.run, twin
 
@@ -138,8 +138,8 @@ def test_a_graph_for_each_shape_and_the_least_recently_used_is_dropped(recorder:
     found = [captured(*batch(i, size)) for i, size in enumerate(sizes)]
     assert recorder.recorded == 2
     assert_equal(found, [plain(x, (y,)) for x, y in (batch(i, size) for i, size in enumerate(sizes))])
-    captured(*batch(0, 5, steps=2))  # of another length: the third kind
-    captured(*batch(0, 5))  # 3 was dropped, 5 was not
+    captured(*batch(0, 5, steps=2))  # another length makes a third kind
+    captured(*batch(0, 5))  # kind 3 was dropped, kind 5 was not
     assert recorder.recorded == 2
     captured(*batch(0, 3))
     captured(*batch(0, 3))
@@ -189,7 +189,7 @@ def test_states_that_are_kept_are_not_overwritten(recorder: OperationsRecorder) 
         before = [state.clone() for state in kept]
         assert torch.equal(captured(*batch(i)), plain(batch(i)[0], (batch(i)[1],)))
         assert_equal(kept, before)
-        if i == 5:  # a new sequence
+        if i == 5:  # begins a new sequence
             reset_net(net)
             reset_net(twin)
     assert recorder.recorded
@@ -242,7 +242,7 @@ def test_changes_are_seen(recorder: OperationsRecorder, what: str, monkeypatch: 
     CHANGES[what](twin, other)
     train(5)
     assert recorder.recorded == before + 1
-    if what != "double precision":  # of the arguments, too
+    if what != "double precision":  # the arguments have it, too
         assert "recorded again" in captured.explain()
 
 
@@ -318,7 +318,7 @@ def test_obstacles_run_by_python_and_say_so(recorder: OperationsRecorder, what: 
     assert recorder.replayed == 0
     assert_equal(found, expected)
     assert_equal(values(net), values(twin))
-    assert "by Python: " in captured.explain()
+    assert "in Python: " in captured.explain()
 
 
 @pytest.mark.parametrize("hook", [hooked, parameter_hooked])
@@ -378,7 +378,7 @@ def test_an_optimizer_that_is_not_capturable_steps_by_python(recorder: Operation
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda p: torch.optim.Adagrad(p), "nothing says that Adagrad can be recorded"),
+        (lambda p: torch.optim.Adagrad(p), "Adagrad may not be recordable"),
         (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)), r"give SGD\(\.\.\., fused=True\)"),
         (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1), fused=True), None),
         (lambda p: torch.optim.Adam(p, capturable=True), None),
@@ -506,7 +506,7 @@ def test_the_line_of_an_error() -> None:
 
 
 class Failing(nn.Module):
-    """Fails in a line of its own."""
+    """Fails in a line of its own code."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / (1 // 0)
@@ -590,7 +590,7 @@ def test_ranges_are_looked_at_between_replays(recorder: OperationsRecorder) -> N
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
     for i in range(4):
         captured(*batch(i))
-    net[1].beta.data.fill_(1.5)  # as a replay writes it: no new version
+    net[1].beta.data.fill_(1.5)  # as a replay writes it, without a new version
     with pytest.warns(RangeWarning, match="has left its range"):
         captured_often(captured)
     assert recorder.recorded == 1
@@ -616,7 +616,7 @@ def test_what_classes_have_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scaled(nn.Module):
-    """Reads a number of its class, and a global in another method."""
+    """Reads a number of its class, and a global variable in another method."""
 
     factor = 1.0
 
@@ -650,7 +650,7 @@ def test_what_functions_reach_is_watched() -> None:
 
 
 def test_memories_of_replaced_forwards_are_not_watched() -> None:
-    """A call of another size or dtype between two steps, as in evaluation, records nothing again."""
+    """Checks that a call of another size or dtype between two steps, as in evaluation, causes no new recording."""
     net = nn.Sequential(nn.MaxPool1d(2), nn.Linear(6, 6), LIF(backend="torch"), nn.Linear(6, 3))
     exact_products(net)
     spike_pooling(net)
@@ -660,11 +660,11 @@ def test_memories_of_replaced_forwards_are_not_watched() -> None:
     reset_net(net)
     with torch.no_grad():
         net(torch.rand(3, 2, 12).requires_grad_())
-        net[0](torch.rand(2, 12))  # of two dimensions
+        net[0](torch.rand(2, 12))  # an input of two dimensions
     exchange._zero, exchange._refused = torch.zeros(()), net[2].core
     assert watch.holds()
     forward: Any = net[1].forward
-    forward.precision = "high"  # which is more than a memory
+    forward.precision = "high"  # this changes results, unlike a cache
     assert not watch.holds()
 
 
@@ -687,10 +687,10 @@ def test_what_is_compared_of_variables_and_tensors() -> None:
     weight.t_()
     assert watch.changes() == ["weight"]
     weight.t_()
-    weight.add_(1)  # a replay reads it
+    weight.add_(1)  # a replay reads the new value
     assert watch.holds()
     elsewhere = StepWatch({"loss": loss}, torch.device("cuda"))
-    weight.add_(1)  # a graph holds its numbers
+    weight.add_(1)  # a graph contains the old values
     assert not elsewhere.holds()
     assert elsewhere.changes() == ["weight"]
 

@@ -1,4 +1,4 @@
-"""Recurrent matrices under pruning and old and new parametrisations: compiled kernels as the loop, and what stays."""
+"""Recurrent matrices with pruning and with old and new parametrisations: kernels equal the loop."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_single_steps_and_element_by_element() -> None:
 def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(
     hook: Callable[[nn.Module], None], used: bool
 ) -> None:
-    """Its power iteration writes to buffers at each step in training."""
+    """Tests a power iteration that writes to buffers at each step in training."""
     x = torch.rand(9, 3, 5)
     loop, auto = rlif("torch"), rlif("auto")
     for neuron in (loop, auto):

@@ -1,4 +1,4 @@
-"""`FlexSNKernel`: a step function as a callable without state."""
+"""`FlexSNKernel`: a step function as a callable without a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with a state that are no neurons: checkpointing, export, copies, states handed around."""
+"""Layers with a state that are no neurons: checkpointing, export, copies, states that are passed on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
-    """A layer as a user derives it: reads `states`, and assigns them."""
+    """A layer as users derive it: it reads and assigns `states`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin:
     (wanted,) = torch.autograd.grad((run(x) * weights).sum(), x)
     torch.manual_seed(1)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
-    layer(data())  # what lies between the two runs does not matter
+    layer(data())  # calls between the two runs have no influence
     (y * weights).sum().backward()
     torch.testing.assert_close(x.grad, wanted)
 
@@ -160,7 +160,7 @@ def test_export_begins_at_the_start_or_refuses(name: str, strict: bool) -> None:
 
 
 class Twice(nn.Module):
-    """Calls one layer twice: the second call goes on where the first one ended."""
+    """Calls one layer twice: the second call continues from the state of the first."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_a_past_on_another_device_is_refused() -> None:
 
 
 class Filter(Stateful):
-    """Keeps what it computes by some operations of its own."""
+    """Stores values that it computes by operations of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.states[0] if self.states else torch.zeros_like(x[0])

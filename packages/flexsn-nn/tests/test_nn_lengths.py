@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one batch: results and gradients are those of each sequence alone."""
+"""Sequences of several lengths in one batch: results and gradients equal those of each sequence alone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# 35 elements of a step: more than one block of the smallest kernels, and no multiple.
+# A step has 35 elements: more than one block of the smallest kernels, and no multiple.
 FEATURES = 35
-# Kernels of more than 8 steps are the same for any number of them.
+# Kernels of more than 8 steps do not depend on the number of steps.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
 T = 19
 
@@ -39,11 +39,11 @@ Ran = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
 def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **options: Any) -> Ran:
-    """Outputs, final states, and the gradients of inputs and initial states."""
+    """Returns outputs, final states, and the gradients of inputs and initial states."""
     leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, *states)]
     output, final = neuron.step(leaves[: len(inputs)], leaves[len(inputs) :], **options)
     assert isinstance(output, Tensor)
-    # The same weights for the same step and sequence, however many there are of each.
+    # The weights depend only on step and sequence, not on the numbers of steps and sequences.
     steps, rows = torch.arange(len(output)), torch.arange(FEATURES, dtype=output.dtype).cos()
     loss = (output * (1 + steps).view(-1, 1, 1) * rows).sum()
     for i, state in enumerate(final):
@@ -67,9 +67,9 @@ def states_of(neuron: FlexSN) -> list[Tensor]:
 
 
 def alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> Ran:
-    """One sequence, as long as it is.
+    """Runs one sequence at its own length.
 
-    All sequences where a batch of one is computed in another order: in products, and in exponentials of a loop.
+    Runs all sequences if a batch of one would be computed in another order: in products, and in a loop's exponentials.
     """
     everything = isinstance(neuron, Feedback) or neuron.backend == "torch"
     rows, row = (slice(None), slice(b, b + 1)) if everything else (slice(b, b + 1), slice(None))
@@ -94,7 +94,7 @@ def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got
         assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
         for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
             part = found[:end, row] if i < len(inputs) else found[row]
-            # Sums of more than two gradients are in another order in a loop's autograd, and in products step by step.
+            # In a loop's autograd and in products step by step, sums of more than two gradients have another order.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
                 torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
             else:
@@ -156,7 +156,7 @@ def network(backend: str) -> nn.Sequential:
 @pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
     net, lengths = network(backend), torch.tensor([12, 9, 0])
-    for seed in range(3):  # what a repeated call finds out is of other lengths
+    for seed in range(3):  # a repeated call has other lengths
         x = data(12, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         output = functional.run(net, x, lengths=lengths)
@@ -183,7 +183,7 @@ def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
 def test_layers_that_look_at_several_steps_are_refused() -> None:
     for layer in (Delay(1), PSN(T=3)):
         net = nn.Sequential(LIF(), layer)
-        with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) looks at several steps"):
+        with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) reads several steps"):
             functional.run(net, data(3, 2, 4), lengths=torch.tensor([1, 2]))
         assert functional.run(net, data(3, 2, 4)).shape == (3, 2, 4)
 
@@ -321,7 +321,7 @@ def test_each_sequence_is_as_alone_on_a_gpu(num_steps: int, features: int) -> No
 
 
 def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, final state, and gradient of the input."""
+    """Returns output, final state, and gradient of the input."""
     functional.reset_net(neuron)
     leaf = x.clone().requires_grad_()
     output = neuron(leaf) if lengths is None else neuron(leaf, lengths=lengths)
@@ -334,7 +334,7 @@ def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("num_steps", [6, 21])
 def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel reads nothing after the end: what is there is never seen, as are checkpoints."""
+    """Checks that a kernel reads neither inputs nor checkpoints after the end of a sequence."""
     from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
     from flexsn_runtime.step import _pointwise_step
 
@@ -347,7 +347,7 @@ def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.M
             return write(*a)
 
         monkeypatch.setattr(_pointwise_step, name, noted)
-    neuron = LIF(backend="triton", tau=1.75)  # of which no other test has kernels
+    neuron = LIF(backend="triton", tau=1.75)  # no other test has these kernels
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
     assert [spec.ends for spec in specs] == [True, True]

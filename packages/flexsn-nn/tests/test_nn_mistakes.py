@@ -1,4 +1,4 @@
-"""Mistakes are named in the user's terms, with what to do instead."""
+"""Mistakes: errors name them in the user's terms and say what to do instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_runtime import ShapeError, TransformError
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, and used all the same
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, but still in use
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 
@@ -53,7 +53,7 @@ def made(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
 
 
 def test_several_gradients_at_once() -> None:
-    """The loop batches them; kernels say that they do not."""
+    """Checks that the loop batches the gradients, and that kernels report that they cannot."""
 
     def batched(backend: str) -> Tensor:
         x = X.clone().requires_grad_()
@@ -263,7 +263,7 @@ def test_what_other_libraries_call_it(make: Callable[[], Any], name: str, words:
 
 def test_a_state_that_is_assigned_by_name() -> None:
     layer = LIF()
-    with pytest.raises(UnknownAttributeError, match=r"nobody would read 'v'.*neuron\.states = \[\.\.\.\]"):
+    with pytest.raises(UnknownAttributeError, match=r"no step would read 'v'.*neuron\.states = \[\.\.\.\]"):
         layer.v = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Monitors see what the neurons did, and leave them as they were."""
+"""Monitors: they record what neurons do, and do not change the neurons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from flexsn_nn import ALIF, IF, LIF, FlexSN, ParameterError, UnknownNameError, functional, monitor
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 X = torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(1)) * 3
@@ -26,7 +26,7 @@ def test_rates_over_several_calls() -> None:
     with monitor.RateMonitor(net) as rates:
         assert rates.rates() == {}
         outputs += [net(X[:4]), net(X[4:])]
-    net(X)  # not seen
+    net(X)  # not recorded
     mean = torch.cat(outputs).mean().item()
     assert 0.05 < mean < 0.95
     assert rates.rates()["3"] == pytest.approx(mean)

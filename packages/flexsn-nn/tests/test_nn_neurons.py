@@ -1,4 +1,4 @@
-"""Every neuron against its equation: values, states and all gradients, on every backend."""
+"""Neurons: comparison with their equations, in values, states and all gradients, on every backend."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map_only
 from flexsn_nn import LIF, PLIF, neuron
 from flexsn_nn.neuron import Neuron
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# 70 elements: three blocks of the smallest kernels, which have 32, and the last one not full.
+# A step has 70 elements: two full blocks of the smallest kernels, which have 32 elements, and a part of a third.
 STEP = (2, 35)
 EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 SOME = pytest.mark.parametrize(
@@ -34,7 +34,7 @@ SOME = pytest.mark.parametrize(
 
 
 def test_every_neuron_has_a_case() -> None:
-    # The parallel ones are no scans, and have a file of their own.
+    # The parallel neurons are no scans, and another file tests them.
     parallel = {"PSN", "MaskedPSN", "SlidingPSN"}
     kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)} - parallel
     tested = {type(case.make()) for case in CASES}
@@ -62,7 +62,7 @@ def test_operator_equals_the_equation(case: Case) -> None:
     assert_same(run_neuron(made, x, states), run_oracle(case, made, x, states))
 
 
-# Gradients of an input of fewer elements than the step are no kernel's yet where the step has a product: the loop runs.
+# For an input with fewer elements than the step, no kernel has gradients yet in steps with a product: the loop runs.
 @pytest.mark.long(
     all_but=[
         "lif",
@@ -121,7 +121,7 @@ SMOOTH = [case for case in CASES if case.smooth is not None]
 
 @pytest.mark.parametrize("case", SMOOTH, ids=[case.name for case in SMOOTH])
 def test_gradcheck_of_the_smooth_parts(case: Case) -> None:
-    """With a smooth function instead of the step, autograd's gradient is the numerical one."""
+    """Checks that autograd's gradient equals the numerical one with a smooth function instead of the step."""
     assert case.smooth is not None
     made = case.make(backend="torch", **case.smooth)
     names = [name for name, _ in made.named_parameters()]
@@ -194,7 +194,7 @@ def test_a_constant_becomes_a_tensor_and_a_number_again() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @SOME
 def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None:
-    """Parameters in float32, as under autocast, do not widen the state."""
+    """Checks that float32 parameters, as under autocast, do not widen the state."""
     made = case.make(backend="torch").float()
     x = draw_input(case, 4, STEP).to(dtype).requires_grad_()
     output = made(x)
@@ -204,7 +204,7 @@ def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None
 
 
 class GpuAutocast(TorchDispatchMode):
-    """Autocast of a GPU inside a core: it computes these in float32 (on the CPU it leaves them alone)."""
+    """Simulates a GPU's autocast inside of a core, which computes these functions in float32; a CPU's does not."""
 
     WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
 
@@ -240,7 +240,7 @@ def test_autocast_on_a_gpu_does_not_widen_states_by_parameters_per_channel() -> 
 
 
 def test_a_neuron_of_ones_own() -> None:
-    """The example in `Neuron`'s docstring, and that its parameters are found."""
+    """Tests the example in the docstring of `Neuron`; its parameters are found."""
 
     class LeakyIntegrator(Neuron):
         state_names = ("v",)
@@ -261,7 +261,7 @@ def test_a_neuron_of_ones_own() -> None:
     outputs = learned(x)
     (gradient,) = torch.autograd.grad(outputs.sum(), list(learned.parameters()))
     assert outputs.tolist() == [[1.0, 1.0], [1.5, 2.0], [1.75, 3.0]]
-    # d/dd of 1 + (d + 1) + (d² + d + 1)
+    # The gradient is d/dd of 1 + (d + 1) + (d² + d + 1).
     assert gradient.tolist() == [3.0, 4.0]
 
 

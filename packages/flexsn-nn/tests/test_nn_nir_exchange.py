@@ -1,4 +1,4 @@
-"""NIR both ways: equal spikes after a round trip, NIR's own equations, and refusals in words."""
+"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear refusals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_round_trip_of_a_neuron(make: Callable[[], nn.Module], tmp_path: Path) -
     net = nn.Sequential(nn.Linear(4, 6), make())
     x = 3 * drawn(30, 5, 4)
     graph = to_nir(net, x, dt=DT)
-    # Through a file, as another simulator would get it.
+    # The graph goes through a file, as to another simulator.
     nir.write(tmp_path / "net.nir", graph)
     runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
 
@@ -154,7 +154,7 @@ def arrays(*values: float) -> list[Any]:
 
 
 def test_nodes_of_others_step_by_their_equations() -> None:
-    """NIR's differential equations, Euler, in NumPy and seconds, with gains that are none of ours."""
+    """Computes NIR's differential equations by Euler steps in NumPy and seconds, with gains that we never write."""
     x = 2 * drawn(25, 1, 3).double() + 1
     dt = 5e-3
 
@@ -307,7 +307,7 @@ def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quarters(weight: Tensor) -> Tensor:
-    """Few bits: every sum is exact, in any order and with any gain of a power of two."""
+    """Rounds to few bits, so that every sum is exact in any order and with any gain that is a power of two."""
     return weight.copy_((8 * weight).round() / 4)
 
 
@@ -344,7 +344,7 @@ def test_round_trip_of_recurrent_weights(make: Callable[[], nn.Module], tmp_path
 
 
 def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
-    """Two neurons, of which the first excites the second: a graph inside of a chain, as snnTorch writes it, or not."""
+    """Makes two neurons, the first of which excites the second, as a graph inside of a chain (as snnTorch) or not."""
     values = {"tau": 2 * DT, "r": 4.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **lif}
     neuron = nir.LIF(**{name: np.full(2, value) for name, value in values.items()})
     w_rec = nir.Linear(weight=np.array([[0.0, 0.0], [0.75, 0.0]]))
@@ -359,7 +359,7 @@ def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["inside", "flat"])
 def test_a_recurrent_graph_is_its_equation(kind: str) -> None:
-    """`tau v' = -v + r (x + w_rec s)`, with a gain that is not the time constant's."""
+    """Compares with `tau v' = -v + r (x + w_rec s)`, with a gain other than the time constant."""
     net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
     weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
     x = drawn(20, 3, 2) / 2 + 0.3
@@ -418,15 +418,15 @@ def test_delays(delay: Any) -> None:
 
 def test_delays_of_what_comes_back_are_refused() -> None:
     layer = Recurrent(LIF(backend="torch"), 3, delay=1)
-    with pytest.raises(NirError, match="has delays in what comes back"):
+    with pytest.raises(NirError, match="has delays in its feedback"):
         to_nir(layer, torch.rand(2, 1, 3))
 
 
-# -- layers between, blocks, and a forward of one's own ----------------------------------------------------------------
+# -- layers in between, blocks, and a forward of your own --------------------------------------------------------------
 
 
 class Branches(nn.Module):
-    """A forward with sums, a constant, a flatten and a layer that is called twice."""
+    """A forward with sums, a constant, a flatten and a layer with two calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -445,7 +445,7 @@ def block(**options: Any) -> nn.Module:
     torch.manual_seed(1)
     made = SEWBlock(2, 2, lambda: LIF(strict=True, v_threshold=0.25), **options)
     with torch.no_grad():
-        made(3 * drawn(20, 4, 2, 6, 6))  # statistics of the norms
+        made(3 * drawn(20, 4, 2, 6, 6))  # computes statistics of the norms
     functional.reset_net(made)
     return made.eval()
 
@@ -527,12 +527,12 @@ def test_round_trip_of_a_structure(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, found = net(x), again(x)
     assert wanted.count_nonzero() > 0.02 * wanted.numel(), "some should fire"
-    # A folded norm rounds in another place, which moves few spikes.
+    # A folded norm rounds at another place, which changes few spikes.
     assert float((wanted != found).double().mean()) <= (0.01 if "norm" in name or "block" in name else 0)
 
 
 def first_step(net: nn.Module, x: Tensor) -> Tensor:
-    """Membranes of the first layer after one step."""
+    """Returns the membranes of the first layer after one step."""
     functional.reset_net(net)
     with torch.no_grad():
         net(x[:1])
@@ -625,7 +625,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
     theirs = import_nir.import_from_nir(graph)
     outputs, state = [], None
     for step in x:
-        output, state = theirs(step[0], state)  # its layers have no batch
+        output, state = theirs(step[0], state)  # its layers take no batch
         outputs.append(output)
     functional.reset_net(net)
     with torch.no_grad():
@@ -635,7 +635,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
 
 
 def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
-    """Two layers whose weights make them fire; no membrane falls far below zero, where sinabs clamps it."""
+    """Makes two layers with weights that let them fire; no membrane falls far below zero, where sinabs clamps it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), make(), nn.Linear(16, 4), make())
     with torch.no_grad():
@@ -644,7 +644,7 @@ def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
     return net
 
 
-# norse scripts functions of its own, and both read graphs by an older function of nirtorch.
+# norse scripts its own functions, and both libraries read graphs with an old function of nirtorch.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:nirtorch.load is being deprecated")
 def test_a_network_runs_in_norse() -> None:
     import_nir = pytest.importorskip("norse.torch.utils.import_nir")
@@ -664,7 +664,7 @@ def test_a_network_runs_in_norse() -> None:
 
 @pytest.mark.filterwarnings("ignore:nirtorch.load is being deprecated")
 def test_a_network_runs_in_sinabs() -> None:
-    """Its integrate-and-fire neurons subtract the threshold."""
+    """Tests sinabs, whose integrate-and-fire neurons subtract the threshold."""
     theirs_nir = pytest.importorskip("sinabs.nir")
     net = firing(lambda: IF(strict=True, v_threshold=2.0, v_reset=None))
     x = (drawn(20, 3, 8) > 0).float()
@@ -672,7 +672,7 @@ def test_a_network_runs_in_sinabs() -> None:
     functional.reset_net(net)
     with torch.no_grad():
         wanted = net(x)
-        found = theirs(x.transpose(0, 1).flatten(0, 1))  # batch and time are one dimension
+        found = theirs(x.transpose(0, 1).flatten(0, 1))  # sinabs takes batch and time as one dimension
     found = found[0] if isinstance(found, tuple) else found
     assert 0.05 < wanted.mean() < 0.8
     assert torch.equal(found.unflatten(0, (3, 20)).transpose(0, 1), wanted)

@@ -1,7 +1,9 @@
-"""Sequences without steps: empty outputs, the state as it was, and its gradient."""
+"""Sequences without steps: empty outputs, an unchanged state, and its gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from nn_equations import CASES, Case
 from torch import Tensor
 
-from flexsn_nn import LIF, ExampleError, FlexSN
+from flexsn_nn import LIF, RLIF, ExampleError, FlexSN
 from flexsn_nn.layer import NormNeuron
 from flexsn_nn.neuron import Neuron, SlidingPSN
 
@@ -102,7 +104,7 @@ def test_a_step_without_outputs_needs_no_example(backend: str) -> None:
 
 
 class Wide(Neuron):
-    """A user's neuron, whose output has another dtype than its input."""
+    """A user's neuron whose output has another dtype than its input."""
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x + v).double(), x + v
@@ -127,6 +129,36 @@ def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, pr
     dtypes = []
     for steps in (0, 3):
         neuron = LIF(backend=backend, precision=precision)
-        neuron(torch.zeros(2, 2, 4))  # leaves a state of float32
+        neuron(torch.zeros(2, 2, 4))  # makes the state float32
         dtypes.append(neuron(torch.zeros(steps, 2, 4, dtype=torch.bfloat16)).dtype)
     assert dtypes == [torch.bfloat16 if precision == "float32" else torch.float32] * 2
+
+
+class Followed(torch.autograd.Function):
+    """The identity; where its result is part of a graph, it gives zeros for a gradient that does not come."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+@BACKENDS
+@pytest.mark.parametrize("make", [LIF, partial(RLIF, 4, all_to_all=False, V=0.25)], ids=["pointwise", "a product"])
+def test_graphs_do_not_reach_inputs_and_parameters(make: Callable[..., Neuron], backend: str) -> None:
+    neuron = make(backend=backend)
+    neuron.count_spikes = True
+    for _ in range(2):  # the second call repeats the first
+        neuron.reset()
+        before = torch.rand(3, 2, 4, requires_grad=True)
+        neuron(before)
+        x = torch.zeros(0, 2, 4, requires_grad=True)
+        neuron(Followed.apply(x))
+        assert neuron.spike_counts is not None
+        loss = neuron.states[0].sum() + neuron.spike_counts.sum()
+        gradients = torch.autograd.grad(loss, [x, before], allow_unused=True)
+        assert gradients[0] is None
+        assert gradients[1] is not None

@@ -1,4 +1,4 @@
-"""A norm in a neuron's step gives what the norm in front of the neuron gives, and keeps less."""
+"""A norm in a neuron's step: results equal the norm in front of the neuron, with fewer stored values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
-    """The norm in front of the neuron, the two as one, and the norm of the latter."""
+    """Makes the norm in front of the neuron, both as one layer, and the norm of the latter."""
     norm = NORMS[kind][0]().to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.2, 1.0)
@@ -103,7 +103,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
 def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
-    """The stated reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
+    """Compares with the documented reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
     channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
@@ -137,7 +137,7 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_statistics_to_the_bit(device: str) -> None:
-    """The stated reference, where the step computes the scale from a norm's statistics."""
+    """Compares with the documented reference if the step computes the scale from a norm's statistics."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
         assert tensor is not None
@@ -172,7 +172,7 @@ def test_a_second_gradient_in_a_loop() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
-    """Gradients and running statistics of the network that it was, in both formats."""
+    """Compares gradients and running statistics with the unfused network, in both memory formats."""
     apart, fused, norm = pair("2d", lambda: smooth_neuron("triton"), device="cuda")
     for _ in range(2):
         functional.reset_net(apart)
@@ -195,7 +195,7 @@ def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> Non
 
 
 class Saved:
-    """Counts bytes that autograd keeps, each memory once."""
+    """Counts bytes that autograd stores, each memory once."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -220,7 +220,7 @@ def saved_by(net: nn.Module, x: Tensor) -> Saved:
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_what_is_kept(backend: str) -> None:
-    """A convolution's output, spikes, checkpoints, numbers per channel: nothing else."""
+    """Checks that only a convolution's output, spikes, checkpoints and numbers per channel are stored."""
     steps, channels = 16, 8
 
     def net(*middle: nn.Module) -> nn.Sequential:
@@ -265,7 +265,7 @@ def test_compiled(training: bool, fullgraph_backend: str) -> None:
 
 
 def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
-    """The operator reads the network's input, and no normalised sequence."""
+    """Checks that the operator reads the network's input, and that no normalised sequence exists."""
     layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
     graphs: list[torch.fx.GraphModule] = []
 
@@ -284,7 +284,7 @@ def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_transforms(backend: str) -> None:
-    """Also behind a usual call: what that took into the step, the loop computes in front of it."""
+    """Also tests a call after a usual one: the loop computes the norm in front of the step, unlike the step before."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
@@ -302,14 +302,14 @@ def test_transforms(backend: str) -> None:
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
 def test_gradients_of_either_alone(learned: str, backend: str) -> None:
-    """Gradients of the input of a frozen norm, and of a norm whose input requires none."""
+    """Checks gradients of the input of a frozen norm, and of a norm whose input requires no gradient."""
     apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
         for parameter in net.parameters():
             parameter.requires_grad_(learned == "norm")
     x = torch.randn(NORMS["2d"][1], dtype=torch.float64, requires_grad=learned == "x")
     weight = torch.randn(x.shape, dtype=torch.float64)
-    for _ in range(2):  # the second call is found again
+    for _ in range(2):  # the second call repeats the first one
         gradients = []
         for net in (apart, fused):
             functional.reset_net(net)
@@ -345,7 +345,7 @@ def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN])
     with RateMonitor(layer) as monitor:
         output = layer(x)
     assert isinstance(output, Tensor)
-    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02  # the last bits of the norm
+    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02  # the norm's last bits differ
     assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
 
 
@@ -360,11 +360,11 @@ def test_init_states_of_a_users_sees_the_normalised_input() -> None:
     output = layer(x)
     assert isinstance(output, Tensor)
     torch.testing.assert_close(output, apart(OverTime(nn.BatchNorm1d(5, dtype=torch.float64))(x)))
-    assert "init_states looks at the input" in layer.explain(x)
+    assert "init_states reads the input" in layer.explain(x)
 
 
 def test_backward_after_another_forward() -> None:
-    """Values that a call passes to the step stay that call's, also when its backward runs after other calls."""
+    """Checks that values that a call passes to the step stay valid for its backward, also after other calls."""
     apart, fused, _ = pair("1d", lambda: smooth_neuron("auto"), dtype=torch.float64)
     gradients = []
     for net in (apart, fused):
@@ -411,7 +411,7 @@ def test_no_steps() -> None:
     output = layer(x)
     assert isinstance(output, Tensor)
     assert output.shape == (0, 3, 5)
-    assert not output.requires_grad  # as of a loop: it depends on nothing
+    assert not output.requires_grad  # as in a loop, because it depends on nothing
 
 
 def test_mistakes() -> None:
@@ -456,7 +456,7 @@ RECURRENT: dict[str, Callable[[], FlexSN]] = {
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:
-    """Values that the step computes from the norm's tensors before the loop belong to one call, too."""
+    """Checks that values that the step computes from the norm's tensors before the loop belong to one call, too."""
     apart, fused, _ = pair("1d", RECURRENT[name])
     with torch.no_grad():
         for mine, other in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Numbers of the ready-made neurons and surrogates are scheduled: the kernels follow, and are not compiled for each."""
+"""Schedules of neurons' and surrogates' numbers: kernels follow them, and are not compiled again for each number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn import LIF, neuron, surrogate
 from flexsn_nn.neuron import Neuron
 from flexsn_nn.surrogate import Surrogate
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 STEP = (2, 35)
@@ -59,7 +59,7 @@ def test_numbers_of_a_neuron(case: Case) -> None:
 @pytest.mark.long(all_but=["ATan"])
 @pytest.mark.parametrize("made", SURROGATES, ids=[type(made).__name__ for made in SURROGATES])
 def test_width_of_a_surrogate(made: Surrogate) -> None:
-    """Another one, of another width, is assigned."""
+    """Assigns another surrogate, with another width."""
     compiled, loop = LIF(backend="triton"), LIF(backend="torch")
     x = torch.linspace(-1.0, 4.0, 3 * 70).reshape(3, *STEP)
     widths: dict[str, Any] = {f.name: w for f in fields(made) if isinstance(w := getattr(made, f.name), float)}

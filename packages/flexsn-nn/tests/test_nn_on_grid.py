@@ -1,4 +1,4 @@
-"""Weights on a grid: exact sums in any order, so that recurrent layers give the same spikes however they run."""
+"""Weights on a grid: sums are exact in any order, so recurrent layers give equal spikes on every path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_nn.exact import is_on_grid, whole_numbers
 
 
 def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers and their exponents; fails unless the sums of each are exact."""
+    """Returns rows as whole numbers, and their exponents; fails unless the sums of each row are exact."""
     rows = weight.detach().flatten(1).double()
     exponents = torch.zeros(len(rows), dtype=torch.float64)
     for i, row in enumerate(rows):
@@ -53,7 +53,7 @@ def test_rows_are_whole_numbers_whose_sums_are_exact(bits: int, scale: float, fe
     assert bool((torch.nn.functional.pad(numbers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
     change = (layer.weight.detach() - before).abs()
     assert weight.largest_change == float(change.max())
-    # Half a unit of the coarsest grid that is needed: of the bits, or of a sum that includes the bias.
+    # The tolerance is half a unit of the coarsest necessary grid: by the bits, or by a sum that includes the bias.
     total = before.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
     coarse = torch.maximum(before.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
     assert bool((change.double() <= coarse[:, None]).all())
@@ -85,7 +85,7 @@ def test_the_gradient_passes_straight_through_and_torch_removes_it() -> None:
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         twin.parametrizations.weight.original.mul_(2)
-    assert torch.equal(twin.weight, layer.weight * 2)  # of its own weight, not of the first one's
+    assert torch.equal(twin.weight, layer.weight * 2)  # follows its own weight
     assert torch.equal(layer.weight, grid)
     for name in ("weight", "bias"):
         parametrize.remove_parametrizations(layer, name)
@@ -135,7 +135,7 @@ def test_what_has_no_grid_is_refused() -> None:
         on_grid(layer)
 
 
-# -- the same spikes ---------------------------------------------------------------------------------------------------
+# -- equal spikes ------------------------------------------------------------------------------------------------------
 
 
 def recurrent(features: int, backend: str, *, bias: bool = False, seed: int = 0) -> Any:
@@ -215,7 +215,7 @@ def test_a_convolution_on_a_grid() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_spikes_are_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
-    """Weights and inputs are of a formula; the digest was the same with torch 2.11 and 2.15."""
+    """Computes weights and inputs by a formula; the digest was equal with torch 2.11 and 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)
     places = torch.arange(96)

@@ -28,7 +28,7 @@ def test_no_steps() -> None:
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 4, 4)),
     (lambda: nn.Conv2d(4, 2, 3), (1, 4, 5, 6)),
-    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # sizes that coincide: folded, it runs, and is wrong
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # by equal sizes, it would run on folded input, but wrongly
     (lambda: nn.GroupNorm(2, 4), (4, 4, 4)),
     (lambda: nn.InstanceNorm2d(4, affine=True), (4, 4, 4, 4)),
     (lambda: nn.BatchNorm2d(4).eval(), (4, 4, 4, 4)),
@@ -77,11 +77,11 @@ def test_the_step_mode_goes_with_it() -> None:
         net.step_mode = "multi"
     with pytest.raises(StepModeError, match="needs step_mode"):
         functional.set_step_mode(nn.Sequential(net, LIF(backend="triton")), "s")
-    assert net.step_mode == "m"  # nothing was changed
+    assert net.step_mode == "m"  # the failed call changed nothing
 
 
 def test_mistakes() -> None:
-    with pytest.raises(StepModeError, match=r"layer 1 is a neuron \(LIF\).*behind OverTime"):
+    with pytest.raises(StepModeError, match=r"layer 1 is a neuron \(LIF\).*after OverTime"):
         OverTime(nn.Conv2d(1, 1, 3), LIF())
     with pytest.raises(InputShapeError, match=r"shape \[4\]; in step mode 'm' it takes sequences \[T, B, \.\.\.\]"):
         OverTime(nn.ReLU())(torch.zeros(4))

@@ -1,4 +1,4 @@
-"""Spikes as bits for the backward: the same gradients to the bit, and the bytes that are kept."""
+"""Spikes as bits for the backward: gradients equal to the bit, and numbers of stored bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from flexsn_nn.memory._bits import Bits, bits_for
 )
 def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(low, high) == bits
-    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # which has 8 bits, too
+    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # float8 has 8 bits, too
     for dtype in (torch.float32, torch.bfloat16, torch.float64, *narrow):
         numbers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
         packed = Bits.of(numbers, low, bits)
@@ -51,17 +51,17 @@ def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(0, 256) is None
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # that of the kernels in Triton
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's kernels
 
 
 class Counted:
-    """Bytes that autograd keeps, each memory once; to be entered around a network, inside of `PackedSpikes` or not."""
+    """Counts bytes that autograd stores, each memory once; enter it around a network, with `PackedSpikes` or not."""
 
     def __init__(self, net: nn.Module) -> None:
         self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
 
     def __call__(self, output: Tensor) -> int:
-        """Count the bytes that the graph of a tensor keeps."""
+        """Counts the bytes that the graph of a tensor stores."""
         seen, bytes_of = set(), {}
         waiting = [output.grad_fn]
         while waiting:
@@ -76,7 +76,7 @@ class Counted:
                 saved = getattr(node, name)
                 for one in saved if isinstance(saved, tuple | list) else [saved]:
                     kept = one.data if hasattr(one, "data") else None
-                    kept = getattr(kept, "tensor", kept)  # with its version
+                    kept = getattr(kept, "tensor", kept)  # stored with its version
                     memory = kept if isinstance(kept, Tensor) else getattr(getattr(kept, "bits", None), "packed", None)
                     if memory is not None:
                         storage = memory.untyped_storage()
@@ -173,7 +173,7 @@ def test_kernels_write_the_bits(backend: str) -> None:
     net = nn.Sequential(*layers, last, nn.Linear(64, 3)).to(device)
     x = torch.rand(5, 3, 6, device=device)
     wanted = gradients(net, x, None)
-    for _ in range(2):  # the second call is like the first one
+    for _ in range(2):  # the second call equals the first one
         outer, packing = PackedSpikes(net), PackedSpikes(net)
         with outer:
             got = gradients(net, x, packing)
@@ -215,12 +215,12 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
     x = torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)
     for neuron in (Silences(v_threshold=0.3, backend="triton"), Clears(v_threshold=0.3, backend="triton")):
-        assert neuron.spike_range is None  # what calls return may be anything
+        assert neuron.spike_range is None  # calls may return any numbers
         neuron.spike_range = (0, 1)
         for batch in (x, x.transpose(0, 1)):
             neuron.reset()
             with PackedSpikes(neuron) as packing:
-                IF.forward(neuron, batch)  # nothing takes the bits of a direct `forward`
+                IF.forward(neuron, batch)  # the bits of a direct `forward` are not used
                 neuron.reset()
                 spikes = neuron(batch)
                 (spikes.contiguous() @ weight).sum().backward()
@@ -372,7 +372,7 @@ def test_a_step_of_ones_own() -> None:
 
 @pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
 def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
-    """A step's bits fill whole words, however few there are: what is behind them is nothing."""
+    """Checks that the bits of a step fill whole words, even if it has few; the words' other bits have no meaning."""
     torch.manual_seed(0)
     neuron = LIF(backend="triton")
     x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
@@ -387,7 +387,7 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
-    """With hooks of saved tensors, torch does not look whether they were changed in place."""
+    """Tests hooks of saved tensors, with which torch itself does not check for changes in place."""
     net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
     x = torch.rand(4, 8, 16)
 
@@ -404,7 +404,7 @@ def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
     expected = weight.grad.clone()
     spikes, total = loss()
     with torch.no_grad():
-        spikes.mul_(2)  # the bits of it stay
+        spikes.mul_(2)  # its bits do not change
     net.zero_grad()
     total.backward()
     assert torch.equal(weight.grad, expected)

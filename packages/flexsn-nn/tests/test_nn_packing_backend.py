@@ -1,4 +1,4 @@
-"""Compiled graphs that keep bits of spikes: the same gradients, and what the graph keeps."""
+"""Compiled graphs that store spikes as bits: equal gradients, and the values that the graph stores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from flexsn_nn import IF, LIF, FlexSN, OverTime, functional
 from flexsn_nn.memory import PackingBackend
 
-PARTITIONED = "aot_eager_decomp_partition"  # as Inductor cuts a graph into forward and backward, without its compiler
+PARTITIONED = "aot_eager_decomp_partition"  # Inductor's partition into forward and backward
 
 
 Kept = list[tuple[int, torch.dtype]]
 
 
 def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], Kept]:
-    """The gradients of parameters and input, and what is kept: numbers of elements, and dtypes."""
+    """Returns the gradients of parameters and input, and the stored values: numbers of elements, and dtypes."""
     functional.reset_net(net)
     torch.compiler.reset()
     kept: Kept = []

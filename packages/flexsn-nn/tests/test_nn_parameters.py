@@ -1,4 +1,4 @@
-"""Refusals of neurons and their messages; parameters as numbers, tensors and learned."""
+"""Refusals of neurons and their messages; parameters that are numbers, tensors or learned."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flexsn_nn import (
 from flexsn_nn.layer import Delay
 from flexsn_nn.neuron import Neuron
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 nan = float("nan")
@@ -98,7 +98,7 @@ TINY, EPS = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).eps
         (lambda: Lapicque(1.0), "beta is 1; it must be below 1"),
         (lambda: Lapicque(R=0.0, C=1.0), "R is 0"),
         (lambda: Lapicque(0.5, time_step=0.0), "time_step is 0"),
-        (lambda: IF(surrogate_function=torch.sigmoid, strict=True), "decides by itself: pass strict=None"),
+        (lambda: IF(surrogate_function=torch.sigmoid, strict=True), "compares by itself: pass strict=None"),
         (lambda: Leaky(0.5, spike_grad=torch.sigmoid), "spike_grad is .*pass strict=None"),
     ],
 )
@@ -157,7 +157,7 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 
 @pytest.mark.parametrize("make", LEARNING)
 def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
-    """`fully_shard` refuses those without; a checkpoint in which they have none is loaded."""
+    """`fully_shard` refuses parameters without dimensions; checkpoints with such numbers load, too."""
     net = make()
     parameters = dict(net.named_parameters())
     assert parameters
@@ -170,7 +170,7 @@ def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_value_per_channel(backend: str) -> None:
-    """Channels of an image: each runs like a neuron with its value alone."""
+    """Tests channels of an image: each runs like a neuron with its value alone."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -180,7 +180,7 @@ def test_a_value_per_channel(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_what_does_not_fit_the_input(backend: str) -> None:
-    """Said in the terms of the neuron, with the remedy, and not in those of the op that failed."""
+    """Checks that the error speaks of the neuron and names the remedy, instead of the failed op."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -201,7 +201,7 @@ def test_what_does_not_fit_the_input(backend: str) -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_learned_decays_stay_in_range(backend: str) -> None:
-    """As in snnTorch, a learned beta that moved out of [0, 1] counts as the nearest end."""
+    """Checks that a learned beta outside of [0, 1] counts as the nearest limit, as in snnTorch."""
     neuron = Leaky(0.5, learn_beta=True, backend=backend)
     assert isinstance(neuron.beta, torch.nn.Parameter)
     neuron.beta.data.fill_(1.5)
@@ -210,7 +210,7 @@ def test_learned_decays_stay_in_range(backend: str) -> None:
     assert neuron.states[0].item() == 0.75
 
 
-# A neuron with a learned parameter, where an optimizer may move it, and where that counts as being.
+# A neuron with a learned parameter, a value to which an optimizer may move it, and the value that it then counts as.
 LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (LIF, "tau", 2.0, -47.0, 1.0),
     (LI, "tau", 2.0, 0.3, 1.0),
@@ -284,11 +284,11 @@ def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: C
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # pulls tau to minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # pulls tau towards minus infinity
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()
-    assert parameter.item() < -8  # the optimizer's own gradient moved it; what the neuron reads did not move along
+    assert parameter.item() < -8  # moved by its own gradient, without the neuron
     assert "tau has left" not in neuron.explain()
     assert "tau is -8.5; it must be" in neuron.explain()
 

@@ -1,4 +1,4 @@
-"""Plots show the numbers they were given; without matplotlib they say how to get it."""
+"""Plots: they show the given numbers; without matplotlib, the error says how to install it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a machine without a GPU, `backend="auto"` says what a GPU will refuse: once, with the operation and the line."""
+"""Reports of `backend="auto"` without a GPU: a GPU's refusal is reported once, with the operation and the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_nn import (
 from flexsn_nn.neuron import ImmediateReset
 
 HAS_GPU = torch.cuda.is_available()
-X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # on the CPU, also where there is a GPU
+X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # on the CPU, also on machines with a GPU
 
 Pair = tuple[Tensor, Tensor]
 
@@ -171,7 +171,7 @@ def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None)
 
 
 def test_the_results_are_those_of_the_loop() -> None:
-    """Random numbers included: no other code draws any."""
+    """Checks random numbers, too: no other code draws any."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)
@@ -295,7 +295,7 @@ def test_names() -> None:
 
 
 def started_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process begins where the environment says so."""
+    """Sets the reaction as at the start of a process with this environment variable."""
     with monkeypatch.context() as environment:
         environment.setenv("FLEXSN_PORTABILITY", setting)
         importlib.reload(_portability)

@@ -1,4 +1,4 @@
-"""The parallel neurons against sums written out, and what they promise about time."""
+"""Parallel neurons: comparison with explicit sums, and their documented use of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw() -> Tensor:
 
 
 def written_out(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`Σ_i weight[t, i] x[i] + bias[t]` in loops."""
+    """Computes `Σ_i weight[t, i] x[i] + bias[t]` in loops."""
     rows = []
     for t in range(T):
         total = torch.zeros_like(x[0]) + bias[t]

@@ -1,4 +1,4 @@
-"""Learned numbers at the limits of their ranges and beyond are led back, alike on all backends, with a warning."""
+"""Learned numbers at and beyond the limits of their ranges: gradients lead them back, with a warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_nn.functional import within
 from flexsn_nn.layer import Delay
 from flexsn_nn.neuron import Neuron
 
-# What else a constructor needs.
+# Other arguments that constructors need.
 NEEDED: dict[str, dict[str, Any]] = {
     "Alpha": {"alpha": 0.9, "beta": 0.8},
     "Lapicque": {"beta": 0.9, "R": 0.5},
@@ -35,7 +35,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def neurons() -> Iterator[tuple[type[Neuron], str, float, float]]:
-    """`(class, name, limit, beyond)` of each number with a closed end to its range that a neuron of one input has."""
+    """Yields `(class, name, limit, beyond)` for each number with a closed limit, of neurons with one input."""
     for name in sorted(flexsn_nn.__all__):
         cls = getattr(flexsn_nn, name)
         if not (isinstance(cls, type) and issubclass(cls, Neuron)) or cls is Recurrent or cls.__name__ != name:
@@ -84,7 +84,7 @@ def test_there_are_many() -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str, limit: float, beyond: float) -> None:
-    """At the limit, beyond it, and just inside of it: torch 2.15's `clamp` gives 0 in two of the three."""
+    """Tests the limit, beyond it, and just inside; `clamp` of torch 2.15 has the gradient 0 in two of these cases."""
     if "finite" in make(cls, name, 0.5, "torch")._limits[name]:
         beyond, limit = -0.25, 0.0
     inside = limit + (1e-6 if beyond < limit else -1e-6)
@@ -149,7 +149,7 @@ def test_an_optimizer_leads_a_number_back(cls: type[Neuron], name: str, beyond: 
     neuron = make(cls, name, beyond, "cpp")
     target = make(cls, name, 0.5 if cls is not LIF else 2.5, "torch")
     optimizer = torch.optim.Adam(neuron.parameters(), lr=0.1)
-    x = torch.rand(8, 16, 4) * 0.1  # too little for spikes: the states are monotonic in the number
+    x = torch.rand(8, 16, 4) * 0.1  # too small for spikes, so states are monotonic in the number
     for _ in range(60):
         optimizer.zero_grad()
         (_, ours), (_, theirs) = neuron.step(x), target.step(x)

@@ -1,4 +1,4 @@
-"""Recurrent neurons: by hand, against the neuron alone, as modules; and torch's own cells, written as steps."""
+"""Recurrent neurons: comparison with values by hand and with the neuron alone; torch's own cells, written as steps."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def made(name: str, **options: Any) -> Neuron:
 
 
 def few_bits(weight: Tensor) -> Tensor:
-    """Quarters: sums of few of them are exact in any order."""
+    """Rounds to quarters: sums of few of them are exact in any order."""
     return weight.copy_((8 * weight).round() / 4)
 
 
 def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
-    """By hand: the second neuron fires a step after the first, which gets no more."""
+    """Computes by hand: the second neuron fires one step after the first, which gets no further input."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0
@@ -178,7 +178,7 @@ def test_one_graph_under_compile(name: str) -> None:
 
 
 def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
-    """Kernels do not take this convolution; callers of the layer cannot change that."""
+    """Tests a convolution that kernels refuse; users of the layer cannot change it."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
     assert layer(x).shape == x.shape
@@ -203,7 +203,7 @@ def test_a_network_has_one_neuron_of_it() -> None:
 
 
 def test_around_neurons_with_inputs_of_their_own() -> None:
-    """The noise of a stochastic neuron is drawn once for a call, as without recurrence."""
+    """Checks that a stochastic neuron draws its noise once for a call, as without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
     spikes = layer(X)
@@ -214,7 +214,7 @@ def test_around_neurons_with_inputs_of_their_own() -> None:
 
 
 def of_each(value: float, *shape: int) -> nn.Parameter:
-    """A parameter that is learned, and differs between neurons."""
+    """Makes a learned parameter that differs between neurons."""
     return nn.Parameter(value + torch.arange(torch.Size(shape).numel()).reshape(shape) / 16)
 
 
@@ -260,7 +260,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
     for backend in ("auto", "torch"):
         layer.backend = backend
         layer.reset()
-        torch.manual_seed(1)  # of the noise
+        torch.manual_seed(1)  # seeds the noise
         x = ((8 * X[:5]).round() / 4).requires_grad_()
         output = layer(x)
         wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -275,7 +275,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
 def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
-    """Kernels, or the loop where they refuse the step."""
+    """Compares kernels, or the loop if they refuse the step."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def test_around_a_neuron_of_ones_own() -> None:
 
 
 class Masked(nn.Module):
-    """Weights without those of a neuron to itself."""
+    """Weights without connections of neurons to themselves."""
 
     mask: Tensor
 
@@ -417,11 +417,11 @@ def test_spectral_radius() -> None:
     assert init.spectral_radius(layer.V) == pytest.approx(1.25, rel=1e-5)
 
 
-# -- cells that are no neurons, as one writes them ---------------------------------------------------------
+# -- cells that are no neurons, as users write them --------------------------------------------------------
 
 
 class GRUCell(nn.Module):
-    """cuDNN's form: the reset gate acts on the product."""
+    """cuDNN's form, in which the reset gate acts on the product."""
 
     def __init__(self, V: Tensor, b: Tensor) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
 
 
 def test_an_integrator_that_comes_back_is_an_rnn() -> None:
-    """A layer without spikes: `h = h + (x + V y - h) / tau`, by hand."""
+    """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
     h, wanted = torch.zeros(3, H), []
     for x in X:
@@ -479,7 +479,7 @@ def test_an_integrator_that_comes_back_is_an_rnn() -> None:
 
 
 def test_a_reset_at_once_takes_the_threshold_before_the_leak() -> None:
-    """`reset_delay` of snnTorch's neurons, by hand."""
+    """Compares `reset_delay` of snnTorch's neurons with values by hand."""
     x = torch.full((6, 1), 0.75)
     late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))
     assert late(x).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.75, 1.125, 0.3125, 0.90625, 1.203125

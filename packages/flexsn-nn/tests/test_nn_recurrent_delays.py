@@ -1,4 +1,4 @@
-"""Delays in recurrent layers: against one product for each delay, gradients, and all that a layer does."""
+"""Delays in recurrent layers: comparison with one product for each delay, gradients, and the layer's other features."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError
 from flexsn_nn.errors import RangeWarning
 from flexsn_nn.layer import Delay
 
-# 15 elements of a step: more than one block of the smallest kernels, and no multiple.
+# A step has 15 elements: more than one block of the smallest kernels, and no multiple.
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
-# Off the whole steps, where linear interpolation has a kink.
+# These delays are no whole steps, where linear interpolation has a kink.
 LEARNED = torch.tensor([0.1, 1.2, 2.75, 3.1, 1.5], dtype=torch.float64)
 DELAYS: dict[str, Callable[[], Any]] = {
     "a number": lambda: 2,
@@ -38,7 +38,7 @@ def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
 
 
 def taps(delay: Delay) -> Tensor:
-    """`[N, L]`: the weight of the output `1 + l` steps ago."""
+    """`[N, L]`: weight of the output `1 + l` steps ago."""
     d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
     steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
     if delay.interpolation == "gaussian":
@@ -49,7 +49,7 @@ def taps(delay: Delay) -> Tensor:
 
 
 def buffered(layer: Recurrent, x: Tensor) -> Tensor:
-    """As it is published: each step adds its products, one for each delay, to the currents of the steps to come."""
+    """Computes the published form: each step adds its products, one for each delay, to the currents of later steps."""
     assert layer.delay is not None
     weights = taps(layer.delay)
     later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
@@ -129,7 +129,7 @@ def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
     layer.reset()
     narrow = layer(X)
     assert not torch.equal(wide, narrow)
-    off = LEARNED.frac() != 0.5  # between two steps, both count
+    off = LEARNED.frac() != 0.5  # halfway between two steps, either one may count
     torch.testing.assert_close(taps(layer.delay)[off].sum(1), torch.ones(int(off.sum()), dtype=torch.float64))
     assert narrow.isfinite().all()
 
@@ -220,7 +220,7 @@ MANY = [0.1, 14.2, 2.75, 18.1, 9.5]
 
 
 def many_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, Tensor]:
-    """Layers with 20 steps of the past, which run in Triton and as a loop, and their input."""
+    """Makes layers with 20 past steps, one in Triton and one as a loop, and their input."""
     options: dict[str, Any] = {} if kind == "linear" else {"interpolation": kind, "width": 2.5}
     torch.manual_seed(0)
     layer = Recurrent(LIF(), N, delay=Delay(torch.tensor(MANY), max_delay=19, learn=True, **options), backend="triton")

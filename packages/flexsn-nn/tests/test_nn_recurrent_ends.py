@@ -1,4 +1,4 @@
-"""Recurrent layers in one launch end with the longest of a program's rows, and give what they give without that."""
+"""Recurrent layers in one launch: a program ends with the longest of its sequences, without changing results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
     assert found
     assert None not in found
     told = steps[0].loops.told
-    if not keep:  # gradients that come to state sequences are added step by step
+    if not keep:  # gradients of state sequences are added step by step
         assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
     monkeypatch.setattr(_one_launch, "_counts", lambda step, over: None)
     runs_on = ran(layers[1], x, lengths)
@@ -98,3 +98,34 @@ def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.
 def test_on_a_gpu(name: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
     check(name, "cuda", shape, keep, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_many_rows_are_captured(with_lengths: bool) -> None:
+    """More rows than programs run at a time, whose results take memory that the allocator has not yet."""
+    shape = (250, 4096, 64)
+    torch.manual_seed(0)
+    layer = Recurrent(LIF(), shape[-1]).to("cuda")
+    x = (2 * torch.rand(shape, device="cuda")).requires_grad_()
+    weights = torch.randn(shape, device="cuda")
+    lengths = torch.randint(0, shape[0] + 1, shape[1:2], device="cuda").sort(descending=True).values
+
+    def step() -> list[Tensor]:
+        layer.reset()
+        output = layer(x, lengths=lengths) if with_lengths else layer(x)
+        return [output.detach(), *torch.autograd.grad(output, [x, *layer.parameters()], weights)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    expected = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    graph.replay()
+    for ours, theirs in zip(results, expected, strict=True):
+        assert torch.equal(ours, theirs)

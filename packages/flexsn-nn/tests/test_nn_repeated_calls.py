@@ -1,4 +1,4 @@
-"""A call like an earlier one is looked up: what may have changed in between is seen, and results are the loop's."""
+"""Calls that repeat an earlier call: changes in between are detected, and results equal the loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data(seed: int = 0) -> Tensor:
 
 
 def training(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Output, final state and gradients of a call from the initial state and of one after it."""
+    """Returns output, final state and gradients of a call from the initial state and of the call after it."""
     neuron.reset()
     leaf = x.clone().requires_grad_()
     first, second = neuron(leaf), neuron(leaf)
@@ -99,7 +99,7 @@ def test_a_change_of_a_core_is_seen(backend: str) -> None:
     core.decay = nn.Parameter(torch.full((1,), 0.8))
     assert_like_the_loop(neuron, data())
     core = Decay(0.2)
-    neuron.add_module("core", core)  # not assigned
+    neuron.add_module("core", core)  # without an assignment
     assert_like_the_loop(neuron, data())
     core.decay.requires_grad_(False)
     leaf = data().requires_grad_()
@@ -108,7 +108,7 @@ def test_a_change_of_a_core_is_seen(backend: str) -> None:
 
 
 def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeated calls take another path than first calls."""
+    """Checks that repeated calls take another path than first calls."""
     neuron = ParametricLIF(backend=backend)
     assert_like_the_loop(neuron, data())
     monkeypatch.setattr(FlexSN, "_run", None)
@@ -151,7 +151,7 @@ def test_calls_that_count_are_repeated(keep: bool, monkeypatch: pytest.MonkeyPat
         for found, wanted in zip(*results, strict=True):
             torch.testing.assert_close(found, wanted)
     assert longer.count("torch") == 10
-    assert longer.count("cpp") == 2  # with gradients from no state, and without any from one
+    assert longer.count("cpp") == 2  # with gradients from no state, without gradients from a state
 
 
 @pytest.mark.long(all_but=["s"])
@@ -159,7 +159,7 @@ def test_calls_that_count_are_repeated(keep: bool, monkeypatch: pytest.MonkeyPat
 def test_a_call_like_the_last_one_is_compared_at_once(
     step_mode: str, monkeypatch: pytest.MonkeyPatch, compiler: None
 ) -> None:
-    """Without looking anything up by a key; and what changes meanwhile is followed."""
+    """Checks that no key is looked up, and that changes in between take effect."""
     core = Decay(0.5)
     neuron = FlexSN(core, 1, 1, 1, backend="cpp", step_mode=step_mode)
     loop = FlexSN(core, 1, 1, 1, backend="torch", step_mode=step_mode)
@@ -230,7 +230,7 @@ def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: str) -> None:
-    """As `module.to(...)` and sharding do it: `tensor.data = ...`, which no version counter sees."""
+    """Assigns `tensor.data = ...`, as `module.to(...)` and sharding do, which changes no version counter."""
     neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
     x = data().requires_grad_()
     for _ in range(2):
@@ -247,11 +247,11 @@ def test_gradients_that_come_differently(backend: str) -> None:
     neuron, x = LIF(backend=backend), data().requires_grad_()
     loop = LIF(backend="torch")
     takes: list[Callable[[FlexSN], Tensor]] = [
-        lambda n: n(x).sum(),  # an expanded one
+        lambda n: n(x).sum(),  # an expanded gradient
         lambda n: (n(x), n.states[0].square().sum())[1],
         lambda n: (n(x) * data(1)).sum() + n.states[0].sum(),
         lambda n: n(x).transpose(0, 2).contiguous().mul(data(2).transpose(0, 2).contiguous()).sum(),
-        lambda n: torch.imag(torch.complex(n(x), n(x)).conj()).sum(),  # a lazily negated one
+        lambda n: torch.imag(torch.complex(n(x), n(x)).conj()).sum(),  # a lazily negated gradient
     ]
     for take in takes:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Reports of networks: rows, numbers, and a network that is as it was."""
+"""Reports on networks: rows, numbers, and an unchanged network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_network_is_as_it_was(report: object) -> None:
 
 
 def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
-    """A call that repeats an earlier one takes a short way, which records no choice."""
+    """Tests a call that repeats an earlier one, and so takes a short path that records no choice."""
     net = nn.Sequential(LIF(), LI())
     for _ in range(2):
         net(X)
@@ -76,7 +76,7 @@ def test_rows_of_an_explanation(compiler: None) -> None:
     assert {name for name, row in rows.items() if row.backend == "cpp"} == {"1", "6", "7"}
     assert rows["1"].kernels == ("dynamics_forward", "dynamics_backward")
     assert rows["1"].reason == "the tensors are on 'cpu', where compiled kernels run"
-    # The neuron keeps its input, the linear layer its own; the convolution the whole input.
+    # The neuron and the linear layer store their inputs; the convolution stores the whole input.
     assert rows["0.0"].bytes_kept == X.numel() * 4
     assert rows["1"].bytes_kept >= 4 * 2 * 8 * 36 * 4
     assert rows["5"].bytes_kept == 4 * 2 * 72 * 4

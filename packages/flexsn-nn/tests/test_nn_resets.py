@@ -1,4 +1,4 @@
-"""Reset and threshold conventions, against traces computed by hand."""
+"""Conventions of resets and thresholds: comparison with traces computed by hand."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from flexsn_nn._run_kernels import run_kernels
 from flexsn_nn.flexsn import _running
 from flexsn_nn.neuron import Neuron
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted", "loops")
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 
 
 def run(neuron: Neuron, *values: float) -> tuple[list[float], list[float]]:
-    """Output and `v` of one neuron after each step."""
+    """Returns the output and `v` of one neuron after each step."""
     neuron.store_state_seqs = True
     output = neuron(torch.tensor(values, dtype=torch.float64).reshape(-1, 1))
     v = neuron.state_seq("v")
@@ -63,20 +63,20 @@ def test_hard_and_soft_reset(backend: str, options: dict[str, Any], spikes: list
 @pytest.mark.parametrize("detach", [False, True])
 @BACKENDS
 def test_gradient_through_the_reset(backend: str, detach: bool) -> None:
-    """Two steps of IF with g' = 1: v1 = (1 - s1) h1, s2 = step(v1 + x2 - 1)."""
+    """Computes two steps of IF with g' = 1: v1 = (1 - s1) h1, s2 = step(v1 + x2 - 1)."""
     chosen = surrogate.StraightThrough()
     for v_reset, slope in ((0.0, (1 - 1) - 1.25), (None, 1 - 1)):
         x = torch.tensor([[1.25], [0.5]], dtype=torch.float64, requires_grad=True)
         neuron = IF(v_reset=v_reset, surrogate_function=chosen, detach_reset=detach, backend=backend)
         (gradient,) = torch.autograd.grad(neuron(x)[1].sum(), x)
-        # d v1 / d x1 is 1 - s1 - h1 g' (hard) or 1 - g' v_threshold (soft), without the g' if detached.
+        # d v1 / d x1 is 1 - s1 - h1 g' (hard) or 1 - g' v_threshold (soft); detached, the terms with g' are missing.
         wanted = slope if not detach else (0.0 if v_reset == 0.0 else 1.0)
         assert gradient.flatten().tolist() == [wanted, 1.0]
 
 
 @BACKENDS
 def test_at_the_threshold(backend: str) -> None:
-    """`>=` by default, `>` with `strict=True`; in snnTorch's neurons `>` by default."""
+    """Checks `>=` by default and `>` with `strict=True`; snnTorch's neurons use `>` by default."""
     exactly = (1.0, 0.0)
     assert run(IF(backend=backend), *exactly)[0] == [1, 0]
     assert run(IF(strict=True, backend=backend), *exactly)[0] == [0, 0]
@@ -95,7 +95,7 @@ def test_lif_leaks_to_its_reset(backend: str) -> None:
     # h = v - (v + 1) / 2 + x: -1 + 0.5; -0.5 - 0.25 + 2 = 1.25 fires; -1 + 2 = 1 fires
     raw = LIF(v_reset=-1.0, decay_input=False, backend=backend)
     assert run(raw, 0.5, 2.0, 2.0) == ([0, 1, 1], [-0.5, -1, -1])
-    # soft reset leaks to 0: h = v / 2 + x / 2
+    # The soft reset leaks to 0: h = v / 2 + x / 2.
     assert run(LIF(v_reset=None, backend=backend), 3.0, 1.0, 0.0) == ([1, 0, 0], [0.5, 0.75, 0.375])
 
 
@@ -103,8 +103,8 @@ def test_lif_leaks_to_its_reset(backend: str) -> None:
 @pytest.mark.parametrize(
     ("mechanism", "spikes", "v"),
     [
-        # The membrane of the step that fires is not yet reset: 1.5 fires; 0.75 + 1.5 - 1 = 1.25 fires;
-        # 0.625 + 0.5 - 1 = 0.125
+        # The membrane of the step that fires is not yet reset: 1.5 fires; then 0.75 + 1.5 - 1 = 1.25 fires; then
+        # 0.625 + 0.5 - 1 = 0.125.
         ("subtract", [1, 1, 0], [1.5, 1.25, 0.125]),
         # 1.5 fires; 0 + 1.5 fires; 0 + 0.5
         ("zero", [1, 1, 0], [1.5, 1.5, 0.5]),
@@ -134,28 +134,28 @@ def test_alpha_membrane_rises_and_falls() -> None:
 
 
 def test_whole_spikes() -> None:
-    # tau = 1: h = x. Counts are rounded half to even and kept in 0 to D; the rest stays.
+    # With tau = 1, h = x. Counts are rounded half to even and limited to 0 … D; the rest remains in the membrane.
     spikes, v = run(ILIF(tau=1.0, D=3), 0.5, 1.5, 2.5, -1.0, 7.0)
     assert spikes == [0, 2, 2, 0, 3]
     assert v == [0.5, -0.5, 0.5, -1.0, 4.0]
 
 
 def test_adaptive_threshold_rises_with_spikes() -> None:
-    # tau = 1, so h = x; thresholds: 1, then 1 + a with a = 1, then a = rho
+    # With tau = 1, h = x. The thresholds are 1, then 1 + a with a = 1, then with a = rho.
     neuron = ALIF(tau_a=1.0, beta=1.0, tau=1.0)
     spikes, _ = run(neuron, 1.0, 1.5, 1.5)
     assert spikes == [1, 0, 1]
 
 
 def test_klif_scales_its_reset() -> None:
-    # tau = 1: h = relu(2 x) = 1.5 fires. Soft: 1.5 - 1; scaled: 1.5 / 2 - 1 / 2
+    # With tau = 1, h = relu(2 x) = 1.5 fires. Soft: 1.5 - 1; scaled: 1.5 / 2 - 1 / 2.
     options: dict[str, Any] = {"tau": 1.0, "v_reset": None, "init_k": 2.0}
     assert run(KLIF(**options).double(), 0.75) == ([1], [0.5])
     assert run(KLIF(scale_reset=True, **options).double(), 0.75) == ([1], [0.25])
 
 
 def test_where_the_membrane_starts() -> None:
-    """At `v_reset`, also in the second of several states and in single steps; others at 0."""
+    """Checks that it starts at `v_reset`, also as the second of several states and in single steps; others at 0."""
     for neuron in (QIF(), EIF(), Izhikevich(v_reset=-0.1), CUBALIF(v_reset=-0.1)):
         v = neuron.state_names.index("v")
         for mode, x in (("m", torch.zeros(3, 2)), ("s", torch.zeros(2))):
@@ -166,7 +166,7 @@ def test_where_the_membrane_starts() -> None:
 
 
 def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neuron that starts at zero hands the kernels its input alone; one that does not, its states, too."""
+    """Checks that a neuron that starts at zero passes only its input to the kernels; others also pass states."""
     counts = []
 
     def record(program: Any, tensors: Any, *options: Any) -> Any:

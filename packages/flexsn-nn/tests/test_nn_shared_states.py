@@ -1,4 +1,4 @@
-"""One instance in two places of a network shares its state, which a warning says once."""
+"""One instance at two places of a network shares its state; a warning reports it once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
 class Called(nn.Module):
-    """A network that is a function of its parts."""
+    """A network as a function of its parts."""
 
     def __init__(self, forward: Callable[..., Tensor], neuron: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def once(net: Called, x: Tensor) -> Tensor:
 
 
 def fed_back(net: Called, x: Tensor) -> Tensor:
-    """One step at a time, with a recurrent connection."""
+    """Runs one step at a time, with a recurrent connection."""
     out = torch.zeros_like(x[0])
     for step in x:
         out = net.neuron(net.first(step) + net.second(out))
@@ -53,10 +53,10 @@ def fed_back(net: Called, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [LIF, lambda: LIF(backend="torch"), lambda: RLIF(5)], ids=["LIF", "loop", "RLIF"])
 def test_a_call_that_its_own_output_leads_to(make: Callable[[], nn.Module]) -> None:
     net = Called(twice, make())
-    with pytest.warns(SharedStateWarning, match="stands in two places of a network.*an instance of its own"):
+    with pytest.warns(SharedStateWarning, match="is in two places of a network.*an instance of its own"):
         net(X)
     reset_net(net)
-    net(X)  # once
+    net(X)  # no second warning
 
 
 @pytest.mark.parametrize("forward", [in_chunks, once, fed_back])

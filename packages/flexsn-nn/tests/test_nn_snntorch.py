@@ -1,4 +1,4 @@
-"""Against snnTorch itself: spikes, states and all gradients of the neurons that have its names."""
+"""Neurons with snnTorch's names: comparison with snnTorch in spikes, states and all gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from flexsn_nn import Alpha, Lapicque, Leaky, Synaptic
 from flexsn_nn.neuron import Neuron
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 snntorch = pytest.importorskip("snntorch")
 
 MECHANISMS = ("subtract", "zero", "none")
-# Arguments, exact in float32, which snnTorch keeps them in; and the parameters learned with them, which have the
-# same names there. (Its Alpha and Lapicque of version 1.0 fail with learned ones.)
+# Arguments that are exact in float32, in which snnTorch stores them; and the parameters learned with them, which have
+# equal names in snnTorch. (Alpha and Lapicque of snnTorch 1.0 fail with learned parameters.)
 NEURONS: dict[str, tuple[type[Neuron], dict[str, Any], list[str]]] = {
     "Leaky": (Leaky, {"beta": 0.75, "learn_beta": True, "learn_threshold": True}, ["beta", "threshold"]),
     "Synaptic": (
@@ -48,7 +48,7 @@ def compare(results: list[tuple[Tensor, tuple[Tensor, ...]]], leaves: list[list[
         loss = (spikes * weights).sum() + sum(state.square().sum() for state in states)
         gradients.append(torch.autograd.grad(loss, wanted))
     assert torch.equal(results[0][0], results[1][0])
-    # snnTorch's spikes are float32, and so are the gradients that go through them.
+    # snnTorch's spikes are float32, and so are the gradients that flow through them.
     for ours, theirs in zip((*results[0][1], *gradients[0]), (*results[1][1], *gradients[1]), strict=True):
         torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Against snnTorch itself: surrogates by its names, called as there, with the same values and gradients."""
+"""Surrogates with snnTorch's names: comparison with snnTorch in calls, values and gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from flexsn_nn import Leaky, surrogate
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 snntorch = pytest.importorskip("snntorch")
 theirs: Any = snntorch.surrogate
 ours: Any = surrogate
 
-# Also the point where it fires, and both sides of the corners.
+# The points include the one where it fires, and both sides of the corners.
 POINTS = [-3.0, -1.0, -0.25, -1e-6, 0.0, 1e-6, 0.25, 0.75, 1.0, 1.25, 3.0]
 CALLS: list[tuple[str, tuple[float, ...], dict[str, float]]] = [
     ("atan", (), {}),
@@ -69,14 +69,14 @@ def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float,
 
 
 def test_the_calls_are_all_of_snntorchs() -> None:
-    """But SSO, which draws random numbers in the backward pass, and the two with tests of their own."""
+    """Compares all names but SSO, which draws random numbers in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")
 
 
 def test_lso_is_what_its_documentation_says() -> None:
-    """snnTorch 1.0's own cannot run: it calls another function, with an argument too few."""
+    """Compares with the documentation, since LSO of snnTorch 1.0 fails: it calls a function with too few arguments."""
     with pytest.raises(TypeError):
         theirs.LSO(0.2)(torch.zeros(1))
 
@@ -105,7 +105,7 @@ def test_custom_surrogate() -> None:
 
 
 def test_wide_surrogates_do_not_overflow_as_snntorchs_sigmoid_does() -> None:
-    """A named difference: `exp(88)²` is infinite in float32, and inf / inf is no number."""
+    """Checks a documented difference: `exp(88)²` is infinite in float32, and inf / inf is NaN."""
     x = torch.tensor([-4.0], requires_grad=True)
     assert torch.autograd.grad(theirs.sigmoid()(x).sum(), x)[0].isnan().all()
     assert torch.autograd.grad(surrogate.sigmoid()(x).sum(), x)[0].item() == pytest.approx(0.0)

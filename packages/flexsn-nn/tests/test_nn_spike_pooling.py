@@ -1,4 +1,4 @@
-"""Layers of networks that pool by kernels: same results, what is left to torch and why, ranges, undoing."""
+"""Layers that pool by kernels: equal results, layers left to torch with reasons, ranges, undoing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_spikes_are_followed_through_it() -> None:
     spike_pooling(net)
     with PackedSpikes(net) as packing:
         loss = net(torch.rand(3, 2, 2, 8, 8)).sum()
-    assert packing.bytes_whole == 3 * 2 * 4 * 4 * 4 * 4  # what the second convolution keeps
+    assert packing.bytes_whole == 3 * 2 * 4 * 4 * 4 * 4  # stored by the second convolution
     assert packing.kept_whole == []
     loss.backward()
 
@@ -128,7 +128,7 @@ def test_inputs_that_torch_pools() -> None:
 def test_it_is_undone() -> None:
     net = network(nn.MaxPool2d(2))
     pooling = spike_pooling(net)
-    spike_pooling(net)  # again
+    spike_pooling(net)  # a second call
     assert sum("forward" in vars(module) for module in net.modules()) == 1
     twin = copy.deepcopy(net)
     pooling.undo()

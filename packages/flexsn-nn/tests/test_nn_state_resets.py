@@ -1,4 +1,4 @@
-"""A reset begins at the initial state: what comes after it is a run of its own, and gradients do not cross."""
+"""Resets within a sequence: a new run begins at the initial state, and gradients do not cross the reset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.plans import _buckets
 from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
-# Sequences of which steps are marked: none, the first and one more, and two.
+# Marked steps by sequence: in one, the first step and another; in one, two steps; in the others, none.
 MARKED = {1: [0, 10], 2: [9, 18]}
 
 
@@ -30,7 +30,7 @@ def marks() -> Tensor:
 
 
 def run(neuron: FlexSN, inputs: list[Tensor], **options: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Output, gradient of the first input, and final states."""
+    """Returns output, gradient of the first input, and final states."""
     neuron.reset()
     x = inputs[0].clone().requires_grad_()
     output = neuron(x, *inputs[1:], **options)
@@ -65,7 +65,7 @@ def compare(case: Case, backend: str) -> None:
 def run_part(
     neuron: Neuron, inputs: list[Tensor], begin: int, end: int, *, last: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Some steps by themselves; a loss of final states is one of the last steps alone."""
+    """Runs some steps separately; a loss of final states concerns only the last of these steps."""
     neuron.reset()
     x = inputs[0][begin:end].clone().requires_grad_()
     output = neuron(x, *[other[begin:end] for other in inputs[1:]])
@@ -82,7 +82,7 @@ def test_each_neuron_in_a_loop(case: Case) -> None:
     compare(case, "torch")
 
 
-# It starts at other values than zeros.
+# This neuron starts at other values than zero.
 @pytest.mark.long(all_but=["adex"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_neuron_in_cpp(case: Case) -> None:
@@ -100,7 +100,7 @@ def test_each_neuron_in_triton(case: Case) -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
 @pytest.mark.long(all_but=["None"])
 def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where chunks are loaded ahead, as on a GPU, masks are loaded a chunk before their use."""
+    """Loads chunks ahead, as on a GPU, so that masks are loaded one chunk before their use."""
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
@@ -117,7 +117,7 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
     x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
     try:
-        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # of which no other test has kernels
+        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test has these kernels
     finally:
         _buckets._plan.cache_clear()
     wanted = run(LIF(backend="torch", tau=1.25), [x], **options)
@@ -159,7 +159,7 @@ def test_gradients_do_not_cross(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_single_steps(backend: str) -> None:
-    """A stream of episodes, one step at a time."""
+    """Runs a stream of episodes, one step at a time."""
     neuron, marked = LIF(v_reset=-0.3, backend=backend), marks()
     x = 2 * torch.rand(T, B, FEATURES, generator=torch.Generator().manual_seed(0))
     whole = neuron(x, resets=marked)

@@ -1,4 +1,4 @@
-"""States of other shapes than the step's, as of dendrites beside a soma: those that `init_states` gives."""
+"""States of other shapes than the step, such as dendrites with a soma; `init_states` defines the shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Branched(FlexSN):
-    """Its states begin at zeros of shapes of their own, for a batch of any size."""
+    """A neuron whose states begin at zeros of other shapes than the step, for any batch size."""
 
     def __init__(self, core: Callable[..., Any], shapes: Callable[[int], Sequence[Shape]], **options: Any) -> None:
         super().__init__(core, 1, len(shapes(1)), 1, **options)
@@ -44,13 +44,13 @@ def feeds(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
 
 
 def alone(x: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Branches alone; the input has one value for all."""
+    """Branches without a soma; the input has one value for all branches."""
     d = 0.5 * d + x * torch.arange(1.0, K + 1)
     return torch.tanh(d), d
 
 
 def clock(x: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """One number for the whole step, counted on."""
+    """A number for the whole step that counts the steps."""
     v = v + x / (1.0 + t)
     return v, t + 1.0, v
 
@@ -82,7 +82,7 @@ def test_calls_go_on_from_one_another(core: Any, step: Shape, shapes: Any, backe
     parts = torch.cat([layer(part) for part in x.split(2)])
     assert torch.equal(parts, whole)
     assert all(torch.equal(a, b) for a, b in zip(layer.states, states, strict=True))
-    assert layer.made == made + 1  # the shapes are remembered
+    assert layer.made == made + 1  # the shapes are stored
     other = Branched(core, shapes, backend=backend)
     output, new_states = other.step(x[:4])
     rest, _ = other.step(x[4:], new_states)

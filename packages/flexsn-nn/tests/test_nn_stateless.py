@@ -1,4 +1,4 @@
-"""`functional.stateless`: one module with states in and out; `functional.parameter_groups`; monitors that print."""
+"""`functional.stateless`, a module that takes and returns states; `functional.parameter_groups`; printed monitors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_stream_is_the_sequence(name: str) -> None:
     x = torch.rand(9, 3, 4) * 3
     wanted = net(x)
     functional.reset_net(net)
-    net(x[:2])  # states of its own, which stay
+    net(x[:2])  # the network's own states do not change
     left = functional.get_states(net)
     module = functional.stateless(net)
     states = module.initial_states(x)
@@ -180,7 +180,7 @@ def test_groups_without_parameters_are_left_out() -> None:
     assert "lr" not in group
 
 
-# -- what monitors print --------------------------------------------------------------------------------------------
+# -- printed monitors -----------------------------------------------------------------------------------------------
 
 
 def test_monitors_print_what_they_recorded() -> None:

@@ -1,4 +1,4 @@
-"""`neuron.step(inputs, states)`: the same as a call of the module, with the state in the caller's hands."""
+"""`neuron.step(inputs, states)`: results equal a call of the module, while the caller keeps the state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
             assert torch.equal(got, wanted)
     assert pure.states == []
     assert pure.state_seqs == []
-    # A state of the module's own is neither read nor written.
+    # The module's own state is neither read nor written.
     pure.states = [draw(*STEP, seed=2), draw(*STEP, seed=3)]
     before = [state.clone() for state in pure.states]
     again, _ = pure.step((x, y))
@@ -58,7 +58,7 @@ def test_it_does_not_write_into_the_states_given(backend: str) -> None:
 
 @backends
 def test_gradients_go_through_the_states(backend: str) -> None:
-    """Two calls are one: the gradient of the second call's output reaches the first call's input and state."""
+    """Checks that two calls act as one: the second output's gradient reaches the first call's input and state."""
     neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
     x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()
     start = [draw(*STEP, seed=2).requires_grad_(), draw(*STEP, seed=3).requires_grad_()]

@@ -1,4 +1,4 @@
-"""Parameters of surrogates are numbers; forward mode takes the same derivative."""
+"""Parameters of surrogates are numbers; forward mode uses the derivative of the backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTORIES = ["LSO", "SFS"]
 
 
 def numbers() -> Iterator[tuple[str, str]]:
-    """`(name, parameter)` of all numeric parameters of classes, functions and factories."""
+    """Yields `(name, parameter)` for all numeric parameters of classes, functions and factories."""
     for name in surrogate.__all__:
         made = getattr(surrogate, name)
         if isinstance(made, type) and made is not Surrogate:

@@ -1,4 +1,4 @@
-"""Every surrogate: an exact step forward, its table's formula backward, on every path."""
+"""Surrogates: an exact step forward, and the formula of the table backward, on every path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_graph import trace_step
 from flexsn_nn import FlexSN, ParameterError, surrogate
 from flexsn_nn.surrogate import Surrogate
 
-# Kernels run on CPU tensors here.
+# Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 Formula = Callable[[float], float]
@@ -45,7 +45,7 @@ def _waves(n: int, t: float) -> Formula:
     return lambda x: 4 / t * sum(math.cos((2 * i - 1) * 2 * math.pi * x / t) for i in range(1, n + 1))
 
 
-# Name of the function (there may be none), surrogate, formula in plain Python: defaults first, then other parameters.
+# Name of the function (if there is one), surrogate, formula in plain Python; with defaults, then other parameters.
 TABLE: list[tuple[str, Surrogate, Formula]] = [
     ("sigmoid", surrogate.Sigmoid(), _sigmoid(4.0)),
     ("sigmoid", surrogate.Sigmoid(1.5), _sigmoid(1.5)),
@@ -99,11 +99,11 @@ TABLE: list[tuple[str, Surrogate, Formula]] = [
 EACH = pytest.mark.parametrize(("name", "chosen", "formula"), TABLE, ids=[repr(row[1]) for row in TABLE])
 DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
 
-# The corners of the windows, both sides of them, and far away.
+# Corners of the windows, both sides of the corners, and points far away.
 POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
 
 
-# They make surrogates and take no input: compared with snnTorch's.
+# Functions that make surrogates and take no input; other tests compare them with snnTorch's.
 FACTORIES = {"LSO", "SFS", "custom_surrogate", "heaviside", "straight_through_estimator"}
 
 
@@ -165,7 +165,7 @@ def _core(chosen: Surrogate) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]
 
 
 def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tuple[list[float], list[float]]:
-    """Spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
+    """Computes spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
     v, distances, spikes = 0.0, [], []
     for value in x:
         h = 0.5 * v + value
@@ -190,7 +190,7 @@ def test_it_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formul
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
-    # The corners too, through the first step: h - 0.25 is one of the points.
+    # The first step includes the corners, too: h - 0.25 is one of the points.
     x[0, : len(POINTS)] = torch.tensor(POINTS, dtype=torch.float64) + 0.25
     weights = torch.randn(4, 40, generator=generator, dtype=torch.float64)
 

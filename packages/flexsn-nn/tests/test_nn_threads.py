@@ -1,4 +1,4 @@
-"""The first calls of one neuron from several threads at once."""
+"""First calls of one neuron from several threads at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pruned(backend: str) -> RLIF:
 
 
 def together(works: list[Callable[[], None]]) -> list[BaseException]:
-    """Runs all at once, and returns the errors."""
+    """Runs all works at once, and returns their errors."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(works))
 

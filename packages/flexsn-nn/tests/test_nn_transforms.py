@@ -1,4 +1,4 @@
-"""Transforms that are written outside of the packages: what they add, and that kernels follow what they hold."""
+"""Transforms written outside of the packages: they add values, and kernels follow changes of their attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_nn.transforms import Call, Changed, Core, Lengths, Own, Transform
 
 
 class Ends(Transform):
-    """Lengths by a counter: one more state, and a tensor that the step captures."""
+    """Implements lengths with a counter: an additional state, and a tensor that the step captures."""
 
     num_states = 1
 
@@ -45,7 +45,7 @@ class Ends(Transform):
 
 
 class Scaled(Transform):
-    """The input times a learned tensor, plus a number, plus a sequence; the driven input is one more output."""
+    """Multiplies the input by a learned tensor, adds a number and a sequence, and returns the result as an output."""
 
     num_inputs = num_outputs = 1
 
@@ -106,7 +106,7 @@ def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> N
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
-    """Another tensor needs no other kernel; another number in the key is followed."""
+    """Checks that another tensor needs no new kernel, and that another number in the key takes effect."""
     neuron, x, noise = ALIF(backend=backend), data(9, 3, 4), data(9, 1, 4, seed=1)
     for seed, offset in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.0)):
         gain = data(4, seed=seed).requires_grad_()
@@ -128,7 +128,7 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_they_compose_in_their_order_and_with_a_norm(backend: str) -> None:
-    """The last one is outermost: what it does to the input comes first; the norm is computed innermost."""
+    """The last transform is outermost: its change of the input comes first; the norm is computed innermost."""
     x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
     first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
     LIF(backend=backend)(x, transforms=[first, second])
@@ -218,7 +218,7 @@ class Wrong(Transform):
 def test_counts_that_do_not_fit_are_refused(backend: str) -> None:
     x: Any = data(3, 2, 4)
     for neuron in (LIF(backend=backend), FlexSN(lambda x, v: (x, v), 1, 1, 1, backend=backend)):
-        with pytest.raises(ParameterError, match=r"Wrong gave 0 inputs and 1 states; .* its num_states 2"):
+        with pytest.raises(ParameterError, match=r"Wrong returned 0 inputs and 1 states; .* its num_states 2"):
             neuron(x, transforms=[Wrong(1, 2)])
         with pytest.raises(ParameterError, match=r"Wrong\.step returned 0 outputs and 1 states of its own; .* 2"):
             neuron(x, transforms=[Wrong(2, 1)])

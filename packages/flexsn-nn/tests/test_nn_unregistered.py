@@ -1,4 +1,4 @@
-"""Captured parameters that no module registers are reported; registered ones are not."""
+"""Reports of captured parameters that no module registers, and no reports of registered ones."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ MAKERS = {"w": by_closure, "argument 0": by_partial, "default 0": by_default, "G
 @pytest.mark.parametrize(("name", "make"), [*MAKERS.items(), ("w", by_helper), ("w", Decay), ("w", by_method)])
 def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parameter], Core], backend: str) -> None:
     neuron = FlexSN(make(nn.Parameter(torch.tensor(0.5))), 1, 1, 1, backend=backend)
-    with pytest.warns(UserWarning, match=rf"no module and no optimizer has: {name}\. .*register_parameter"):
+    with pytest.warns(UserWarning, match=rf"no module and no optimizer: {name}\. .*register_parameter"):
         neuron(torch.ones(2, 3))
-    assert neuron.explain().endswith(f"captured parameters that no module and no optimizer has: {name}")
+    assert neuron.explain().endswith(f"captured parameters that are in no module and no optimizer: {name}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         neuron(torch.ones(2, 3))
@@ -106,7 +106,7 @@ def test_it_is_found_wherever_it_is_registered(make: Callable[[nn.Parameter], Co
 
 def test_containers_are_searched() -> None:
     neuron = FlexSN(by_list(nn.Parameter(torch.tensor(0.5))), 1, 1, 1, backend="torch")
-    with pytest.warns(UserWarning, match=r"no optimizer has: weights\[1\]\['decay'\]\[0\]\. "):
+    with pytest.warns(UserWarning, match=r"no optimizer: weights\[1\]\['decay'\]\[0\]\. "):
         neuron(torch.ones(2, 3))
     endless: list[Any] = []
     endless.append(endless)

@@ -1,4 +1,4 @@
-"""Plausible wrong arguments of the public constructors and functions: each error names what to do."""
+"""Plausible wrong arguments of public constructors and functions: each error says what to do."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class First(nn.Module):
 
 
 def wrong(value: object) -> Any:
-    """A value of a type that the function does not take."""
+    """Passes a value of a type that the function does not accept."""
     return value
 
 
 def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """A function of a network, given what is none."""
+    """Calls a function of networks with other values."""
     return [
         (lambda: function([LIF()]), TypeError, r"net is a list; give an nn\.Module: nn\.ModuleList"),
         (lambda: function(LIF), TypeError, r"net is the class LIF; give an instance: LIF\(\.\.\.\)"),
@@ -51,7 +51,7 @@ def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[
 
 
 def of_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """A function of a tensor, given what is none."""
+    """Calls a function of tensors with other values."""
     return [
         (lambda: function([X]), TypeError, r"is a list; give a tensor: torch\.stack"),
         (lambda: function(None), TypeError, r"is a NoneType; give a tensor"),
@@ -124,18 +124,18 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"return the shape \[40\] for a batch of 8",
     ),
-    "OverTime, a Delay": (lambda: OverTime(Delay(1)), ValueError, r"layer 0 keeps a state \(Delay\).*behind OverTime"),
+    "OverTime, a Delay": (lambda: OverTime(Delay(1)), ValueError, r"layer 0 keeps a state \(Delay\).*after OverTime"),
     "SEWBlock, an instance": (
         lambda: SEWBlock(4, 4, one),
         ValueError,
-        "neuron is an instance of LIF; .*give what makes one",
+        "neuron is an instance of LIF; .*give a function",
     ),
     "MSBlock, an instance": (
         lambda: MSBlock(4, 4, one),
         ValueError,
-        "neuron is an instance of LIF; .*give what makes one",
+        "neuron is an instance of LIF; .*give a function",
     ),
-    "SEWBlock, a name": (lambda: SEWBlock(4, 4, wrong("LIF")), ValueError, "neuron is 'LIF'; .*give what makes one"),
+    "SEWBlock, a name": (lambda: SEWBlock(4, 4, wrong("LIF")), ValueError, "neuron is 'LIF'; .*give a function"),
     "SEWBlock, one for all": (lambda: SEWBlock(4, 4, lambda: one), ValueError, "returned one instance twice"),
     "SEWBlock, none": (lambda: SEWBlock(4, 4, wrong(lambda: None)), ValueError, r"neuron\(\) returned None"),
     "SEWBlock, a float": (
@@ -217,7 +217,7 @@ def test_one_neuron_in_two_places() -> None:
     net = nn.Sequential(nn.Linear(5, 7), one, nn.Linear(7, 3), one)
     with pytest.warns(SharedStateWarning):
         F.reset_net(net)
-    with pytest.raises(ValueError, match="one instance stands in two places of a network, give each place"):
+    with pytest.raises(ValueError, match="one instance is in two places of a network, give each place"):
         net(X)
     F.reset_net(net)
 
@@ -238,7 +238,7 @@ def test_a_forgotten_reset(make: Callable[..., nn.Module], backend: str) -> None
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_two_calls_that_are_one_sequence(backend: str) -> None:
-    """Graphs that are kept, or that hold nothing which could be freed, may be gone through again."""
+    """Checks that a backward may run again through graphs that are kept, or that hold nothing to free."""
     neuron = ParametricLIF(backend=backend)
     x = X.clone().requires_grad_()
     neuron(x).sum().backward(retain_graph=True)

@@ -1,4 +1,4 @@
-"""Step functions and an eager loop of their own: these tests do without flexsn_hop, a sibling."""
+"""Step functions and an eager loop, because these tests work without the sibling flexsn_hop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flexsn_runtime import ScanProgram, prepare, scan
 Core = Callable[..., Any]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Three blocks of the interpreter's 512 elements, and a part of one.
+# Three blocks of 512 elements in the interpreter, and a partial one.
 STEP = (41, 37)
 
 
 def soft_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Smooth, and without a function that eager rounds in several ways."""
+    """Is smooth, without a function that eager mode rounds in several ways."""
     h = v + (x - v) / 2.0
     s = (h - 0.5).clamp(0.0, 1.0)
     return s, h * (1.0 - s)
 
 
 def hard_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Its output is not differentiable, its state is."""
+    """Has an output that is not differentiable, and a state that is."""
     h = v + (x - v) / 2.0
     s = (h >= 0.5).to(h.dtype)
     return s, h * (1.0 - s)
@@ -37,7 +37,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def loop(core: Core, num_outputs: int, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` by a plain loop: the oracle."""
+    """Returns `(*output_seqs, *state_seqs)` of a plain loop, as the reference."""
     rows = []
     for slices in zip(*(x.unbind(0) for x in inputs), strict=True):
         values = core(*slices, *states)
@@ -71,7 +71,7 @@ def assert_like_the_loop(
     captured: Sequence[Tensor] = (),
     rtol: float = 1e-5,
 ) -> None:
-    """Values to the last bit; gradients of all that require grad to rounding, for uneven weights."""
+    """Compares values to the last bit, and all required gradients to rounding, for uneven weights."""
     got = compiled(core, num_outputs, inputs, states)
     expected = loop(core, num_outputs, inputs, states)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):

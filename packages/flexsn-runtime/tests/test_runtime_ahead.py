@@ -1,4 +1,4 @@
-"""The first backward kernel is compiled beside the first forward one. `tests/test_scan_on_gpu.py` counts kernels."""
+"""The first backward kernel is compiled with the first forward kernel. `tests/test_scan_on_gpu.py` counts kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """Launches compiled ahead, with thread and dtypes; each kernel is new, though the interpreter compiles none."""
+    """Records launches compiled ahead, with thread and dtypes; each kernel is new, though nothing is compiled."""
     seen: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
@@ -41,7 +41,7 @@ def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert dtypes == [torch.float64] * 4  # input, checkpoint, the gradients of output and input
+    assert dtypes == [torch.float64] * 4  # of input, checkpoint, and the gradients of output and input
     output.sum().backward()
     run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1

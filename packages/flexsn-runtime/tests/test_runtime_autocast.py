@@ -1,4 +1,4 @@
-"""Autocast reaches inside of a core, as in a loop. (On the CPU, it is the losses that it widens.)"""
+"""Autocast applies inside of a core, as in a loop. (On the CPU, it widens losses.)"""
 
 from __future__ import annotations
 

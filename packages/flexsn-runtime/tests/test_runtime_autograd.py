@@ -42,14 +42,14 @@ def test_inputs_that_are_one_tensor_or_overlap() -> None:
 
 
 def test_one_tensor_as_input_and_state() -> None:
-    x = random(37, 37).requires_grad_()  # [T, 37], and a state of [37]
+    x = random(37, 37).requires_grad_()  # sequences [T, 37], with a state of [37]
     assert_like_the_loop(soft_lif, 1, [x], [x[0]])
     v = random(*STEP).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [v.expand(5, *STEP)], [v])
 
 
 def test_no_graph_of_a_trace_is_left_behind() -> None:
-    """It would keep the parameter's node alive, on whose stream a CUDA graph cannot be captured."""
+    """Checks for graphs: one would keep the parameter's node alive, and no CUDA graph could capture its stream."""
     weight = torch.tensor(0.3, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_no_graph_of_a_trace_is_left_behind() -> None:
         return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
 
     x, v = leaves()
-    before = {id(t): t for t in of_traces()}  # compilers keep theirs
+    before = {id(t): t for t in of_traces()}  # compilers keep such tensors
     torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
     assert not [t for t in of_traces() if id(t) not in before]
 
@@ -201,7 +201,7 @@ def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
     def gradients(results: tuple[Tensor, ...]) -> list[Tensor | None]:
         for leaf in (x, v, w):
             leaf.grad = None
-        # `backward`, as reentrant checkpointing does not support `autograd.grad`.
+        # This calls `backward`, because reentrant checkpointing does not support `autograd.grad`.
         (results[0].sum() + results[1].sin().sum()).backward()
         return [x.grad, v.grad, w.grad]
 
@@ -229,7 +229,7 @@ def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
 
 
 def test_threads_share_a_program() -> None:
-    """New shapes on four threads at once: one trace at a time, right results on all of them."""
+    """Runs new shapes on four threads at once: each trace is made alone, and all results are right."""
     program = ScanProgram(soft_lif, 1, 1, 1)
     problems = [(random(5, 600 + 7 * i, seed=i), random(600 + 7 * i, seed=9)) for i in range(4)]
     expected = [loop(soft_lif, 1, [x], [v]) for x, v in problems]

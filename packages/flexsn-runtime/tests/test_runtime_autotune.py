@@ -1,4 +1,4 @@
-"""Measured launch plans: the candidates, the saved one, and the programs that use it."""
+"""Measured launch plans: the candidates, the saved plan, and the programs that use it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_of(program: PointwiseProgram) -> LaunchPlan:
 
 
 class Timer:
-    """Times by the number of the measurement: the one with the number `best` is the shortest."""
+    """Returns times by the number of the measurement, where measurement `best` is the shortest."""
 
     def __init__(self, best: int) -> None:
         self.best, self.count = best, 0
@@ -50,7 +50,7 @@ def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> N
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
     assert best.inference == candidates(usual.inference)[1] != usual.inference
-    # Each launch begins with what the table has, and the first of these was nearest to the best.
+    # Each launch starts from the table; the first of these was nearest to the best.
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
     assert plan_of(program) == best

@@ -1,4 +1,4 @@
-"""Differences between two calls of a program: after any one of them, each other is as in a program of its own."""
+"""Differences between two calls of a program: after either call, the other equals a call in a fresh program."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def changed(change: Callable[[Core], object], back: Callable[[Core], object]) ->
 
 
 def unaligned(tensor: Tensor) -> Tensor:
-    """A copy that begins one element after an address aligned to 16 bytes."""
+    """Returns a copy that begins one element after an address aligned to 16 bytes."""
     memory = tensor.new_empty(tensor.numel() + 1)
     return memory[1:].view(tensor.shape).copy_(tensor)
 
@@ -97,7 +97,7 @@ CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
 
 
 def described(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
-    """Results, what is known of each, and the gradients where there are some."""
+    """Returns results with their properties, and the gradients if there are some."""
     results = call(program, core)
     found: list[Any] = []
     for result in results:
@@ -125,7 +125,7 @@ def program_of(core: Core) -> ScanProgram:
 
 @functools.cache
 def expected(name: str) -> list[Any]:
-    """Results of a call in a program of its own."""
+    """Returns results of a call in a fresh program."""
     core = Core()
     return described(CALLS[name], program_of(core), core)
 
@@ -145,7 +145,7 @@ def test_what_a_call_found_out_serves_no_other_kind(first: str, shared: tuple[Sc
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All kinds but those prepared at each call: memory cannot be read as it is, or a step is traced for it."""
+    """Tests all kinds but those that are prepared in each call, for unreadable memory or a new trace."""
     anew = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)

@@ -1,4 +1,4 @@
-"""Captured objects are read where they are at the call: updated, moved, re-assigned, replaced or missing."""
+"""Captured objects are read in their places at the call: updated, moved, re-assigned, replaced or missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X, V = random(3, *STEP), random(*STEP, seed=1)
 
 
 class Decay(nn.Module):
-    """`h = decay v + x`, with a parameter, a buffer, a number and a flag."""
+    """Computes `h = decay v + x`, with a parameter, a buffer, a number and a flag."""
 
     decay: Tensor
 
@@ -35,7 +35,7 @@ class Decay(nn.Module):
 
 
 def assert_follows(program: PointwiseProgram, core: Core) -> None:
-    """The program computes what the core computes now."""
+    """Checks that the program computes the current values of the core."""
     got, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype
@@ -74,7 +74,7 @@ def test_module_changes_that_need_another_trace() -> None:
         ("act", nn.ReLU()),
         ("decay", random(STEP[0], 1, seed=6)),
         ("decay", random(1, seed=8)[0]),
-        ("decay", torch.tensor(0.5)),  # a CPU scalar, wherever the inputs are
+        ("decay", torch.tensor(0.5)),  # a CPU scalar, for inputs on any device
         ("offset", random(STEP[1], seed=9)),
         ("offset", None),
     ]
@@ -122,13 +122,13 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
     core.offset = 7.0
-    with pytest.raises(CapturedTensorError, match=r"something else now.*Call backward\(\) before"):
+    with pytest.raises(CapturedTensorError, match=r"has changed since the forward.*Call backward\(\) before"):
         state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    state.sum().backward()  # traced before: the gradient of what was computed
+    state.sum().backward()  # the trace is older: the gradient is that of the forward
 
 
 def test_another_dtype_between_forward_and_backward_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_what_is_gone_is_missed_by_the_core_itself() -> None:
     del core.decay
     with pytest.raises(AttributeError, match="'Decay' object has no attribute 'decay'"):
         compiled(program, 1, [X], [V])
-    core.decay = nn.Parameter(random(STEP[1], seed=3))  # a buffer before
+    core.decay = nn.Parameter(random(STEP[1], seed=3))  # it was a buffer before
     assert_follows(program, core)
 
 
@@ -258,7 +258,7 @@ def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_constant_of_the_backward_that_changes_before_it(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1, residuals=residuals)
     x = X.clone().requires_grad_()
-    for _ in range(2):  # traced for the first time, and before
+    for _ in range(2):  # with a new trace, then with an old one
         monkeypatch.setattr(Scale, "slope", 2.0)
         output, _ = compiled(program, 1, [x], [V])
         monkeypatch.setattr(Scale, "slope", 3.0)
@@ -383,7 +383,7 @@ def test_a_non_contiguous_parameter() -> None:
 
 
 def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
-    """The VJP of `v w + x + b` does not read `b`, but the states that it needs do."""
+    """Tests the VJP of `v w + x + b`, which does not read `b`, though its states depend on it."""
     w, b = (random(STEP[1], seed=seed).requires_grad_() for seed in (2, 3))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,7 +410,7 @@ def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
 def test_gradients_of_captured_tensors_where_a_step_has_no_elements(
     step: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """As of a last batch that is empty: zeros, as a loop has."""
+    """Tests an empty last batch, for instance: gradients are zeros, as in a loop."""
     gain = torch.ones(shape, device=DEVICE, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

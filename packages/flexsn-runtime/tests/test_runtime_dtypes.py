@@ -1,4 +1,4 @@
-"""Each input, state and output keeps its own dtype, and each op rounds as it does in the loop."""
+"""Each input, state and output keeps its own dtype, and each op rounds as in the loop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_integer_inputs(dtype: torch.dtype) -> None:
 
 
 def test_mixed_precision() -> None:
-    """A half input, a float32 state, a half output: what autocast makes of a spiking network."""
+    """Tests a half input, a float32 state, a half output, as in a spiking network under autocast."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + (x.float() - v) / 2.0
@@ -96,7 +96,7 @@ def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
     def core(x: Tensor) -> Tensor:
         return x * w
 
-    # Beyond 256 (bfloat16) and 2048 (float16) a sum of ones in half precision stands still.
+    # Beyond 256 (bfloat16) and 2048 (float16), a sum of ones in half precision no longer grows.
     x = torch.ones(1000, 3, dtype=dtype, device=DEVICE)
     compiled(core, 1, [x], [])[0].sum().backward()
     assert w.grad is not None
@@ -138,14 +138,14 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
     ],
     ids=["coo", "csr", "nested", "jagged", "quantized"],
 )
-@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes and of what will go
+@pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and deprecations
 def test_what_is_no_dense_memory_is_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
 
 
 def test_freed_memory_is_named() -> None:
-    """As a sharded parameter's is between the calls that need it."""
+    """Tests freed memory, such as that of sharded parameters between calls that need it."""
     gain = random(5)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ def test_dtypes_that_kernels_do_not_have_are_named() -> None:
 
 
 def test_float8_values_are_converted() -> None:
-    """As states that a step hands on, captured tensors and inputs; eager mode computes with none of them."""
+    """Tests states that a step passes on, captured tensors and inputs; eager mode computes with none of them."""
     for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
         gain = (4 * random(5)).to(narrow)
 

@@ -28,7 +28,7 @@ from flexsn_runtime.compat._handles import _handles
 
 
 class Kernel:
-    """Stands for a `ScanKernel` and counts."""
+    """Stands in for a `ScanKernel`, and counts calls."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -83,7 +83,7 @@ def test_owners_and_users_both_keep_it() -> None:
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # one too many: the user is still there
+    release_flexsn_kernel_handle(handle)  # one too many: the user remains
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)
@@ -141,7 +141,7 @@ def test_no_leak_over_many_cycles() -> None:
 
 
 def test_threads_share_the_registry() -> None:
-    """Owners and users come and go on four threads; the last one out closes the kernel, once."""
+    """Adds and removes owners and users on four threads; the last one closes the kernel, once."""
     kernel = Kernel()
     shared = register(inference_kernel=kernel)
     own = [Kernel() for _ in range(4)]
@@ -177,7 +177,7 @@ def test_threads_share_the_registry() -> None:
 
 
 def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
-    """A garbage collection inside `register` runs finalizers on the same thread."""
+    """Runs finalizers in a garbage collection inside `register`, on the same thread."""
 
     class Owner:
         pass

@@ -1,4 +1,4 @@
-"""Memory of large results, which serves again."""
+"""Memory of large results, which is used again."""
 
 from __future__ import annotations
 

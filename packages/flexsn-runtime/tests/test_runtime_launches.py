@@ -1,4 +1,4 @@
-"""Size classes, launch plans, checkpoints, and where kernels can run."""
+"""Size classes, launch plans, checkpoints, and devices with kernels."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def sources_of_training(steps: int) -> list[str]:
-    """Sources of the kernels of a training step over `steps` time steps: forward and backward."""
+    """Returns sources of the kernels of a training step over `steps` time steps: forward and backward."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    used = step.kernel_names  # others are those of earlier tests, of the same code
+    used = step.kernel_names  # other names belong to earlier tests with equal code
     kernels = [kernel.function for kernel in step._kernels.values()]
     return [inspect.getsource(function.fn) for function in kernels if function.__name__ in used]
 
@@ -122,7 +122,7 @@ def sources_of_training(steps: int) -> list[str]:
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
-        # No loop, no rest, and no condition on a step: its loads and stores are written out.
+        # The source has no loop, no rest, and no condition on a step: its loads and stores are written out.
         assert "chunks" not in source
         assert "left" not in source
         assert "for " not in source
@@ -140,7 +140,7 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
 
 @pytest.mark.parametrize(("steps", "rows"), [(4, 0), (5, 0), (8, 0), (9, 2)])
 def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -> None:
-    """The interpreter's segments have 4 steps."""
+    """Tests the interpreter's segments, which have 4 steps."""
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (random(steps, *STEP), random(*STEP, seed=1)))
     assert isinstance(step, Specialization)
     (states,) = ForwardScan(step, arguments, state_seqs=False, training=True)(arguments).checkpoints
@@ -150,7 +150,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
+    """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)

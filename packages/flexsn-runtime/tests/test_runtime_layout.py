@@ -1,4 +1,4 @@
-"""How kernels find elements: the terms of an offset, and strided, broadcasting inputs against the loop."""
+"""Places of elements in kernels: the terms of an offset, and strided, broadcasting inputs against the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_runtime.operands._layout import Terms, broadcast_shape, broadcast_st
 
 
 def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
-    """The offset that the kernel computes for each element."""
+    """Returns the offset that the kernel computes for each element."""
     if terms.layout == DENSE:
         return list(range(numel))
     triples = list(zip(*[iter(terms.numbers)] * 3, strict=True))
@@ -49,11 +49,11 @@ def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tu
     ("shape", "strides", "layout"),
     [
         ((3, 4), (4, 1), DENSE),
-        ((1, 3, 1, 4), (77, 4, 99, 1), DENSE),  # the stride of a dimension of size 1 says nothing
+        ((1, 3, 1, 4), (77, 4, 99, 1), DENSE),  # the stride of a dimension of size 1 is irrelevant
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every other element: still one evenly spaced run
+        ((3, 4), (8, 2), 1),  # every other element is still one evenly spaced run
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),

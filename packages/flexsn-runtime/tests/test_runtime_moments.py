@@ -1,4 +1,4 @@
-"""Statistics per channel: against float64, in all formats, the same in each run, as an operator, on a GPU, too."""
+"""Statistics per channel: against float64, in all formats, equal in each run, as an operator, and on a GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from flexsn_runtime import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.moments import _launch
 
-# Whole tiles, odd ones, one channel with several programs, no places, one place, three dimensions.
+# Whole tiles, partial tiles, one channel with several programs, no places, one place, three dimensions.
 SHAPES = [(2, 8, 8, 8), (3, 5, 7, 9), (1, 1, 17, 41), (33, 70), (300, 3), (40, 3, 11), (5, 2, 3, 4, 3), (2, 1, 1, 1)]
 FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x.contiguous(),
     "channels-last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
     "holes": lambda x: torch.stack([x, x], -1)[..., 0],
 }
-# Of the variance, and of the mean in deviations, where it is as large as they are.
+# Relative error of the variance; of the mean, relative to deviations that are as large.
 ERROR = 1e-6
 
 
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles of few numbers: the interpreter takes as long for a tile of any size."""
+    """Sets several tiles of few numbers: the interpreter takes as long for a tile of any size."""
     monkeypatch.setattr(_launch, "_TILES", _launch.MomentTiles(128, 4, 4))
 
 
 def data(kind: str, shape: tuple[int, ...]) -> Tensor:
-    """Numbers of which sums of squares, of all or of deviations from some number, would be wrong."""
+    """Returns numbers whose sums of squares, of all or of deviations from some number, would be wrong."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
     if kind == "far":
         return x + 1e4
@@ -53,7 +53,7 @@ def check(x: Tensor) -> None:
     wanted, want = torch.var_mean(x.double(), [0, *range(2, x.dim())], correction=0)
     assert found[0].dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(var, wanted, rtol=ERROR, atol=0)
-    # Three times the distance of two float32 numbers there; an H100 was off by 2.3 of them.
+    # The limit is three times the distance of float32 neighbours there; an H100 was off by 2.3 times.
     assert ((mean - want).abs() <= ERROR * wanted.sqrt() + 3 * 1.2e-7 * x.abs().max().double()).all()
 
 
@@ -87,7 +87,7 @@ def test_running_statistics_are_torchs(momentum: float) -> None:
     batch_moments(x, (ours.running_mean, ours.running_var), momentum, ours.num_batches_tracked)
     for (name, buffer), other, before in zip(ours.named_buffers(), theirs.buffers(), versions, strict=True):
         torch.testing.assert_close(buffer, other, msg=name)
-        assert buffer._version > before, name  # what was saved of it for a backward has changed
+        assert buffer._version > before, name  # a tensor saved for a backward is now invalid
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -122,7 +122,7 @@ def test_the_operator_has_gradients() -> None:
 
     assert torch.autograd.gradcheck(both, x, fast_mode=True)
     assert torch.autograd.gradgradcheck(both, x, fast_mode=True)
-    # The others warn of what they do themselves; `test_in_compiled_graphs` does as much.
+    # The other checks warn of their own actions; `test_in_compiled_graphs` covers them.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),), test_utils=checks)
     rows = torch.randn(3, 4, 3, 2)

@@ -62,7 +62,7 @@ def register(core: Core, **options: Any) -> int:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Handle of `with_gain`."""
+    """Yields a handle of `with_gain`."""
     number = register(with_gain)
     yield number
     release_flexsn_kernel_handle(number)
@@ -70,7 +70,7 @@ def handle() -> Iterator[int]:
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """Handle of `hard_lif`, whose output is not differentiable."""
+    """Yields a handle of `hard_lif`, whose output is not differentiable."""
     number = register(hard_lif)
     yield number
     release_flexsn_kernel_handle(number)
@@ -167,7 +167,7 @@ def test_only_what_requires_grad_gets_one(handle: int) -> None:
 
 
 def test_forgotten_parameters_are_refused(handle: int) -> None:
-    """An op gives gradients to its arguments alone."""
+    """Checks refusals: an op returns gradients for its arguments alone."""
     with pytest.raises(TensorCountError, match=r"1 tensors that require grad.*pass the captured tensors"):
         flexsn_inductor_training(handle, [X, V])
 
@@ -233,7 +233,7 @@ def test_no_context_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's own: it reads the gradients of copies of the arguments, of which torch 2.15 warns.
+# torch's opcheck reads the gradients of copies of the arguments, of which torch 2.15 warns.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -326,7 +326,7 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_double_backward_is_refused(handle: int) -> None:
-    """By torch: what AOTAutograd compiles has no second derivative."""
+    """Checks that torch refuses it: code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
     x, _ = leaves()
     loss = step(x).square().sum()

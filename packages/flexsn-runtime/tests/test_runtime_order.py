@@ -1,4 +1,4 @@
-"""The order of a scan's results in memory, against what PyTorch's own elementwise operations give."""
+"""The order of a scan's results in memory, against PyTorch's own elementwise operations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZES = (1, 2, 3, 5)
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """The strides of dimensions of more than one element."""
+    """Returns the strides of dimensions of more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
 def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """A tensor that broadcasts to `shape`: permuted, sliced, expanded, or with sizes of 1; or several of these."""
+    """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))
@@ -56,7 +56,7 @@ def test_a_scan(steps: int) -> None:
         assert significant(torch.empty_strided(result.shape, found.sequence)) == significant(result)
         one = torch.addcmul(x[0], y[0], v)
         assert significant(torch.empty_strided(one.shape, found.step)) == significant(one)
-        # Elements are counted in the order in which a state lies in memory.
+        # Elements are counted in a state's memory order.
         assert found.order.shape(found.step) == dense_strides(found.order.shape(step), range(len(step)))
 
 
@@ -75,7 +75,7 @@ def test_the_usual_ones() -> None:
 
 
 def test_states_decide_where_no_input_has_the_shape_of_the_step() -> None:
-    """As the loop decides: a step with matrix products need not be elementwise."""
+    """Checks that states decide, as in the loop: a step with matrix products need not be elementwise."""
     x, v = torch.empty(7, 3, 8), torch.empty(5, 3).t()
     assert ScanFormat.of((3, 5), [x], [v]).sequence == (15, 1, 3)
     assert sequence_order((3, 5), [x], [v]) == (0, 2, 1)

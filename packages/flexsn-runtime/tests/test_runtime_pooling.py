@@ -1,4 +1,4 @@
-"""Pooling by kernels: values, gradients, ties and formats are torch's; as operators, on a GPU, too."""
+"""Pooling in kernels: torch's values, gradients, ties and formats; as operators, and on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOWS = {
 }
 UNDILATED = ["3/2", "2/2", "gaps", "of a row", "ceil"]
 SHAPE = (3, 5, 11, 13)
-# The others warn of what they do themselves; `test_in_compiled_graphs` does as much.
+# The other checks warn of their own actions; `test_in_compiled_graphs` covers them.
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -37,7 +37,7 @@ def by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def check_maximum(x: Tensor, window: Window) -> None:
-    """Compares with torch's; gradients with those of float64, rounded once."""
+    """Compares with torch, and gradients with those of float64, rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     y, want = max_pool(ours, window), by_torch(exact, window)
     theirs = by_torch(x, window)
@@ -225,7 +225,8 @@ def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
         if window in UNDILATED:
             where = WINDOWS[window]
             for pads, divisor in ((True, None), (False, None), (True, 7)):
-                # Contiguous, since torch's gradient of a padded channels-last input is wrong in some versions:
+                # The reference is contiguous, since some versions of torch have a wrong gradient for padded
+                # channels-last inputs:
                 # https://github.com/pytorch/pytorch/issues/188344
                 ours, exact = x.clone().requires_grad_(), x.double().contiguous().requires_grad_()
                 y = average_pool(ours, where, divisor, pads=pads)

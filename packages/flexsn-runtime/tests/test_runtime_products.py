@@ -1,4 +1,4 @@
-"""Products with spikes in parts: against float64, with numbers that are no spikes, as operators, on a GPU, too."""
+"""Products with spikes in parts: against float64, with numbers that are no spikes, as operators, and on a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flexsn_runtime import spike_linear
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products import _linear
 
-# rows, features, outputs: whole tiles, odd ones, one, several tiles and shares of a sum.
+# Rows, features, outputs: whole tiles, partial tiles, a single number, several tiles and shares of a sum.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
 LARGE = [(8192, 1024, 1024), (4097, 700, 523), (1000, 2048, 20), (64000, 512, 512)]
-# Of the root of the mean square, by parts; truncated by the interpreter, which has no bfloat16.
+# Errors relative to the root of the mean square, by parts; the interpreter truncates, since it has no bfloat16.
 ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_spike_is_multiplied_in_float32(value: float) -> None:
     near = torch.ones(70, dtype=torch.bool)
     near[32:48] = False
     torch.testing.assert_close(found[0][~near].double(), want[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert error(found[0][near], want[0][near]) < ERRORS[2]  # and others as before
+    assert error(found[0][near], want[0][near]) < ERRORS[2]  # and other rows have the error of two parts
     assert error(found[2], want[2]) < 1e-6  # the weight's gradient
 
 
@@ -92,7 +92,7 @@ def test_large_small_and_infinite_numbers() -> None:
     y, _ = spike_linear(s[:4], weight[:, :6].nan_to_num(0, 0, 0), None)
     torch.testing.assert_close(y[:, 0], weight[0, :4], rtol=1e-7, atol=0)
     y, _ = spike_linear(s, weight, None)
-    assert not y.isfinite().any()  # as of torch's product: nothing finite is made of an infinite weight
+    assert not y.isfinite().any()  # as in torch's product, since a weight is infinite
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -113,7 +113,7 @@ def test_views_and_dimensions() -> None:
     wide = torch.zeros(60, 90)
     wide[:, ::2] = s  # holes between its numbers
     rows = torch.zeros(60, 50)
-    rows[:, 2:47] = s  # and between its rows
+    rows[:, 2:47] = s  # and holes between its rows
     for view in (wide[:, ::2], rows[:, 2:47], s.t().contiguous().t()):
         torch.testing.assert_close(spike_linear(view, weight, bias)[0], base)
     torch.testing.assert_close(spike_linear(s, weight.t().contiguous().t(), bias)[0], base)
@@ -165,7 +165,7 @@ def test_several_gradients_at_once() -> None:
     torch.testing.assert_close(found, grads.transpose(1, 2) @ s)
 
 
-# opcheck looks for gradients of tensors that are no leaves.
+# opcheck reads gradients of tensors that are no leaves.
 OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
@@ -268,7 +268,7 @@ def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
     want = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
         assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], want)
-    # Odd numbers whose sums need all of float32's 24 bits, from the first hundred terms on.
+    # Odd numbers whose sums need all 24 bits of float32, from the first hundred terms on.
     large = 32767.0 - 2 * torch.randint(0, 3, weight.shape, device="cuda", generator=generator)
     ones = torch.ones_like(s)
     for parts in (2, 3):
@@ -277,7 +277,7 @@ def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
     assert torch.equal(torch.cat([spike_linear(part, weight, None)[0] for part in s.split(999)]), want)
 
 
-# Autograd's nodes of leaves are of another stream.
+# Autograd's nodes of leaves belong to another stream.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
 def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
@@ -287,7 +287,7 @@ def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
     def training(run: object) -> list[Tensor]:
         assert callable(run)
         y = run(*leaves)
-        # A graph that is kept would have its gradients on the stream where the graph was made.
+        # A kept graph would have its gradients on the stream where the graph was made.
         return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
 
     eager = training(lambda *x: spike_linear(*x)[0])

@@ -1,19 +1,19 @@
-"""Calls that are recorded and repeated: the same results of other tensors, and a reason where that is not sure."""
+"""Calls that are recorded and repeated: right results for other tensors, or a reason against repetition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from flexsn_runtime.calls._recorded import not_repeated, noted, recorded
+from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recorded
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
-    """Stands for a kernel: what it does to memory, no operator shows to the outside."""
+    """Stands in for a kernel, whose writes to memory no operator shows."""
     x, into = tensors
     into.flatten()[: x.numel()].copy_(factor * x.flatten())
 
@@ -27,7 +27,7 @@ def computed(given: Sequence[Tensor | None]) -> list[Tensor | None]:
     memory[0].zero_()
     memory[1:3].copy_(x)
     noted(launch, [x, memory[3]], 2.0)
-    torch.full((5,), 1.0)  # of which nothing is read
+    torch.full((5,), 1.0)  # this is never read
     first, second = memory[1:].unbind(0)[:2]
     torch.mm(first, fixed, out=memory[0])
     copies = [torch.empty_strided((2, 3), (1, 2)) for _ in range(2)]
@@ -47,8 +47,9 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 @torch.no_grad()
 def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
     first = given(0)
-    results, repeat = recorded(lambda: computed(first), first)
-    assert callable(repeat)
+    results, recording = recorded(computed, first)
+    assert isinstance(recording, Recording)
+    repeat = recording.repeat
     assert equal(results, computed(first))
     for seed in (1, 2):
         tensors = given(seed)
@@ -57,7 +58,21 @@ def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
         assert [None if t is None else t.stride() for t in found] == [None if t is None else t.stride() for t in wanted]
         assert found[4] is tensors[0]
     assert not equal(repeat(given(1)), repeat(given(2)))
-    assert equal(results, computed(first))  # each call has memory of its own
+    assert equal(results, computed(first))  # each call has its own memory
+
+
+@torch.no_grad()
+def test_a_tensor_that_is_given_twice_is_another_one_the_next_time() -> None:
+    x, y = torch.rand(3), torch.rand(3)
+
+    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
+        first, second = cast(list[Tensor], given)
+        return [first - 2 * second]
+
+    results, recording = recorded(call, [x, x])
+    assert isinstance(recording, Recording)
+    assert equal(results, [-x])
+    assert equal(recording.repeat([x, y]), [x - 2 * y])
 
 
 def silent(x: Tensor) -> list[Tensor]:
@@ -84,6 +99,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
     "another tensor": (lambda x: [x + ELSEWHERE], "not given"),
     "another tensor as a result": (lambda x: [ELSEWHERE], "not given"),
     "what says so": (asking, "it asks"),
+    "shapes that numbers decide": (lambda x: [x[x > 1]], "numbers decide"),
 }
 
 
@@ -92,7 +108,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
 def test_what_cannot_be_repeated_has_its_results_and_a_reason(name: str) -> None:
     call, why = REFUSED[name]
     x = torch.arange(3.0)
-    results, repeat = recorded(lambda: call(x), [x])
+    results, repeat = recorded(lambda given: call(cast(Tensor, given[0])), [x])
     assert isinstance(repeat, str)
     assert why in repeat
     assert equal(results, call(x))
@@ -101,6 +117,6 @@ def test_what_cannot_be_repeated_has_its_results_and_a_reason(name: str) -> None
 def test_an_error_of_the_call_ends_the_recording() -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="shape"):
-        recorded(lambda: [x.view(2)], [x])
+        recorded(lambda given: [cast(Tensor, given[0]).view(2)], [x])
     assert noted(torch.add, x, 1).tolist() == [2.0] * 3
-    assert callable(recorded(lambda: [x + 1], [x])[1])
+    assert isinstance(recorded(lambda given: [cast(Tensor, given[0]) + 1], [x])[1], Recording)

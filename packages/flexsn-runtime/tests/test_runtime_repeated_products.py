@@ -1,4 +1,4 @@
-"""Products of a layer in the compiled launcher: as Python's, for whatever comes after each other."""
+"""Products of a layer in the compiled launcher: equal to Python's, in any order of calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_runtime import Linked, RepeatedProducts
-from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.launches._written_kernels import PreparedKernel
 
 pytestmark = pytest.mark.usefixtures("interpreted", "compiler")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "compiler")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of kernels that the compiled launcher launches: by addresses of functions that run the interpreter's."""
+    """Records names of launched kernels: the launcher has addresses of functions that run the interpreter's."""
     names: list[str] = []
     entries: dict[PreparedKernel, Entry] = {}
     run = PreparedKernel.__call__
@@ -119,7 +119,7 @@ def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
 
 
 def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
-    """Calls are compared by sizes, required gradients, the grad mode and memory formats."""
+    """Checks that calls differ by sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])
@@ -153,7 +153,7 @@ def test_second_derivatives_are_torchs(launched: list[str]) -> None:
 
 
 def test_gradients_that_come_by_several_ways_add_up() -> None:
-    """Whole and in parts; and only some of the parts; and parts that begin at odd addresses."""
+    """Tests whole gradients and parts together, some of the parts alone, and parts that begin at odd addresses."""
     products, of = RepeatedProducts(), leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):

@@ -92,14 +92,14 @@ def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: boo
 def gradients(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
-    """From the results that are differentiable and `present`, for uneven weights."""
+    """Returns gradients of the results that are differentiable and `present`, for uneven weights."""
     flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
     weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
     return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
 def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """To the last bit in the interpreter; on a GPU, what is computed again may be divided to 2 ulp."""
+    """Compares to the last bit in the interpreter; on a GPU, recomputed divisions may be off by 2 ulp."""
     for a, b in zip(found, expected, strict=True):
         if DEVICE.type == "cpu":
             assert torch.equal(a, b)
@@ -108,7 +108,7 @@ def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -
 
 
 def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
-    """The dtypes that are kept for all gradients; `None`: checkpoints."""
+    """Returns the dtypes that are kept for all gradients, or `None` for checkpoints."""
     step, prepared = prepare(program, tensors)
     residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
     return None if residuals is None else residuals.dtypes
@@ -153,7 +153,7 @@ def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
 def test_gradient_that_did_not_come_is_not_multiplied() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = 0.5 * v + x
-        return torch.sqrt(x), h * h, h  # the gradient of the first is infinite at 0
+        return torch.sqrt(x), h * h, h  # the gradient of the root is infinite at 0
 
     x, v = torch.zeros(STEPS, *STEP, device=DEVICE).requires_grad_(), random(*STEP).requires_grad_()
     for residuals in ("save", "recompute"):
@@ -173,7 +173,7 @@ def test_any_subset_of_gradients_may_be_asked_for(number: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-# The gradients of the others are no derivatives: they are compared with the loop's above.
+# The gradients of the other cases are no derivatives: a test above compares them with the loop.
 SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
 
 
@@ -198,10 +198,10 @@ def test_what_moves_fewer_bytes_is_chosen() -> None:
         inputs, states, outputs = counts
         return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))
 
-    assert chosen(soft_lif, 1, 1, 1) is None  # x again, instead of h twice
-    assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # h twice, instead of four inputs again
-    assert chosen(rectangular_if, 1, 1, 1) is None  # bytes by themselves move no faster than four
-    assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient depends on nothing
+    assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
+    assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
+    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes move no faster than four
+    assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient is constant
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
@@ -243,7 +243,7 @@ def test_bytes_between_forward_and_backward() -> None:
 @pytest.mark.long(all_but=["float32"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_half_precision(precision: Literal["eager", "float32"]) -> None:
-    """Values that are wider in registers than their dtype are not rounded by being kept."""
+    """Checks that values wider in registers than their dtype are kept without rounding."""
     tensors = arguments(learned, 2, 2, torch.bfloat16)
     found = []
     for residuals in ("save", "recompute"):
@@ -260,7 +260,7 @@ def test_nothing_to_scan(shape: tuple[int, ...]) -> None:
     v = torch.ones(shape[1:], device=DEVICE).requires_grad_()
     results = run(PointwiseProgram(soft_lif, 1, 1, 1, residuals="save"), [x, v], state_seqs=False)
     of_input, of_state = torch.autograd.grad(results[1].sum(), [x, v], allow_unused=True)
-    # Without a step, nothing is computed of the input.
+    # Without steps, results do not depend on the input.
     assert of_input is None if shape[0] == 0 else of_input.shape == x.shape
     assert torch.equal(of_state, torch.ones_like(v))
 

@@ -1,4 +1,4 @@
-"""Programs that walk rows of a step: gradients of captured tensors are added up over them, and stay the same."""
+"""Programs that walk rows of a step: gradients of captured tensors sum over rows, and stay equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_runtime.kernels._rows import rows
 STEPS = 5
 BLOCK = 128  # of the interpreter's programs that walk rows
 
-# The step's shape, the captured tensors', and how many rows. Of some steps the last row or the last block is not whole.
+# The shapes of the step and of captured tensors, and the number of rows. Some steps have a partial last row or block.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
     ((3, 5, 16, 12), (5, 1, 1), 3),
     ((7, 11, 6, 6), (11, 1, 1), 2),
@@ -38,7 +38,7 @@ def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], co
     assert (1 if cut is None else cut.number) == count
     if cut is not None:
         assert math.prod(cut.shape) % 16 == 0, "GPUs load 16 bytes at a time"
-        # Row by row, the step reads the tensor as each row does.
+        # With rows, the step reads elements of the tensor in their order.
         numbers, length = torch.arange(math.prod(captured)), math.prod(cut.shape)
         step = numbers.view(captured).expand(shape).flatten().split(length)
         read = numbers.as_strided(cut.shape, cut.layout(layout).strides).flatten()
@@ -56,7 +56,7 @@ def test_what_is_not_cut() -> None:
     ("shape", "captured"),
     [
         *(pytest.param(shape, captured, id=f"{shape}-{captured}") for shape, captured, _ in CASES),
-        # Large enough for rows on a GPU.
+        # These are large enough for rows on a GPU.
         *(
             pytest.param(shape, captured, id=f"{shape}-{captured}", marks=pytest.mark.gpu)
             for shape, captured in [((29, 11, 60, 60), (11, 1, 1)), ((17001, 64), (64,)), ((4099, 257), (257,))]
@@ -64,7 +64,7 @@ def test_what_is_not_cut() -> None:
     ],
 )
 def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
-    """Gradients of captured tensors, one number among them, an input with strides of its own, and an initial state."""
+    """Tests captured tensors, among them one number, an input with its own strides, and an initial state."""
     gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
     offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
 
@@ -92,7 +92,7 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_an_input_of_one_number_a_step(wanted: bool) -> None:
-    """The input's gradient is a sum over all programs at each step: if it is required, no rows are walked."""
+    """Tests the input's gradient, a sum over all programs at each step: with it, programs walk no rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
     one = random(STEPS, 1, 1, seed=3).requires_grad_(wanted)

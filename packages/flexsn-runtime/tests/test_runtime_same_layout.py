@@ -17,7 +17,7 @@ SHAPE = (4, 8)
 
 
 def like(x: Tensor) -> list[Tensor | None]:
-    """The arguments of a scan: an input, a state at zero, a captured tensor."""
+    """Returns the arguments of a scan: an input, a state at zero, a captured tensor."""
     return [x, None, torch.ones(8)]
 
 

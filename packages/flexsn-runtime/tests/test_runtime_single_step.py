@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, by a prepared call until something changes, and by a new one after that."""
+"""`single_step`: equal to the loop, through a prepared call until something changes, and then through a new one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Decay(nn.Module):
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """An entry for each call that had to be prepared."""
+    """Returns a list with an entry for each call that had to be prepared."""
     found: list[int] = []
 
     def counted(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
@@ -56,12 +56,12 @@ def test_what_is_prepared_once_serves_until_something_changes(
     for _ in range(4):
         check(program, core, torch.randn(3, 5), v)
     assert len(prepared) == 1
-    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # in place: it is read at each step
+    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # in place: each step reads it
     check(program, core, x, v)
     assert len(prepared) == 1
     core.threshold = 0.5
     check(program, core, x, v)
-    core.w = nn.Parameter(torch.rand(10)[::2], requires_grad=False)  # of other strides
+    core.w = nn.Parameter(torch.rand(10)[::2], requires_grad=False)  # with other strides
     check(program, core, x, v)
     check(program, core, torch.randn(5, 3).t(), torch.randn(5, 3).t())
     check(program, core, torch.randn(4, 5), torch.randn(4, 5))

@@ -1,4 +1,4 @@
-"""Tensors of one number for a whole step: read once, the gradient summed by the kernel, then over its programs."""
+"""Tensors of one number for a whole step: read once; a kernel sums gradients in each program, then over programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> 
 
 
 def test_an_input_that_is_a_view_of_one_number_per_step() -> None:
-    """Its gradient is as large as the view."""
+    """Checks that the gradient is as large as the view."""
     x, v = random(5, *STEP), random(*STEP, seed=2)
     c = random(5, 1, 1, seed=1).expand(5, *STEP).requires_grad_()
     assert_like_the_loop(lambda x, c, v: (v + x * c, v * 0.5 + c), 1, [x, c], [v])
@@ -44,7 +44,7 @@ def test_a_captured_number_of_a_tensor(take: Callable[[Tensor], Tensor]) -> None
 
 
 def test_lanes_beyond_the_step_are_not_summed() -> None:
-    """They compute with zeros, of which this takes the reciprocal."""
+    """Tests lanes that compute with zeros, whose reciprocals the step uses."""
     w = torch.tensor(0.5, device=DEVICE, requires_grad=True)
     x = (random(7, *STEP).abs() + 1.0).requires_grad_()
     c = random(7, seed=1).requires_grad_()
@@ -54,7 +54,7 @@ def test_lanes_beyond_the_step_are_not_summed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> None:
-    """1517 terms: the loop's sum over a step is rounded once per step, ours once."""
+    """Sums 1517 terms: the loop rounds a sum once per step, and the kernel once in all."""
     w = torch.tensor(0.5, device=DEVICE, dtype=dtype, requires_grad=True)
     x, c = torch.ones(3, *STEP, device=DEVICE, dtype=dtype), torch.ones(3, device=DEVICE, dtype=dtype)
     c.requires_grad_()
@@ -71,7 +71,7 @@ def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
 @pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
 def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None:
-    """Their rows are laid beside each other first, as far as they divide."""
+    """Tests matrices whose rows are first placed side by side, as far as they divide."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     expected = tensor.double().sum(dims) if dims else tensor.double()
     assert torch.equal(sum_over(shape, dims)(tensor).double().view_as(expected), expected)
@@ -85,13 +85,13 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
         ((3, 4, 6, 7, 49), (1, 3, 4), 2),
         ((2, 3, 1021, 2), (0, 2), 1),  # its last dimension is not summed
         ((3, 2, 1021), (0, 2), 1),  # a prime number
-        ((2, 3, 5000), (0, 2), 1),  # many
-        ((2, 3, 40), (0, 2), 1),  # few
+        ((2, 3, 5000), (0, 2), 1),  # many columns
+        ((2, 3, 40), (0, 2), 1),  # few columns
         ((4, 2000), (1,), 2),
     ],
 )
 def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
-    """Sums over some thousand elements add up rows first."""
+    """Checks that sums over some thousand elements sum rows first."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     found = sum_over(shape, dims)
     assert len(found.steps) == steps
@@ -102,7 +102,7 @@ def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: in
 @pytest.mark.long
 @pytest.mark.parametrize(("channels", "alike"), [(8, [3]), (7, []), (1, [])])
 def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) -> None:
-    """Three vectors of one layout and one of another; of a number of bytes that is aligned."""
+    """Tests three vectors of one layout and one of another, with an aligned number of bytes."""
     shape = (5, channels, 6)
     a, b, c = (random(channels, seed=seed).requires_grad_() for seed in range(3))
     other = random(6, seed=4).requires_grad_()

@@ -173,7 +173,7 @@ def test_flat_arguments_are_told_by_their_number() -> None:
 def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
-    # As many lifted tensors as states: with states, or none of both.
+    # The step has one captured tensor and one state: calls give the state, or neither of them.
     calls = [(X, V, w), (X, V)] if given else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
@@ -280,7 +280,7 @@ def test_backward_names_what_is_missing() -> None:
     grad = torch.ones_like(X)
     with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2;"):
         flexsn_backward(backward, info, grad)
-    with pytest.raises(TensorCountError, match="nothing that was saved: pass what flexsn_forward returned"):
+    with pytest.raises(TensorCountError, match="no saved tensors: pass the tensors that flexsn_forward returned"):
         flexsn_backward(backward, info, grad, None)
     with pytest.raises(TemplateNeededError, match="pass input_templates"):
         flexsn_backward(backward, info, None, None, state_templates=[V])

@@ -1,4 +1,4 @@
-"""Turns FX graphs of pointwise functions into Triton source, and that into compiled kernels."""
+"""Turns FX graphs of pointwise functions into Triton source, and compiles this source to kernels."""
 
 from __future__ import annotations
 

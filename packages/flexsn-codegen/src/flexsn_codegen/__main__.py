@@ -30,7 +30,7 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 1 if there is no kernel, 2 for a wrong command line."""
+    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, 2 for a wrong command line."""
     given = _parser().parse_args(arguments)
     try:
         if given.command == "prune":
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(error: Exception) -> str:
-    """The line that failed, unless it is ours: our errors say where."""
+    """The line that failed, unless it is a line of this package, whose errors name the place."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
@@ -101,7 +101,7 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
 
 
 def _standalone(given: argparse.Namespace) -> str:
-    """One file; Triton's, unless the CPU is the only target."""
+    """One file: in C++ if the CPU is the only target, otherwise in Triton."""
     language = "cpp" if given.target == ["cpp"] else "triton"
     numerics = Numerics(given.precision, given.fast_math)
     loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
@@ -143,7 +143,7 @@ def _compile(given: argparse.Namespace) -> None:
     """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
     if not given.target:
         raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
-    # All is compiled before anything is written: what fails leaves no file.
+    # Everything is compiled before any file is written, so that a failure leaves no files.
     files: dict[str, bytes] = {}
     uses = []
     gpus = [target for target in given.target if target != "cpp"]

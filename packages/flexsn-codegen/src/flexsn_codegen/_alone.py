@@ -1,4 +1,4 @@
-"""A function's kernels as one file that needs no package of ours: in Triton, or in C++."""
+"""Writes a function's kernels as one file that needs no FlexSN package: in Triton, or in C++."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def standalone(loaded: ShownFunction, language: str, command: str, version: str)
     Args:
         loaded: from `_shown.load`, for the language's target.
         language: ``"triton"`` or ``"cpp"``.
-        command: that made it, for the file's head.
-        version: of this package.
+        command: the command that makes the file, for its head.
+        version: version of this package.
 
     Raises:
-        UsageError: it reduces rows, and the language is Triton.
+        UsageError: the function reduces rows, and the language is Triton.
     """
     made = f"Made by `{command}`, flexsn-codegen {version}."
     return _in_cpp(loaded, made) if language == "cpp" else _in_triton(loaded, made)
@@ -97,7 +97,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
 
 
 def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
-    """The name of each parameter, and whether it is a ``"tensor"`` or a ``"number"``."""
+    """The name of each parameter, and its kind: ``"tensor"`` or ``"number"``."""
     kinds = [part[0] for part in loaded.structure[1]]
     try:
         names = list(inspect.signature(loaded.fn).parameters)
@@ -199,7 +199,7 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
 
 
 def _layouts(source: KernelSource) -> list[int]:
-    """The number of terms of each operand's offsets; -1: it is dense, which a kernel without such numbers may be."""
+    """The number of terms of each operand's offsets; -1 for a dense operand, possible without such numbers."""
     found = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
@@ -243,7 +243,7 @@ def _format(number: Number) -> str:
 
 
 def _text(expression: Expression) -> str:
-    """An expression of numbers as Python's source."""
+    """An expression of numbers as Python source."""
     kind, *parts = expression
     if kind == "argument":
         return f"numbers[{parts[0]}]"
@@ -298,7 +298,7 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
 
 
 def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
-    """The kernel with its own types: tensors, sizes and strides, numbers, threads."""
+    """A function that calls the kernel with typed arguments: tensors, sizes and strides, numbers, threads."""
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}
     parameters, arguments, before = [], [], []

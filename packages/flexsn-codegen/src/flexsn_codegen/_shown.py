@@ -1,4 +1,4 @@
-"""A function that the command line names, its arguments, and its kernels."""
+"""A function that a command line names, its arguments, and its kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_graph import NothingCutError, TorchError
 
 
 class UsageError(Exception):
-    """A command line that is malformed, or names something that does not exist."""
+    """The command line is malformed, or names something that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def kernels(
     """The kernels of the function ``"module:function"``, and, with `gradient`, those of its gradient.
 
     Raises:
-        UsageError: there is no such function, or no gradient.
+        UsageError: the function does not exist, or has no gradient.
     """
     shown = load(path, arguments, numerics, target, gradient=gradient)
     return _shown(shown.trace, shown.tensors), _shown(shown.backward, shown.given) if shown.backward else []
@@ -54,13 +54,13 @@ def kernels(
 
 @dataclass(frozen=True, slots=True)
 class ShownFunction:
-    """A function that the command line names, with its traces.
+    """A function that a command line names, with its traces.
 
     Attributes:
-        structure: of the call that it is traced for.
-        tensors: of that call, the captured ones last.
-        numbers: of that call.
-        wanted: which of the tensors have gradients.
+        structure: structure of the call that it is traced for.
+        tensors: tensors of this call, followed by the captured ones.
+        numbers: numbers of this call.
+        wanted: for each tensor, True if it has a gradient.
         given: the tensors of the gradient's call.
     """
 
@@ -81,7 +81,7 @@ def load(
     """The function ``"module:function"`` with its traces.
 
     Raises:
-        UsageError: there is no such function, or no gradient.
+        UsageError: the function does not exist, or has no gradient.
     """
     fn: Any = function(path)
     name = path.rpartition(":")[2]
@@ -135,10 +135,10 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """The function ``"module:function"``, of the working directory, too.
+    """The function ``"module:function"``. Modules in the working directory are found, too.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it does not exist.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:
@@ -161,10 +161,10 @@ def function(path: str) -> Callable[..., Any]:
 
 
 def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
-    """Tensors without data and numbers, by their descriptions; by default, a tensor of float32 for each argument.
+    """Tensors without data, and numbers, from their descriptions; by default, a float32 tensor for each argument.
 
     Raises:
-        UsageError: their number is not known, or one is described otherwise than as ``float32:3x8``.
+        UsageError: the number of arguments is unknown, or a description is not like ``float32:3x8``.
     """
     if given is None:
         try:

@@ -1,7 +1,7 @@
-"""Guards of the graph that Dynamo records: conditions under which it serves another call.
+"""Guards of the graph that Dynamo records: conditions under which the graph serves another call.
 
-Dynamo runs functions marked as constant while it records. They see the objects of the caller as they are before the
-recorded code, and Dynamo does not see what they read.
+While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects as they
+are before the recorded code, and Dynamo does not see these reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from flexsn_graph.reads import Place
 from flexsn_graph.versions import expect, needed
 
-_STALE = "a compiled graph would not see that what a pointwise function reads has changed"
+_STALE = "a compiled graph would miss changes of values that a pointwise function reads"
 expect("torch._guards", ["TracingContext", "TracingContext.get", "Guard"], _STALE)
 expect("torch._dynamo.source", ["GlobalStateSource"], _STALE)
 expect("torch._dynamo.symbolic_convert", ["InstructionTranslator", "InstructionTranslator.current_tx"], _STALE)
@@ -22,23 +22,23 @@ expect("torch._dynamo.exc", ["Unsupported"], _STALE)
 
 
 def records_a_graph() -> bool:
-    """True while Dynamo records a graph, also in a function that it runs for its result."""
+    """True while Dynamo records a graph, even in a function that it runs for its result."""
     return "torch._dynamo.symbolic_convert" in sys.modules and _translator() is not None
 
 
 def _translator() -> Any:
     try:
         return needed("torch._dynamo.symbolic_convert", "InstructionTranslator", _STALE).current_tx()
-    except AttributeError:  # a variable of the thread, which is absent outside of recordings
+    except AttributeError:  # the translator is a variable of the thread, and absent outside of recordings
         return None
 
 
 def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
-    """Makes the graph that is recorded now serve only calls for which `holds()` is true.
+    """Makes the graph that is being recorded serve only calls for which `holds()` is true.
 
     Args:
         holds: called before each call of the graph; the graph keeps it alive.
-        condition: describes it in the logs of recompilations.
+        condition: its description in the logs of recompilations.
     """
 
     def create(builder: Any, guard: Any) -> None:
@@ -50,9 +50,9 @@ def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
 
 
 def written_before(places: Iterable[Place]) -> list[str]:
-    """Names of the places that the recorded code has written to, before the call that is recorded now.
+    """Names of the places that the recorded code has written to before the call that is being recorded.
 
-    Dynamo writes to them after the graph: the caller's objects do not have the new values yet.
+    Dynamo writes to these places after the graph, so the caller's objects do not have the new values yet.
     """
     effects = _translator().output.side_effects
     written: dict[int, set[str] | None] = {}
@@ -80,5 +80,5 @@ def written_before(places: Iterable[Place]) -> list[str]:
 
 
 def leave_graph(reason: str) -> None:
-    """Ends the graph that is recorded before the call, which then runs on its own; with `fullgraph=True`, an error."""
+    """Ends the recorded graph, so that the call runs outside of it; with `fullgraph=True`, raises an error."""
     raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads what has changed")

@@ -1,4 +1,4 @@
-"""Private parts of torch: active modes and transforms, export, symbols. Each name is probed at import."""
+"""Private parts of torch: active modes and transforms, export, symbols. Importing this module probes each name."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """True if nothing but autograd has to see what is done with the tensors: no transform, mode or subclass."""
+    """True if only autograd has to see operations on the tensors: no transform, mode or subclass is active."""
     if _are_transforms_active() or _number_of_modes():
         return False
     return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_forward_mode() -> bool:
-    """True if derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
-    # Where torch has no such name, it refuses forward mode itself, in other words.
+    """True if derivatives are computed forward: in `torch.func.jvp` or `torch.autograd.forward_ad`."""
+    # A torch without this name refuses forward mode itself, with another message.
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 def is_exporting() -> bool:
-    """True if a program is recorded that other processes will run."""
-    if _EXPORT not in sys.modules:  # without it no export is active, and its import is slow
+    """True if a program for other processes is being recorded."""
+    if _EXPORT not in sys.modules:  # no export is active without it, and its import is slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
@@ -51,9 +51,9 @@ def is_exporting() -> bool:
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
-    """Value of a compiler's symbol in the call that the graph is made for; reading it does not bind the graph to it."""
+    """Value of a compiler's symbol in the call that the graph is made for. Reading it does not bind the graph to it."""
     is_float = isinstance(number, torch.SymFloat)
-    value = getattr(getattr(number, "node", None), "_hint", None)  # without one: computed in the graph
+    value = getattr(getattr(number, "node", None), "_hint", None)  # absent if the graph computes the number
     if not isinstance(value, int | float):
         return 0.5 if is_float else 3
     return float(value) if is_float else int(value)
@@ -63,17 +63,18 @@ _rules = torch.library.Library("flexsn_codegen", "IMPL")
 
 
 def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
-    """Registers what is called in place of an operator inside of a transform of `torch.func`.
+    """Registers a function that is called instead of an operator inside of a transform of `torch.func`.
 
-    That comes before the transform takes the operator apart; also in graphs that compilers make of transforms.
+    It is called before the transform processes the operator, also in graphs that compilers make of transforms.
 
     Args:
         operator: its name, without "flexsn_codegen::".
+        rule: the function.
     """
     _rules.impl(operator, rule, "FuncTorchDynamicLayerFrontMode")
 
 
 def constant(function: _Function) -> _Function:
-    """Marks a function of constants, which a compiler calls, and whose result it takes for a constant."""
+    """Marks a function of constants. A compiler calls it, and treats its result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

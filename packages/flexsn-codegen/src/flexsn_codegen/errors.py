@@ -1,4 +1,4 @@
-"""One exception class per mistake; each is also a built-in kind."""
+"""One exception class for each mistake. Each is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class PrecisionError(ValueError):
-    """An unknown `precision`."""
+    """`precision` is unknown."""
 
 
 class GraphError(ValueError):
-    """A graph that cannot be turned into source: no output, or a node without a dtype."""
+    """A graph cannot be turned into source: it has no output, or a node without a dtype."""
 
 
 class KernelNameError(ValueError):
@@ -38,15 +38,15 @@ class KernelNameError(ValueError):
 
 
 class CacheFolderError(RuntimeError):
-    """The folder for generated sources could be changed by others."""
+    """Other users could change the folder for generated sources."""
 
 
 class CompilerMissingError(RuntimeError):
-    """There is no C++ compiler on this machine."""
+    """This machine has no C++ compiler."""
 
 
 class CompilationError(RuntimeError):
-    """A compiler, of C++ or of CUDA C++, refused a generated kernel, or a GPU has no room for it."""
+    """A compiler, of C++ or of CUDA C++, rejected a generated kernel, or a GPU has no room for it."""
 
 
 class TritonMissingError(ImportError):
@@ -54,15 +54,15 @@ class TritonMissingError(ImportError):
 
 
 class ArgumentError(TypeError):
-    """A pointwise kernel was called with something else than tensors of supported dtypes."""
+    """A pointwise kernel was called with an argument other than tensors of supported dtypes."""
 
 
 class SignatureError(ArgumentError):
-    """A pointwise kernel was called as its function cannot be called."""
+    """The arguments of a pointwise kernel do not fit the signature of its function."""
 
 
 class DeviceError(RuntimeError):
-    """Tensors are on several devices, or on one without compiled kernels."""
+    """Tensors are on several devices, or on a device without compiled kernels."""
 
 
 class AutogradError(RuntimeError):
@@ -70,22 +70,22 @@ class AutogradError(RuntimeError):
 
 
 class KernelGoneError(RuntimeError):
-    """A graph launches a pointwise kernel that this process does not have."""
+    """A graph launches a pointwise kernel that does not exist in this process."""
 
 
 class TransformError(NotImplementedError):
-    """A kernel inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
+    """A kernel was called inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
 
 
 class WriteError(RuntimeError):
-    """A tensor that a kernel is to write to, and cannot: it overlaps with itself or with another argument."""
+    """A kernel cannot write to a tensor, because it overlaps with itself or with another argument."""
 
 
 class OfflineCompileError(RuntimeError):
     """A kernel could not be compiled for a target."""
 
 
-# What is wrong with a call, whatever the function does.
+# Errors about a call, independent of the function.
 OF_A_CALL = (
     *(AutogradError, DeviceError, SignatureError, TransformError, WriteError),
     *(CompilationError, CompilerMissingError),

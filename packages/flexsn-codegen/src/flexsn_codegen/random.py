@@ -1,8 +1,8 @@
-"""Random numbers inside of kernels: functions of a seed and of an element's place, the same bits in PyTorch.
+"""Random numbers inside of kernels: functions of a seed and of an element's place, bit for bit as in PyTorch.
 
-Nothing is stored, and the backward, which computes the results again, has the same numbers. A number depends on the
-seed, the call (`Numbers.at`), the draw within the function, and the element's row and column; neither on the device nor
-on how a kernel walks the elements.
+Nothing is stored: the backward, which computes the results again, has the same numbers. A number depends on the seed,
+the call (`Numbers.at`), the draw within the function, and the element's row and column. It depends neither on the
+device nor on a kernel's order of elements.
 
 Example:
     >>> import torch
@@ -35,12 +35,12 @@ _MOST = 2**31
 
 
 class Numbers(NamedTuple):
-    """Where random numbers come from: an argument of a function, from `numbers`.
+    """The place and the seed of random numbers: an argument of a function, from `numbers`.
 
     Attributes:
         low, high: the seed's halves, int32, without dimensions.
-        row, column: of each element, int32; they broadcast to the shape of the elements.
-        call: which call of the function it is, int32, without dimensions.
+        row, column: row and column of each element, int32; they broadcast to the shape of the elements.
+        call: the number of the function's call, int32, without dimensions.
     """
 
     low: Tensor
@@ -52,7 +52,7 @@ class Numbers(NamedTuple):
     def at(self, call: int) -> Numbers:
         """The numbers of another call, from 0 to 2^31 - 1."""
         if not 0 <= call < _MOST:
-            raise ArgumentError(f"call is {call}, and is to be from 0 to 2**31 - 1.")
+            raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))
 
 
@@ -60,17 +60,17 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
     """Random numbers for elements of a shape, for call 0.
 
     Args:
-        shape: of the elements. All dimensions but the last are one number of a row, below 2^31.
-        seed: of 64 bits.
-        device: of the elements.
+        shape: shape of the elements. All dimensions but the last count as one number of rows, below 2^31.
+        seed: an integer of 64 bits.
+        device: device of the elements.
 
     Raises:
-        ArgumentError: there are 2^31 rows or more, or columns.
+        ArgumentError: the shape has 2^31 or more rows or columns.
     """
     *leading, columns = (1, *shape)
     rows = torch.Size(leading).numel()
     if max(rows, columns) >= _MOST:
-        raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: fewer than 2**31 are counted.")
+        raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: both numbers must be below 2**31.")
     low, high = (((seed >> shift & 0xFFFFFFFF) ^ 2**31) - 2**31 for shift in (0, 32))
     halves = [torch.tensor(half, dtype=torch.int32, device=device) for half in (low, high)]
     row = torch.arange(rows, dtype=torch.int32, device=device).view(*leading[1:], 1) if len(shape) > 1 else None
@@ -83,15 +83,15 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Multiples of 2^-24 in [0, 1), float32, for each element.
 
     Args:
-        numbers: of the elements.
-        draw: the number of the draw; those of different draws are independent.
+        numbers: seed and places of the elements.
+        draw: the number of the draw; different draws are independent.
     """
     found: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
     return found
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
-    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32; the arguments as of `uniform`."""
+    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32; the arguments are those of `uniform`."""
     found: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
     return found
 

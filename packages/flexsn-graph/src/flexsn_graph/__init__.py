@@ -39,7 +39,7 @@ from flexsn_graph.passes._ends import ends_early
 from flexsn_graph.passes._linearity import ancestors, is_linear, linear_part
 from flexsn_graph.passes._presence import Flag, Presence
 from flexsn_graph.passes._zero_one import not_zero_one
-from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
+from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized, without_carried_filters
 from flexsn_graph.staging._ends import staged_ends_early
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, Term, View
 from flexsn_graph.traces._cell_trace import CellGraph, CellStep, cells_effects, cells_gradient_of, trace_cells
@@ -152,6 +152,7 @@ __all__ = [
     "trace_core",
     "trace_pointwise",
     "trace_step",
+    "without_carried_filters",
     "without_cotangents",
     "words_of_elements",
 ]

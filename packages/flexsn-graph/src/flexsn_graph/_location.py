@@ -1,4 +1,4 @@
-"""Where in the user's code an op was called."""
+"""Lines of the user's code that call ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
-# Of a `with` of torch's, say, that an error leaves by.
+# contextlib: an error that leaves a `with` block of torch passes through it.
 _NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
 _TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
@@ -26,7 +26,7 @@ _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<fu
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """One line of the user's code: `file`, 1-based `line`, enclosing `function`."""
+    """One line of the user's code: the file, the line number from 1, and the enclosing function."""
 
     file: str
     line: int
@@ -35,12 +35,12 @@ class SourceLocation:
 
     @property
     def code(self) -> str:
-        """The text of the line, without indentation; empty when the file cannot be read."""
+        """The text of the line without its indentation; empty if the file cannot be read."""
         return (linecache.getline(self.file, self.line) if self._text is None else self._text).strip()
 
     @classmethod
     def of(cls, frame: FrameType) -> SourceLocation:
-        """Where a frame is now."""
+        """The line that a frame currently runs."""
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class SourceLocation:
 def user_location() -> SourceLocation | None:
     """The innermost frame of user code between the running op and the tracer that called the core.
 
-    `None` when there is none: autograd runs the formulas of built-in ops without a user's frame.
+    `None` if the user's code has no such frame: autograd runs the formulas of built-in ops without one.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
@@ -62,7 +62,7 @@ def user_location() -> SourceLocation | None:
 
 
 def raised_at(error: BaseException) -> SourceLocation | None:
-    """The innermost frame of user code that an error went through."""
+    """The innermost frame of user code that an error passed through."""
     frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     for frame, line in reversed(frames):
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
@@ -77,9 +77,9 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def told_by_torch(error: BaseException) -> bool:
-    """True if torch raised `error`, and not a `raise` of the user's own."""
+    """True if torch raised `error` itself, and no `raise` statement of the user did."""
     if isinstance(error, AttributeError | NameError):
-        return False  # of an object of the user's, which an nn.Module says for itself
+        return False  # an attribute that the user's object lacks; `nn.Module` raises the error for its subclasses
     *_, last = _entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _HERE)):
@@ -88,7 +88,7 @@ def told_by_torch(error: BaseException) -> bool:
 
 
 def stack_trace(location: SourceLocation | None, op: str) -> str:
-    """The form in which FX keeps a location on a node, with the name of the op as it was called."""
+    """The text in which FX stores a location on a node, followed by the name of the op as it was called."""
     trace = ""
     if location is not None:
         trace = f'  File "{location.file}", line {location.line}, in {location.function}\n'
@@ -97,13 +97,13 @@ def stack_trace(location: SourceLocation | None, op: str) -> str:
 
 
 def called_op(node: fx.Node) -> str:
-    """The op that the user's code called and that `node` is a part of."""
+    """The op that the user's code called; `node` is a part of it."""
     match = _OP_LINE.search(node.stack_trace or "")
     return match[1] if match else str(node.target)
 
 
 def location_of(node: fx.Node) -> SourceLocation | None:
-    """The user's line that led to `node`, read back from `node.stack_trace`."""
+    """The user's line that produced `node`, parsed from `node.stack_trace`."""
     matches = list(_TRACE_LINE.finditer(node.stack_trace or ""))
     if not matches:
         return None

@@ -1,4 +1,4 @@
-"""Everything here is private torch API. Each name is probed when this is imported."""
+"""Private names of torch that flexsn-graph uses. Importing this module probes each of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
-# Of a module that is no more than a graph, torch writes no Python, which it would keep.
+# A lazy graph module writes no Python source until it is needed; torch keeps all source that it writes.
 _lazy_graph_module = private(
     "torch.fx._lazy_graph_module",
     "_use_lazy_graph_module",
@@ -91,7 +91,7 @@ _unoptimized: Callable[[bool], Any] = private(
 )
 _force_keys = private("torch._C", "_ForceDispatchKeyGuard", _NO_TRACE)
 _set_hooks_tracing = private("torch._C", "_autograd._saved_tensors_hooks_set_tracing", _NO_TRACE)
-# Of a thread that is in no operator and in no mode; as it is when this package is imported.
+# The dispatch keys of a thread outside of all operators and modes, as they are when this package is imported.
 _INCLUDED = private("torch._C", "_dispatch_tls_local_include_set", _NO_TRACE, default=lambda: None)()
 _EXCLUDED = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_TRACE, default=lambda: None)()
 _without_layers = private(
@@ -99,7 +99,7 @@ _without_layers = private(
 )
 _may_set_requires_grad = private("torch._C", "_functorch.get_inplace_requires_grad_allowed", _NO_TRACE)
 _let_set_requires_grad = private("torch._C", "_functorch.set_inplace_requires_grad_allowed", _NO_TRACE)
-# Attributes, which are read where they are needed.
+# Attributes that are read where they are needed, so the results of these probes are not kept.
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _NO_TRACE)
 private("torch", "Tensor._backward_hooks", _NO_VJP)
 private("torch.fx", "Node._rename", _NO_SPLIT)
@@ -118,32 +118,35 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-# The autograd nodes in whose backward formulas a trace has been begun, the innermost last.
+# Autograd nodes whose backward formulas have begun a trace; the innermost is the last.
 _around: list[Any] = []
 
 
 def forget_fake_results() -> None:
-    """Bounds what torch remembers of calls with fake tensors: with each new number an entry, for ever."""
+    """Clears torch's cache of calls with fake tensors if it is large.
+
+    Each new number adds an entry that stays forever.
+    """
     if len(_fake_results) > _MOST_FAKE_RESULTS:
         _fake_results.clear()
 
 
 def is_stand_in(tensor: Tensor) -> bool:
-    """True for a fake tensor, and for one that a transform of `torch.func` has wrapped while a function runs."""
+    """True for a fake tensor, and for a tensor that a running transform of `torch.func` has wrapped."""
     return isinstance(tensor, FakeTensor) or bool(_is_wrapped(tensor))
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
-    """A leaf stand-in for `tensor`: same shape, strides, dtype and device; no data, no gradient.
+    """A leaf stand-in for `tensor`: equal shape, strides, dtype and device; no data, no gradient.
 
-    On the CPU when the tensor's device is not there (meta, or a GPU on a machine without one): autograd ends
-    the process when it meets a device that torch was not built for, fake or not.
+    The stand-in is on the CPU if the tensor's device is absent (meta, or a GPU on a machine without one). Autograd ends
+    the process when it meets a device that torch was not built for, even on a fake tensor.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
     device = tensor.device if tensor.device.type in here else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
-        # Not `mode.from_tensor`: it keeps `requires_grad`, and refuses another mode's fake tensor.
+        # `mode.from_tensor` would keep `requires_grad`, and it refuses a fake tensor of another mode.
         return cast(
             FakeTensor,
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),
@@ -151,14 +154,14 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """Reads the number in a tensor that was made on the spot, also while tracing."""
-    # This reads it, and not the core, whose own reads of values are refused.
+    """Reads the number in a tensor that was just made, also while tracing."""
+    # This read is FlexSN's. Reads of values by the core are refused.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
 
 def set_stack_trace(trace: str) -> None:
-    """Attaches `trace` to the nodes recorded from here on."""
+    """Attaches `trace` to all nodes that are recorded afterwards."""
     _fx_set_stack_trace([trace])
 
 
@@ -170,21 +173,27 @@ def op_location_key() -> tuple[bool, int]:
     node = _current_autograd_node()
     if node is not None and node is not _around[-1]:
         return True, node._sequence_nr()
-    # The op's own node has been created already, and took the number before the next one.
+    # The op's own node exists already; its number is one less than the next number.
     return False, cast(int, _next_sequence_nr()) - 1
 
 
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
-    """Devices for which `torch.autocast` is on, and to which dtype; inside `undisturbed`, the core has done it."""
+    """The devices for which `torch.autocast` is on, each with its dtype.
+
+    Within `undisturbed`, the core switched it on.
+    """
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
     )
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Runs functions that `torch.compile` has made as they are written: in this thread, where torch tracks threads."""
+    """Runs functions compiled by `torch.compile` as they are written.
+
+    Affects this thread alone, if torch supports that.
+    """
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
-    if in_this_thread is None:  # a version without it; also calls of other threads run as they are written meanwhile
+    if in_this_thread is None:  # an older torch; meanwhile, other threads also run their functions as written
         in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
     found: AbstractContextManager[object] = in_this_thread()
     return found
@@ -192,15 +201,15 @@ def _uncompiled() -> AbstractContextManager[object]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Tracing that does not depend on what is switched on around it, and leaves it as it was.
+    """Makes a trace independent of all settings outside of it, and restores them afterwards.
 
-    Outside of any operator and any transform of `torch.func`, no autocast, no other tracer or fake mode, no
-    inference mode, no anomaly detection (it reads values), no compilation of functions that the core calls, scripted
-    ones run as written; backward in this thread, where the dispatch modes are. One trace at a time: FX patches Python
-    globals while it traces.
+    The trace runs outside of every operator and every transform of `torch.func`. Autocast, inference mode, other
+    tracers and other fake modes are off, and so is anomaly detection, which reads values. Compiled and scripted
+    functions that the core calls run as they are written. The backward runs in this thread, where the dispatch modes
+    are. Traces run one at a time, because FX patches Python globals while it traces.
     """
     with TRACE_LOCK, ExitStack() as stack:
-        # Inside of an operator's implementation, dispatch keys are off that a trace needs.
+        # The implementation of an operator runs with some dispatch keys off that a trace needs.
         stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
         stack.enter_context(_unsaved())
         stack.enter_context(_outside_transforms())
@@ -209,11 +218,11 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(_unoptimized(False))
-        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # prints what it raises, too
+        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # it logs the errors that it raises
         for device in _AUTOCAST_DEVICES:
-            # Nor a cache of what it converts, where stand-ins for the user's parameters would be found afterwards.
+            # Without its cache, too: it would keep conversions of stand-ins for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it is slow to import
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled; importing it is slow
             stack.enter_context(_uncompiled())
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
@@ -227,7 +236,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _outside_transforms() -> Iterator[None]:
-    """In no transform of `torch.func`."""
+    """Leaves all transforms of `torch.func`."""
     with _without_layers():
         before = _may_set_requires_grad()
         _let_set_requires_grad(True)
@@ -239,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Keeps what a trace's own backward saves away from the caller's saved-tensor hooks (checkpointing)."""
+    """Hides the tensors that a trace's own backward saves from the caller's saved-tensor hooks (checkpointing)."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -260,9 +269,9 @@ def _silent(name: str) -> Iterator[None]:
 def gradients(
     roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, under which a function mode would not see what backward formulas call.
+    """Calls autograd as `torch.autograd.grad` does, but visible to function modes, and keeps the graph.
 
-    In this thread, where what they read is seen: autograd would have a thread of its own for a GPU. The graph is kept.
+    The backward runs in this thread, where the modes see its reads. For a GPU, autograd would use another thread.
     """
     with torch.autograd.set_multithreading_enabled(False):
         found: tuple[Tensor | None, ...] = _engine_run_backward(
@@ -272,10 +281,10 @@ def gradients(
 
 
 def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
-    """The autograd nodes that a gradient goes to from `starts`, each with the one that it comes from.
+    """The autograd nodes that a gradient reaches from `starts`, each with the node before it.
 
     Args:
-        stop: nodes that are yielded, and not gone on from.
+        stop: nodes that are yielded, but not followed further.
     """
     waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
     seen = {None}
@@ -291,7 +300,7 @@ def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[t
 
 @contextmanager
 def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
-    """Yields a list of the nodes that autograd runs, as it does; the last is the one that raised an error."""
+    """Yields a list that autograd's nodes are added to as they run. After an error, the last one raised it."""
     ran: list[Any] = []
     hooks = [
         node.register_prehook(functools.partial(_note, ran, node))
@@ -311,7 +320,7 @@ def _note(ran: list[Any], node: Any, gradients: Any) -> None:
 
 @contextmanager
 def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Turns the tensors' gradient hooks off: they are for the real gradient, and run on it later."""
+    """Turns the tensors' gradient hooks off. They are meant for the real gradient, and run on it later."""
     hooks = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
     try:
         for live, _ in hooks:
@@ -323,7 +332,7 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
-    """The Python function of a `torch.library.custom_op` that is the same on all devices."""
+    """The Python function of a `torch.library.custom_op`, if all devices use one function; otherwise `None`."""
     definition = _custom_ops.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None
@@ -342,7 +351,7 @@ def _keeping_locations() -> Iterator[None]:
 def record(
     function: Callable[..., Sequence[Tensor]], arguments: Sequence[FakeTensor], mode: FakeTensorMode, table: Table
 ) -> fx.GraphModule:
-    """Records `function(*arguments)` as ATen ops, as they are called; those in `table` decomposed."""
+    """Records the ATen ops that `function(*arguments)` calls. Decomposes the ops in `table`."""
     with mode, _keeping_locations(), _lazy_graph_module(True):
         graph: fx.GraphModule = make_fx(function, decomposition_table=table)(*arguments)
     return graph
@@ -356,7 +365,7 @@ def unrecorded() -> Iterator[None]:
 
 
 def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> fx.GraphModule:
-    """Re-traces `module` without mutation; ops in `table` decomposed."""
+    """Traces `module` again, without mutation. Decomposes the ops in `table`."""
 
     def replay(*inputs: Tensor) -> Any:
         return fx.Interpreter(module).run(*inputs)
@@ -369,14 +378,14 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """A Python number, rounded to `dtype`; also while something is traced."""
+    """A Python number, rounded to `dtype`. Works while tracing."""
     with _disable_current_modes():
         number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
     return number
 
 
 def min_cut_partitioner() -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """Splits a joint graph where the fewest bytes are kept."""
+    """The function that splits a joint graph such that the fewest bytes are saved."""
     partitioner: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = needed(
         "torch._functorch.partitioners",
         "min_cut_rematerialization_partition",

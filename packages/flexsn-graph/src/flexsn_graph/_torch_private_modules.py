@@ -1,4 +1,4 @@
-"""How `nn.Module` keeps what is registered, where it looks for hooks, and the defaults of what makes tensors."""
+"""Private facts about `nn.Module`: its registries, its hooks, and the defaults that tensor factories read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils import _device
 
 from flexsn_graph.versions import lacking, private
 
-_WITHOUT = "what step functions read is not followed in full: a change of it may go unseen"
+_WITHOUT = "reads of step functions are not followed in full: a changed value may go unnoticed"
 
 # The dictionaries of a module in which `__getattr__` looks, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -25,7 +25,7 @@ MODULE_CALL: CodeType | None = getattr(
 # The public function takes some microseconds.
 _HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
-# What functions that make tensors read, by name.
+# Settings that tensor factories read, by name.
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": (

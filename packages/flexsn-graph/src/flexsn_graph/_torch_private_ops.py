@@ -1,4 +1,4 @@
-"""The class of torch's ops, and trees of their arguments: private, and apart from what traces, which builds on it."""
+"""The class of torch's ops, and trees of their arguments. Private names that the tracing code builds on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Warns at the user's line: the innermost one of the call that is neither torch's nor this project's.
+"""Warnings at the user's line: the innermost line of the call outside of torch and of this project.
 
-flexsn-graph and flexsn-hop each have this file, because neither needs the other; a test keeps the two equal.
+flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other; a test keeps the copies
+equal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _GENERATED = ("<eval_with_key>", "<frozen ")
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame of the user's code; `None` in a thread that runs none."""
+    """The innermost frame of the user's code; `None` if the thread runs none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame):
         frame = frame.f_back
@@ -28,7 +29,7 @@ def warn(message: str, category: type[Warning] = UserWarning, *, otherwise: tupl
     """Warns at the user's line.
 
     Args:
-        otherwise: the file and the line of a thread that runs no code of the user's; by default, those of the call of
+        otherwise: the file and the line to name if the thread runs no code of the user. By default, the line that calls
             this function.
     """
     frame = user_frame()

@@ -1,4 +1,4 @@
-"""One exception class per mistake that tracing can meet; each is also a built-in kind."""
+"""One exception class for each kind of mistake that tracing detects. Each is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TraceError(ValueError):
 
 
 class NothingCutError(TraceError):
-    """A function was to be traced as one that cuts dimensions, and does not."""
+    """A function was to be traced as one that cuts dimensions, but it cuts none."""
 
 
 class TorchError(TraceError, RuntimeError):
@@ -22,7 +22,7 @@ class ExampleError(TypeError):
 
 
 class CoreArityError(TraceError):
-    """The step function takes or returns another number of values than was announced."""
+    """The step function takes or returns a number of values that differs from the announced one."""
 
 
 class CoreReturnError(TraceError):
@@ -38,15 +38,15 @@ class RequiresGradError(TraceError):
 
 
 class GraphArityError(ValueError):
-    """A graph has another number of arguments or results than was announced."""
+    """A graph has a number of arguments or results that differs from the announced one."""
 
 
 class UnsupportedOpError(NotImplementedError):
-    """An op that no kernel can be made of.
+    """An op that kernels cannot contain.
 
     Attributes:
         op: the operator's name, e.g. ``"aten.bernoulli.p"``.
-        location: where the user's code calls it, or `None` when that is unknown.
+        location: the user's line that calls it, or `None` if the line is unknown.
     """
 
     def __init__(self, message: str, op: str, location: SourceLocation | None = None) -> None:
@@ -56,11 +56,11 @@ class UnsupportedOpError(NotImplementedError):
 
 
 class UnsupportedCoreError(UnsupportedOpError):
-    """The step function does something that a scan kernel cannot honour."""
+    """The step function does something that a scan kernel cannot do."""
 
 
 class StatefulCoreError(UnsupportedCoreError):
-    """The step function does something else in each call, or keeps tensors from one call to the next."""
+    """The step function behaves differently in each call, or keeps tensors from one call to the next."""
 
 
 class RandomOpError(UnsupportedCoreError):
@@ -76,11 +76,11 @@ class MutationError(UnsupportedCoreError):
 
 
 class WrittenViewError(MutationError):
-    """An in-place op on one of several views of what is computed before the loop."""
+    """An in-place op on one of several views of a value that is computed before the loop."""
 
 
 class NonPointwiseError(UnsupportedCoreError):
-    """An op that mixes elements of the step: reductions, matrix products, gathers, and the like."""
+    """An op that mixes elements of the step, such as a reduction, a matrix product or a gather."""
 
 
 class ComplexDtypeError(UnsupportedCoreError):
@@ -92,4 +92,4 @@ class CaptureError(UnsupportedCoreError):
 
 
 class TwoLayoutsError(CaptureError):
-    """A captured tensor is read in two layouts where the kernel can load it in one only."""
+    """A captured tensor is read in two layouts, but the kernel can load it in one only."""

@@ -1,8 +1,8 @@
 """Names that a version of torch or Triton lacks, reported at import.
 
-Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe from here.
-flexsn-graph and flexsn-hop each have this file, because neither needs the other; a test keeps the two equal. What
-stands on them has none.
+Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe of this module.
+flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other; a test keeps the copies
+equal. The packages that depend on these two have no copy.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
     "triton": ("3.6", "3.7", "3.8", "3.9"),
 }
-"""The versions that the tests have passed with; `benchmarks/results/torch_versions.md` shows them."""
+"""The versions whose tests have passed; `benchmarks/results/torch_versions.md` lists them."""
 
 
 class UnsupportedVersionWarning(UserWarning):
-    """This version of torch or Triton lacks something that a part of FlexSN needs."""
+    """The installed torch or Triton lacks a name that a part of FlexSN needs."""
 
 
 class UnsupportedVersionError(NotImplementedError):
-    """Something was called that this version of torch or Triton has nothing for."""
+    """A call needs a name that the installed torch or Triton lacks."""
 
 
 @functools.cache
 def installed(library: str) -> str:
-    """`"torch 2.15.0"`: a library by name and version."""
+    """The name and version of a library, such as `"torch 2.15.0"`."""
     version = torch.__version__ if library == "torch" else importlib.metadata.version(library)
     return f"{library} {version}"
 
@@ -50,17 +50,17 @@ def private(
     takes: Collection[str] = (),
     default: Any = inspect.Parameter.empty,
 ) -> Any:
-    """Probe one private thing: ``module.name``, or what stands in for it where this version has none.
+    """Probe one private name: ``module.name``, or a stand-in if this version lacks it.
 
-    A stand-in is reported once by an `UnsupportedVersionWarning`; code that calls it or reads from it
-    gets an `UnsupportedVersionError` that says the same.
+    A stand-in is reported once by an `UnsupportedVersionWarning`. Calling the stand-in or reading its attributes raises
+    an `UnsupportedVersionError` with the message of the warning.
 
     Args:
-        module: a module, imported here; the name may go on with attributes (``"_autograd._get_sequence_nr"``).
-        name: what is looked up in it.
-        without: what does not work without, as a sentence: ``"step functions cannot be traced"``.
-        takes: the parameters that it is called with by name, where it is a function.
-        default: what stands in, instead of something that raises.
+        module: a module, imported here.
+        name: the name to look up; attributes may follow (``"_autograd._get_sequence_nr"``).
+        without: the consequence of its absence, as a sentence: ``"step functions cannot be traced"``.
+        takes: for a function, the parameters that callers pass by keyword.
+        default: the value to return if the name is missing, instead of a stand-in that raises.
     """
     try:
         return needed(module, name, without, takes=takes)
@@ -71,10 +71,12 @@ def private(
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
-    """Returns what `private` does, for a module that is slow to import: looked up at use, `expect`ed at import.
+    """Look up a name as `private` does, but raise if it is missing.
+
+    For modules that are slow to import: `expect` checks them at import, and this function imports them at use.
 
     Raises:
-        UnsupportedVersionError: this version has none.
+        UnsupportedVersionError: this version lacks the name.
     """
     try:
         found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
@@ -86,9 +88,9 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:
-    """Lists `names` that `module` does not define, without importing it, which may take seconds.
+    """List those of `names` that `module` does not define, without importing it, which may take seconds.
 
-    A name may go on with an attribute of a class or a parameter of a function (``"CustomOpDef._init_fn"``).
+    An attribute of a class or a parameter of a function may follow a name (``"CustomOpDef._init_fn"``).
     """
     loaded = sys.modules.get(module)
     text = _source_of(module)
@@ -105,7 +107,7 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
 
 
 def expect(module: str, names: Iterable[str], without: str) -> None:
-    """Probe names that are imported later, when they are needed; says what `module` lacks of them."""
+    """Probe names that are imported later, when they are needed. Report those that `module` lacks."""
     for name in lacking(module, names):
         _say(lack(module, name, without))
 
@@ -118,12 +120,12 @@ def lack(module: str, name: str, without: str) -> str:
 
 
 def say_if_newer(library: str) -> None:
-    """Say, once in a process, that a library is newer than what was tested; it is used all the same."""
+    """Warn once per process that a library is newer than the tested versions. It is used all the same."""
     known = TESTED[library]
     name, version = installed(library).split()
     if _number(version) > _number(known[-1]):
         message = f"FlexSN was tested with {name} {known[0]} to {known[-1]}; this is {version}."
-        # Python says a warning once for each registry: in the library's own, the packages say it once together.
+        # Python repeats a warning for each registry. All packages use the library's registry, so one warning appears.
         registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
 
@@ -135,12 +137,12 @@ def _number(version: str) -> tuple[int, ...]:
 def _takes(function: Callable[..., Any], parameter: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # one in C has no signature
+    except (TypeError, ValueError):  # a function in C has no signature
         return True
     return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-# A class, a function, a variable, a parameter, an attribute, something that is imported or looked for by its name.
+# Matches a class, a function, a variable, a parameter, an attribute, an imported name, or a name in quotes.
 _DEFINITION = (
     r"""\s*(?:(?:class|def)\s+{0}\b|(?:self\.)?{0}\s*(?:[:=,]|$))|.*[(,]\s*{0}\s*[:=]"""
     r"""|.*\bimport [^#]*\b{0}\b|.*["']{0}["']"""
@@ -148,7 +150,7 @@ _DEFINITION = (
 
 
 def _defines(text: str, name: str) -> bool:
-    # Line by line where the name occurs: ten times as fast as one search of the whole text.
+    # Checks the lines in which the name occurs: ten times as fast as one search of the whole text.
     definition = re.compile(_DEFINITION.format(re.escape(name)))
     at = text.find(name)
     while at >= 0:
@@ -177,7 +179,7 @@ def _say(message: str) -> None:
 
 def _stand_in(name: str, message: str) -> Any:
     class Missing(type):
-        """A class, so that what is derived from it, and `isinstance`, work as far as nothing is made of it."""
+        """A class, so that subclassing and `isinstance` work as long as no instance is made."""
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             raise UnsupportedVersionError(message)

@@ -1,4 +1,4 @@
-"""Which argument and which result of the two operators is what."""
+"""Order of the arguments and results of the two operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def num_checkpoints(steps: Any, interval: int) -> Any:
-    """One fewer than the segments of ``interval`` steps, of which the last may be shorter.
+    """One fewer than the number of segments of ``interval`` steps, of which the last may be shorter.
 
     ``steps``, at least 1, may be symbolic.
     """
@@ -21,17 +21,17 @@ def num_checkpoints(steps: Any, interval: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ScanLayout:
-    """The forward operator: ``[*input_seqs, *init_states, *lifted]`` to its results.
+    """The forward operator: from ``[*input_seqs, *init_states, *lifted]`` to its results.
 
     The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
-    sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. There are
-    checkpoints if ``checkpoint_interval`` K is not 0: one ``[ceil(T / K) - 1 + spare, *step]`` per
-    state, the states before each segment of K steps but the first, and ``spare_checkpoints`` rows
-    without meaning. With 2 of them a symbolic number of rows is never 0 or 1, which compilers
-    specialise on.
+    sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. Checkpoints exist if
+    ``checkpoint_interval`` K is not 0: ``[ceil(T / K) - 1 + spare, *step]`` for each state. They hold
+    the states before each segment of K steps but the first, and ``spare_checkpoints`` rows
+    without meaning. With 2 spare rows, a symbolic number of rows is never 0 or 1, on which compilers
+    specialise.
 
-    ``zero_states`` says of each initial state whether it is known to be zeros; empty: of none. A
-    kernel starts there by itself, so of such a state only the shape and the dtype count.
+    ``zero_states`` is True for each initial state that is known to be zeros; empty if none is. A
+    kernel starts such a state at zeros by itself, so only its shape and dtype matter.
     """
 
     num_inputs: int
@@ -48,13 +48,13 @@ class ScanLayout:
         return self.num_inputs, self.num_states, self.num_outputs
 
     def split(self, flat_args: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Input sequences, initial states, lifted values."""
+        """Input sequences, initial states and lifted values."""
         states = self.num_inputs + self.num_states
         return flat_args[: self.num_inputs], flat_args[self.num_inputs : states], flat_args[states:]
 
     @property
     def zero_positions(self) -> list[int]:
-        """Where among ``flat_args`` the states are that are known to be zeros."""
+        """Positions in ``flat_args`` of the states that are known to be zeros."""
         return [self.num_inputs + index for index, zero in enumerate(self.zero_states) if zero]
 
 
@@ -62,18 +62,18 @@ class ScanLayout:
 class BackwardLayout:
     """The backward operator.
 
-    Its arguments are those of the forward operator but for states that are known to be zeros, then
+    Its arguments are those of the forward operator without states that are known to be zeros, then
     the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more of them than
-    needed), then the gradients that exist: of the output sequences, then of the state results. Its
-    results are the gradients of the arguments for which ``needs`` is true, in their order, each in
+    necessary), then the gradients that exist: of the output sequences, then of the state results. Its
+    results are the gradients of the arguments for which ``needs`` is True, in their order, each in
     the memory format of its argument.
 
     Attributes:
         scan: The forward operator's layout.
-        needs: For each forward argument, whether its gradient is required.
-        active_states: For each state, whether a gradient flows through it.
-        output_grads: For each output, whether its gradient came.
-        state_grads: For each state result, whether its gradient came; only for active states.
+        needs: For each forward argument, True if its gradient is required.
+        active_states: For each state, True if a gradient flows through it.
+        output_grads: For each output, True if its gradient is present.
+        state_grads: For each state result, True if its gradient is present; only for active states.
         saved_interval: K of the saved states.
     """
 
@@ -86,9 +86,9 @@ class BackwardLayout:
 
     @property
     def wanted(self) -> tuple[bool, ...]:
-        """For each value that one step takes, whether the step's VJP gives its gradient.
+        """For each value that one step takes, True if the step's VJP returns its gradient.
 
-        An active state's gradient is carried from step to step, also if the initial state needs
+        An active state's gradient is carried from step to step, even if the initial state needs
         none.
         """
         inputs, _, lifted = self.scan.split(self.needs)
@@ -96,11 +96,11 @@ class BackwardLayout:
 
     @property
     def num_given(self) -> int:
-        """How many of the forward operator's arguments the backward operator has."""
+        """Number of the forward operator's arguments that the backward operator takes."""
         return len(self.needs) - len(self.scan.zero_positions)
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Forward arguments, zeros among them, saved states, output gradients, state gradients."""
+        """Forward arguments including zeros, saved states, output gradients, state gradients."""
         parts = []
         start = 0
         for size in (
@@ -119,7 +119,7 @@ class BackwardLayout:
         return flat_args, *parts[1:]
 
     def encode(self) -> dict[str, Any]:
-        """Keyword arguments of the operator: what a graph node can hold."""
+        """Keyword arguments of the operator, in types that a graph node can hold."""
         return {
             "final_state": self.scan.final_state,
             "zero_states": self.scan.zero_states,

@@ -15,14 +15,14 @@ __all__ = ["refuse_double_backward"]
 def refuse_double_backward(
     gradients: Sequence[torch.Tensor | None], origins: Sequence[Any], message: str
 ) -> list[torch.Tensor | None]:
-    """Gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
+    """Return gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
-    By any tensor that they were computed from: torch's ``once_differentiable`` lets them pass as constants when the
-    saved tensors, and not the incoming gradients, require grad.
+    They do so for each tensor that they were computed from. Torch's ``once_differentiable`` makes them constants if
+    only the saved tensors, but not the incoming gradients, require grad.
 
     Args:
-        gradients: None where there is none.
-        origins: Saved tensors and incoming gradients, and whatever else they were computed from.
+        gradients: One for each argument, or None.
+        origins: Saved tensors and incoming gradients, and all other values that the gradients were computed from.
         message: The text of the error.
     """
     required = [value for value in origins if isinstance(value, torch.Tensor) and value.requires_grad]

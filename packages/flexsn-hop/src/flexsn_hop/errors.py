@@ -1,4 +1,4 @@
-"""One class per mistake; each is also a built-in kind, so that existing ``except`` clauses work."""
+"""One class for each mistake. Each is a subclass of a built-in exception, so that ``except`` clauses for these work."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = [
 
 
 class ScanCountError(ValueError):
-    """``num_inputs`` is below 1, or another count below 0, or ``zero_states`` is not ``num_states`` long."""
+    """``num_inputs`` is below 1, another count is below 0, or ``zero_states`` has not ``num_states`` entries."""
 
 
 class TooFewTensorsError(ValueError):
-    """Fewer tensors came than ``num_inputs + num_states``."""
+    """The call has fewer tensors than ``num_inputs + num_states``."""
 
 
 class SequenceLengthError(ValueError):
-    """The input sequences have no, or not the same, leading (time) dimension."""
+    """An input sequence has no leading (time) dimension, or one of another size than the others."""
 
 
 class ScanLengthError(ValueError):
-    """``length`` is missing, no number of steps, or another one than the input sequences have."""
+    """``length`` is missing, is no number of steps, or differs from the length of the input sequences."""
 
 
 class ScanDimError(ValueError, IndexError):
@@ -46,7 +46,7 @@ class ScanDimError(ValueError, IndexError):
 
 
 class NonzeroStateError(ValueError):
-    """An initial state that ``zero_states`` says to be zeros is not."""
+    """An initial state for which ``zero_states`` is True is not zeros."""
 
 
 class CoreArityError(ValueError):
@@ -54,19 +54,19 @@ class CoreArityError(ValueError):
 
 
 class CoreReturnCountError(ValueError):
-    """The core returned another number of values than ``num_outputs + num_states``."""
+    """The core returned a number of values that differs from ``num_outputs + num_states``."""
 
 
 class EmptyScanError(ValueError):
-    """``T == 0``, and ``output_template_specs`` does not say what the outputs look like."""
+    """``T == 0``, and ``output_template_specs`` does not describe the outputs."""
 
 
 class StateChangedError(ValueError):
-    """A state came back from the core with another shape, dtype or device."""
+    """The core returned a state with another shape, dtype or device."""
 
 
 class CarryStructureError(ValueError):
-    """The step returned a carry of another structure than that which it took."""
+    """The step returned a carry whose structure differs from that of its argument."""
 
 
 class OutputChangedError(ValueError):
@@ -74,27 +74,27 @@ class OutputChangedError(ValueError):
 
 
 class NotATensorError(TypeError):
-    """A tensor is required and something else was received, as an argument or from the core."""
+    """A value is no tensor, but has to be one: an argument, or a result of the core."""
 
 
 class RandomOpError(NotImplementedError):
-    """The core draws random numbers inside the operator, whose backward would draw them again."""
+    """The core draws random numbers inside the operator, and its backward would draw them again."""
 
 
 class MutationError(RuntimeError):
-    """The core writes into one of its arguments inside the operator."""
+    """The core writes to one of its arguments inside the operator."""
 
 
 class LoweringError(ValueError):
-    """The requested lowering is unknown, or is unavailable here; or a lowering has made a mistake."""
+    """The requested lowering is unknown or unavailable, or a lowering returned wrong results."""
 
 
 class LoweringGradientError(RuntimeError):
-    """A gradient is required through an operator that is known to compute it wrongly."""
+    """A gradient is required through an operator that is known to compute wrong ones."""
 
 
 class RematError(ValueError):
-    """``remat`` is no number of steps, or a transform of torch.func is active, which keeps carries its own way."""
+    """``remat`` is no number of steps, or a transform of torch.func is active, which saves carries differently."""
 
 
 class DoubleBackwardError(NotImplementedError):

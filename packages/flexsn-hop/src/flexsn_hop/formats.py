@@ -1,4 +1,4 @@
-"""Memory formats of results: as if they were elementwise in the input sequences and the initial states."""
+"""Memory formats of results: those of an elementwise function of the input sequences and the initial states."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 Operand = tuple[Sequence[Any], Sequence[Any]]
-"""Sizes and strides of a tensor in the result's number of dimensions; sizes of 1 where it broadcasts."""
+"""Sizes and strides of a tensor, extended to the result's number of dimensions; sizes of 1 where it broadcasts."""
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor, the outermost in memory first."""
+"""The dimensions of a tensor, beginning with the outermost in memory."""
 
 
 def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
-    """The order of what an elementwise operation returns.
+    """The order of an elementwise operation's result.
 
-    This is the rule of PyTorch's ``TensorIterator``: tensors that are all contiguous, or all
-    channels-last, give a result that is, too. Otherwise dimensions are sorted by the strides of the
-    first operand whose strides differ in two of them. A stride of 0 decides nothing. Where no operand
+    This is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all
+    channels-last, so is the result. Otherwise dimensions are sorted by the strides of the
+    first operand whose strides differ in two of them. A stride of 0 decides nothing. If no operand
     decides, those in ``also`` do.
     """
     usual = tuple(range(len(shape)))
@@ -52,10 +52,10 @@ def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequen
 
 def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
     rows = [
-        [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # of whole, size, stride
+        [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (whole, size, stride)
         for sizes, strides in operands
     ]
-    order = list(range(len(shape)))[::-1]  # the innermost first
+    order = list(range(len(shape)))[::-1]  # beginning with the innermost
     for i in range(1, len(order)):
         place = i
         for before in range(i - 1, -1, -1):
@@ -69,15 +69,15 @@ def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
 
 
 def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
-    """The stride of an operand in one dimension; 0 where it broadcasts."""
+    """The stride of an operand in one dimension; 0 if it broadcasts."""
     if type(stride) is int and stride == 0:
         return 0
-    # In this order: a size equal to the whole is not compared with 1, which may depend on data.
+    # In this order: a size that equals the whole is not compared with 1, because that may depend on data.
     return 0 if size != whole and size == 1 else stride
 
 
 def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, outer: int) -> int:
-    """1: the two dimensions should change places, -1: they should not, 0: no stride decides."""
+    """Returns 1 to swap the two dimensions, -1 to keep them, and 0 if no stride decides."""
     for strides in rows:
         first, second = strides[inner], strides[outer]
         if first == 0 or second == 0:
@@ -90,7 +90,7 @@ def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, ou
 
 
 def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
-    """True if a tensor has all of the shape, and memory without holes in this order."""
+    """True if a tensor has the full shape, and memory without holes in this order."""
     sizes, strides = operand
     unit = 1
     for d in order[::-1]:
@@ -101,7 +101,7 @@ def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
 
 
 def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides of memory without holes, in which dimensions have this order."""
+    """Strides of memory without holes, with the dimensions in this order."""
     strides: list[Any] = [1] * len(shape)
     unit = 1
     for d in order[::-1]:
@@ -116,36 +116,36 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def order_like(tensor: torch.Tensor) -> Order:
-    """The order of a new tensor in the format of this one."""
+    """The order of a new tensor in the format of ``tensor``."""
     if tensor.layout is not torch.strided:
         return tuple(range(tensor.dim()))
     return memory_order(tensor.shape, [(tensor.shape, tensor.stride())])
 
 
 def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
-    """The order of a sequence ``[T, *shape]``: that of the inputs, and of states where those say nothing.
+    """The order of a sequence ``[T, *shape]``: that of the inputs, or of the states if no input decides.
 
-    Tensors that do not broadcast to it have no say: a core need not be elementwise.
+    Tensors that do not broadcast to it do not count, since a core need not be elementwise.
     """
     whole = (inputs[0].shape[0], *shape)
     return memory_order(whole, broadcast_sequences(whole, _strided(inputs)), broadcast_states(whole, _strided(states)))
 
 
 def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
-    """The order of a state ``[*shape]``, by the same rule."""
+    """The order of a state ``[*shape]``, by the rule of `sequence_order`."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in _strided(inputs)]
     return memory_order(shape, _broadcast(shape, steps), _broadcast(shape, _strided(states)))
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each with all dimensions of it."""
+    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each extended to all of its dimensions."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
-    """The states that broadcast to a step of a sequence ``whole``: the same at every step."""
+    """The states that broadcast to a step of a sequence ``whole``, as constants over time."""
     return [((1, *sizes), (0, *strides)) for sizes, strides in _broadcast(whole[1:], states)]
 
 
@@ -159,30 +159,30 @@ def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operan
 
 
 def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
-    """A tensor with all dimensions of ``whole``; None if it does not broadcast to that."""
+    """A tensor extended to all dimensions of ``whole``; None if it does not broadcast to it."""
     missing = len(whole) - len(shape)
     if missing < 0:
         return None
     sizes = (*[1] * missing, *shape)
-    # In this order: a size that equals the whole is not compared with 1, which may depend on data.
+    # In this order: a size that equals the whole is not compared with 1, because that may depend on data.
     if any(size != full and size != 1 for size, full in zip(sizes, whole, strict=True)):
         return None
     return sizes, (*[0] * missing, *strides)
 
 
 _MOST_WITH_NAMES = 5
-"""Most dimensions of a channels-last format in PyTorch; the others have one fewer."""
+"""The larger number of dimensions of PyTorch's channels-last formats; the other formats have one fewer."""
 
 
 def _guarded_dims(dims: int) -> int:
-    """How many dimensions more a sequence needs, so that stacking steps of any format gives a contiguous one."""
+    """Number of extra dimensions with which stacking steps of any format returns a contiguous sequence."""
     return _MOST_WITH_NAMES + 1 - dims if dims in (_MOST_WITH_NAMES - 1, _MOST_WITH_NAMES) else 0
 
 
 def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
-    """``sequence.unbind(0)``, whose gradient has the format of the sequence."""
+    """``sequence.unbind(0)``, but its gradient has the format of the sequence."""
     if sequence.layout is not torch.strided:
-        return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse ones have no unbind
+        return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse tensors have no unbind
     order = order_like(sequence)
     dims = len(order)
     spare = _guarded_dims(dims) if sequence.requires_grad else 0
@@ -197,7 +197,7 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
-    """``torch.stack(steps)``, without holes in memory and with its dimensions in this order."""
+    """``torch.stack(steps)`` in memory without holes, with its dimensions in this order."""
     dims = len(order)
     usual = order == tuple(range(dims))
     if steps[0].layout is not torch.strided:
@@ -214,7 +214,7 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
 
 
 def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
-    """A copy that shares memory with nothing, without holes in memory and with its dimensions in this order."""
+    """A copy in new memory without holes, with its dimensions in this order."""
     if tensor.layout is not torch.strided:
         return tensor.clone()
     in_memory = tensor.permute(order).clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""Graphs as text: nodes one by one, so that reading them runs nothing.
+"""Graphs as text, node by node, so that reading them executes no code.
 
-Source code would be shorter. But a graph that is traced from source a second time lacks what has no tensor among its
-arguments: a tracer calls `full` and records one constant instead.
+Source code would be shorter. But a tracer that traces it loses calls without a tensor among their arguments, such as
+`full`: it calls them, and records constants instead.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _aten = torch.ops.aten
 
 
 def to_text(content: Any) -> str:
-    """Encodes JSON content as one argument of an operator: base64, as code generators put it into string literals."""
+    """Encodes JSON content as an argument of an operator: base64, as code generators put it into string literals."""
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
 def from_text(text: str) -> Any:
-    """The content that :func:`to_text` took; tuples come back as lists."""
+    """Decodes text of :func:`to_text`. Tuples are returned as lists."""
     return json.loads(base64.b64decode(text))
 
 
 def write_layout(layout: ScanLayout | BackwardLayout) -> dict[str, Any]:
-    """The layout of an operator, as JSON has it."""
+    """Converts the layout of an operator to JSON types."""
     return asdict(layout)
 
 
 def read_layout(fields: dict[str, Any]) -> ScanLayout | BackwardLayout:
-    """The layout that :func:`write_layout` has written."""
+    """Restores a layout from the result of :func:`write_layout`."""
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in fields.items()}
     if "scan" in values:
         values["scan"] = read_layout(values["scan"])
@@ -67,7 +67,7 @@ def read_layout(fields: dict[str, Any]) -> ScanLayout | BackwardLayout:
 def merged(
     tensors: Sequence[torch.Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Any]:
-    """Arguments in order, where tensors and sizes come apart. AOTInductor passes an empty list as None."""
+    """Merges separate tensors and sizes into arguments in order. AOTInductor passes an empty list as None."""
     args: list[Any] = list(tensors)
     for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
         args.insert(position, size)
@@ -78,12 +78,12 @@ def merged(
 
 
 def write_graph(module: fx.GraphModule) -> list[Any]:
-    """The nodes of an ATen graph, as lists, numbers and strings that JSON has.
+    """Converts the nodes of an ATen graph to lists, numbers and strings, for JSON.
 
-    Graphs inside of it, as `cond` has them, are written like it.
+    Inner graphs, as `cond` has them, are converted likewise.
 
     Raises:
-        LoweringError: A node holds something that has no text.
+        LoweringError: A node contains an object that cannot be written as text.
     """
     numbers: dict[fx.Node, int] = {}
     nodes = []
@@ -121,7 +121,7 @@ def _write_attribute(name: str, value: object) -> list[Any]:
 
 
 def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
-    """One argument: what JSON has as it is, and anything else as a list that begins with its kind."""
+    """Converts one argument: JSON types stay, all others become a list that begins with their kind."""
     if value is None or isinstance(value, (str, bool)) or type(value) in (int, float):
         return value
     if isinstance(value, fx.Node):
@@ -155,10 +155,10 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
 
 
 def read_graph(nodes: list[Any]) -> fx.GraphModule:
-    """The graph that :func:`write_graph` has written.
+    """Restores a graph from the result of :func:`write_graph`.
 
-    It makes its tensors again in each call. Constants are no exception: a pass of a compiler may have it write
-    into what was a copy of one.
+    The graph makes new tensors in each call. It copies even constants, since a pass of a compiler may have replaced a
+    copy by the constant itself, and let the graph write to it.
     """
     graph = fx.Graph()
     attributes: dict[str, Any] = {}
@@ -210,12 +210,12 @@ def _read_op(namespace: str, name: str, overload: str) -> Any:
 
 
 def _read_higher_order(module: str, name: str) -> Any:
-    importlib.import_module(module)  # which registers it
+    importlib.import_module(module)  # registers it
     return getattr(torch.ops.higher_order, name)
 
 
 def _found(module: str, name: str) -> Any:
-    """An object by the name of its module and its own; None if it is elsewhere."""
+    """The object of this name in a module; None if it does not exist."""
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError):

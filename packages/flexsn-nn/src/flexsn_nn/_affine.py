@@ -1,4 +1,4 @@
-"""A scale and a shift of a neuron's input that its step computes itself, so that the sequence is never written."""
+"""Scale and shift of a neuron's input, computed inside of the step: the scaled sequence is never written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flexsn_runtime import Completion
 class Affine(NamedTuple):
     """Function that a neuron applies to its first input before anything else: `(x - mean) scale + shift`.
 
-    It is computed in the dtype of these tensors, and rounded to that of `x`. Each broadcasts to the step: for a value
-    per channel of `[B, C, H, W]`, the shape is `[C, 1, 1]`.
+    The function is computed in the dtype of its tensors, and the result is rounded to the dtype of `x`. Each tensor
+    broadcasts to the step: with one value per channel of `[B, C, H, W]`, its shape is `[C, 1, 1]`.
 
     Attributes:
-        mean, scale, shift: of one shape, dtype and device. Gradients flow to those that require one.
+        mean, scale, shift: of one shape, dtype and device. Gradients flow to the tensors that require one.
     """
 
     mean: Tensor
@@ -60,15 +60,15 @@ class Affine(NamedTuple):
 class AffineOfStatistics(NamedTuple):
     """The affine part of a norm, from its statistics: `(x - mean) scale + bias`, `scale = weight / sqrt(var + eps)`.
 
-    The step computes the scale, too, at almost no cost; before the step, the scale would take three small operations
-    for each call, and three for its gradient.
+    The step computes the scale, too, at almost no cost. Computed before the step, the scale would need three small
+    operations in each call, and its gradient three more.
 
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
-        eps: of the norm.
+        eps: epsilon of the norm.
         behind: number of dimensions of the step after the channels.
-        completion: what more flows to `x`, through the statistics; it counts in `tensors`. `None`: nothing, or the
-            graph of these has it.
+        completion: formula of the rest of the gradient of `x`, which flows through the statistics; its indices count
+            `tensors`. `None`: nothing flows through the statistics, or their own graph computes it.
     """
 
     mean: Tensor
@@ -92,7 +92,7 @@ class AffineOfStatistics(NamedTuple):
     def joined(
         self, x: Tensor, reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
     ) -> tuple[Tensor, AffineOfStatistics]:
-        """`x` and the same function, whose graph completes the gradient of `x`; as `Completion.joined`."""
+        """Returns `x` and an equal function; their graph completes the gradient of `x`. See `Completion.joined`."""
         assert self.completion is not None
         x, tensors = self.completion.joined(x, self.tensors, reduced)
         return x, self.with_tensors(*tensors)
@@ -122,17 +122,17 @@ class Producer(Protocol):
     """Function that a neuron's step can apply to its first input."""
 
     def of(self, x: Tensor) -> Tensor:
-        """Computes the step's input beforehand."""
+        """Applies the function to `x` before the step runs."""
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """Returns `x` and the function that the step applies to it."""
 
     def frozen(self) -> Producer:
-        """Returns an equal function whose use changes nothing."""
+        """Returns a function with equal results that can be used without side effects."""
 
 
 class Absorbed(Producer, Protocol):
-    """A function of its first input that a step computes."""
+    """Function that a step itself applies to its first input."""
 
     @property
     def completion(self) -> Completion | None:
@@ -144,11 +144,11 @@ class Absorbed(Producer, Protocol):
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """True for each captured tensor that a gradient may flow to."""
+        """For each captured tensor, True if a gradient may flow to it."""
 
     def with_tensors(self, *tensors: Tensor) -> Absorbed:
         """Returns this function with other captured tensors."""
 
     @property
     def kind(self) -> Hashable:
-        """Key that is equal for functions that one trace serves."""
+        """Key of the trace: functions with equal keys share one trace."""

@@ -1,4 +1,4 @@
-"""The ways to run a scan, and the choice between them."""
+"""Ways to run a scan, and the choice between them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ StepMode = Literal["s", "m"]
 
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "inductor", "cpp", "hop", "torch")
 STEP_MODES: tuple[StepMode, ...] = ("s", "m")
-# Two labels, one path.
+# Two names of one backend.
 _TRITON = frozenset({"triton", "inductor"})
 KERNEL_BACKENDS = _TRITON | {"cpp"}
-# Backends of these that `choose` may choose.
+# Backends with compiled kernels that `choose` may return.
 COMPILED = frozenset({"triton", "cpp"})
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backend that runs, and why; the backends that do not, and why not.
+    """The backend that runs and the reason; the backends that do not run and their reasons.
 
     Attributes:
-        refused: by backend, for those that were considered.
+        refused: for each backend that was considered and not chosen, the reason.
     """
 
     backend: Backend
@@ -39,7 +39,12 @@ class Choice:
 
 
 def check_backend(backend: str, step_mode: str) -> Backend:
-    """`backend`, or an error that names it and the nearest known one."""
+    """Returns `backend` if it is known and can run in `step_mode`.
+
+    Raises:
+        UnknownNameError: an unknown name; the message contains the nearest known one.
+        StepModeError: the backend cannot run in this step mode.
+    """
     check_name("backend", backend, BACKENDS)
     known = cast(Backend, backend)
     if not takes_step_mode(known, step_mode):
@@ -56,21 +61,21 @@ def takes_step_mode(backend: Backend, step_mode: str) -> bool:
 
 
 def written_in(backend: Backend) -> TargetName:
-    """Target in which kernels for the CPU are written, by backend."""
+    """Language in which a backend's kernels for the CPU are written."""
     return "triton" if backend in _TRITON else "cpp"
 
 
 def check_step_mode(step_mode: str) -> StepMode:
-    """`step_mode`, or an error that names it."""
+    """Returns `step_mode` if it is known; the error for another one names it."""
     check_name("step_mode", step_mode, STEP_MODES)
     return cast(StepMode, step_mode)
 
 
 def choose(backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> Choice:
-    """The backend for tensors on `device`.
+    """Chooses the backend for tensors on `device`.
 
     Args:
-        compiling: whether the call is inside `torch.compile` or `torch.export`.
+        compiling: True if the call is inside `torch.compile` or `torch.export`.
 
     Raises:
         BackendUnavailableError: compiled kernels are requested by name and cannot run here.
@@ -86,12 +91,14 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     if why is not None:
         return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
     if step_mode == "s" and compiling:
-        return _without_kernels("a compiler fuses a single step with what is around it", step_mode, compiling)
+        return _without_kernels("a compiler fuses a single step with the operations around it", step_mode, compiling)
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 
 def choose_for_onnx(backend: Backend) -> Backend:
-    """The backend inside of `torch.onnx.export`: the loop, unrolled. ONNX has the operations, and no operator of ours.
+    """Chooses the backend inside of `torch.onnx.export`: the unrolled loop.
+
+    ONNX has the operations of the loop, but none of our operators.
 
     Raises:
         ExportError: another backend is requested by name.
@@ -105,18 +112,18 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Kernels: in the graph where a compiler can have them there, else between its graphs."""
+    """Chooses kernels: inside of the graph if the compiler can include them, otherwise between its graphs."""
     if not compiling:
         return Choice(target, reason, {})
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    how = "as the operator, of which Inductor makes kernels, or with a warning a loop where they refuse the core"
+    how = "as the operator: Inductor makes kernels of it, or, with a warning, a loop if kernels refuse the core"
     return Choice("hop", f"{reason}; {how}", {})
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """The operator where a compiler would unroll the loop; elsewhere the operator runs the loop itself."""
+    """Chooses the operator where a compiler would unroll the loop, and the loop elsewhere."""
     if step_mode == "s":
         return Choice("torch", why_no_kernels, {})
     if not compiling:

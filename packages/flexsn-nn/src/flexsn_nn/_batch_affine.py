@@ -1,12 +1,12 @@
-"""Batch normalisation as statistics and an affine function, for a step that computes the affine function itself.
+"""Batch normalisation split into statistics and an affine function that the neuron's step computes.
 
     y = weight (x - mean) / sqrt(var + eps) + bias = (x - mean) scale + shift
 
-The statistics are those of `torch.nn.functional.batch_norm`, and so are the running ones. Their gradient needs two sums
-per channel: of the gradient of `y`, and of its product with `x - mean`. They are the gradients of `shift` and of
-`scale`, which a kernel sums anyway.
+The statistics and the running statistics equal those of `torch.nn.functional.batch_norm`. The gradient through them
+needs two sums per channel: the sum of the gradient of `y`, and the sum of its product with `x - mean`. These sums are
+the gradients of `shift` and of `scale`, which a kernel computes anyway.
 
-Source: Ioffe and Szegedy, "Batch normalization", ICML 2015; over processes: torch's `SyncBatchNorm`.
+Sources: Ioffe and Szegedy, "Batch normalization", ICML 2015; for several processes, torch's `SyncBatchNorm`.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class Normalisation(NamedTuple):
     """A norm in front of a neuron, over all dimensions but the channels.
 
     Attributes:
-        norm: training or evaluating.
-        lead: the dimension of the channels: 2 of `[T, B, C, ...]`, 1 of `[B, C, ...]`.
+        norm: the module, in training or evaluation mode.
+        lead: index of the dimension of the channels: 2 of `[T, B, C, ...]`, 1 of `[B, C, ...]`.
     """
 
     norm: BatchNorm
     lead: int
 
     def of(self, x: Tensor) -> Tensor:
-        """The normalised tensor, by the norm itself."""
+        """Applies the norm itself to `x`."""
         frames = self._frames(x)
         normalised: Tensor = self.norm(frames)
         return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
-        """Computes what the norm does before its affine part; updates running statistics as the norm does.
+        """Computes the statistics, and updates the running statistics as the norm does.
 
         Returns:
-            `x`, which the affine part is to be applied to, and the affine part, which also holds the gradient that
-            flows to `x` through the statistics.
+            `x` and the affine part that is to be applied to it. The affine part also holds the gradient that flows to
+            `x` through the statistics.
 
         Raises:
-            InputShapeError: another number of channels than the norm has, or one element per channel in training.
+            InputShapeError: the number of channels differs from the norm's, or a channel has one element in training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
         frames = self._frames(x if compiling else x.detach())
@@ -107,7 +107,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _group(norm: BatchNorm) -> Any:
-    """The processes whose batches are one to this norm; `None`: this one alone."""
+    """Returns the group of processes whose batches this norm joins; `None`: the norm uses this process alone."""
     if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
         return None
     if not dist.is_initialized():
@@ -138,11 +138,11 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """Affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`; running statistics are moved.
+    """Affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`; also updates the running statistics.
 
     Args:
         input: `[B, C, ...]`.
-        running_mean, running_var, weight, bias, training, momentum, eps: as of `batch_norm`.
+        running_mean, running_var, weight, bias, training, momentum, eps: arguments of `batch_norm`.
     """
     dtype = _dtype(input)
     if training or running_mean is None or running_var is None:
@@ -163,8 +163,8 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance by an operator with kernels, or else by operations that any compiler supports."""
-    # A tensor that wraps others, as a DTensor, has no kernels; those that compilers trace with stand for plain ones.
+    """Mean and variance, by an operator with kernels if there is one, otherwise by operations of any compiler."""
+    # Wrappers of tensors, such as a DTensor, have no kernels. Tensors with which compilers trace represent plain ones.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
         found: tuple[Tensor, Tensor] = batch_moments_op(frames)
@@ -185,7 +185,7 @@ def _over(frames: Tensor) -> list[int]:
 
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, count: int | Tensor) -> None:
-    """Moves the running statistics."""
+    """Updates the running statistics."""
     if not (norm.training and norm.track_running_stats) or norm.running_mean is None or norm.running_var is None:
         return
     with torch.no_grad():
@@ -219,8 +219,8 @@ class _Batch(NamedTuple):
     """Statistics of a batch, in the dtype of statistics.
 
     Attributes:
-        mean, var: a value per channel; the variance is the mean square.
-        total: of values per channel, in all processes.
+        mean, var: one value per channel; the variance is the mean square of the deviations.
+        total: number of values per channel, in all processes.
     """
 
     mean: Tensor
@@ -245,7 +245,7 @@ def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[T
 
 
 def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias, in the dtype of statistics."""
+    """Weight and bias, in the dtype of the statistics."""
     dtype = like.dtype
     weight: Tensor = torch.ones_like(like) if norm.weight is None else norm.weight
     bias: Tensor = torch.zeros_like(like) if norm.bias is None else norm.bias
@@ -261,7 +261,7 @@ def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics of frames without a graph."""
+    """Computes the statistics of frames, without an autograd graph."""
     if group is not None:
         return _gathered(norm, frames, group)
     count = _check_count(frames)
@@ -284,7 +284,7 @@ def _moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all but the channels, by kernels where there are any; running statistics are moved."""
+    """Computes mean and variance over all dimensions but the channels; also updates the running statistics."""
     found = batch_moments(frames, running, momentum, tracked)
     if found is not None:
         return found
@@ -296,14 +296,14 @@ def _moments(
         if running is not None:
             _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
-    if running is None:  # of half precision, its results would be half, too
+    if running is None:  # with running statistics in half precision, the results would have half precision, too
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
     return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics of the batches of all processes, which may be of different sizes."""
+    """Computes the statistics over the batches of all processes, which may differ in size."""
     count = frames.numel() // frames.shape[1]
     own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
@@ -323,7 +323,7 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _ThroughStatistics(StandIns):
-    """Gradient of `x`, from the outputs and through the statistics; also a step that computes it.
+    """Gradient of `x`: the part from the outputs and the part through the statistics. Also a step that computes it.
 
     Args:
         like: tensors like weight, bias, mean, variance, `-1 / count`, and the gradients of weight and bias.
@@ -340,10 +340,10 @@ class _ThroughStatistics(StandIns):
         return self.of(gradient, x, self.stand_ins)
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the gradient with other tensors.
+        """Computes the gradient from these tensors instead of the stand-ins.
 
         Args:
-            gradient: of `x` if the statistics are constants.
+            gradient: gradient of `x` with constant statistics.
         """
         weight, _, mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * self.behind) for tensor in tensors)
         invstd = torch.rsqrt(var + self.eps)
@@ -366,21 +366,21 @@ def _has_kernels(device: torch.device) -> bool:
     return choose("auto", "m", device, compiling=False).backend in COMPILED
 
 
-# What is in the dictionary stays: kernels in CUDA graphs read it.
+# Entries are never removed: kernels in CUDA graphs read them.
 _MOST_SHARES = 1024
 _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
-    """`-1 / total` in one element, and whether it is the same for each call with this total."""
+    """Returns `-1 / total` as one element, and True if later calls with this total return the same tensor."""
     if isinstance(total, Tensor):
         return (-1.0 / total).to(like.dtype).view(1), False
     key = total, like.dtype, like.device
     share = _shares.get(key)
     if share is None:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            return like.new_full((1,), -1.0 / total), False  # a part of the graph
-        # Copied from the host, which waits for it: other streams read it, too.
+            return like.new_full((1,), -1.0 / total), False  # belongs to the graph
+        # The copy from the host is synchronous: other streams read the tensor, too.
         share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
         if len(_shares) >= _MOST_SHARES or type(share) is not Tensor:
             return share, type(share) is Tensor

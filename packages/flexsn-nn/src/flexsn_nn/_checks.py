@@ -1,4 +1,4 @@
-"""Checks of what a user passes to a constructor: ranges and names."""
+"""Checks of the arguments that users pass to constructors: ranges and names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from flexsn_runtime import DeviceError
 
 
 class Range(TypedDict, total=False):
-    """Bounds of a number, and what to do when it is beyond them, a sentence.
+    """Bounds of a number, and a hint for the error message.
 
-    `finite`: formulas with the number have finite derivatives also next to `above`. By default, a pole is there.
+    `hint` is a sentence that says what to do when the number is out of range. `finite` is true if formulas with the
+    number have finite derivatives also close to `above`; by default they have a pole at that bound.
     """
 
     at_least: float
@@ -63,7 +64,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
-    """Raises `ParameterError` unless `function` can be called with a tensor: a class, or a name, cannot."""
+    """Raises `ParameterError` unless `function` can be called with a tensor; a class or a name cannot."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
@@ -73,7 +74,7 @@ def check_function(name: str, function: object, example: str = "surrogate.Sigmoi
 
 
 def check_module(name: str, module: object) -> None:
-    """Raises `TypeError` unless `module` is an `nn.Module`: a class, or a list of modules, is none."""
+    """Raises `TypeError` unless `module` is an `nn.Module`; a class or a list of modules is not one."""
     if isinstance(module, nn.Module):
         return
     if isinstance(module, type):
@@ -86,12 +87,12 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
     """Raises unless `value` is a tensor.
 
     Args:
-        name: the argument's, for the message.
-        dims: the fewest dimensions that it needs.
+        name: the argument's name, for the message.
+        dims: the smallest number of dimensions that is accepted.
 
     Raises:
-        TypeError: no tensor.
-        InputShapeError: fewer dimensions.
+        TypeError: `value` is no tensor.
+        InputShapeError: `value` has fewer dimensions.
     """
     if not isinstance(value, Tensor):
         remedy = ": torch.stack(...) makes one of several" if isinstance(value, list | tuple) else ""
@@ -101,7 +102,7 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
 
 def check_device(name: str, own: Tensor, x: Tensor) -> None:
-    """Raises `DeviceError` if a tensor of a module is on another device than an input."""
+    """Raises `DeviceError` if a module's tensor and an input are on different devices."""
     if are_apart(own, x.device):
         raise DeviceError(
             f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
@@ -110,7 +111,7 @@ def check_device(name: str, own: Tensor, x: Tensor) -> None:
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True for a tensor that is not on `device`, nor one number on the CPU, which goes with every device."""
+    """True if a tensor is on another device, unless it is a single number on the CPU, which any device accepts."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 
@@ -121,7 +122,7 @@ def check_count(name: str, value: int, *, at_least: int = 1) -> None:
 
 
 def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raises `UnknownNameError` with the nearest known name unless `name` is known."""
+    """Raises `UnknownNameError`, with the nearest known name, unless `name` is known."""
     names = list(known)
     if name in names:
         return

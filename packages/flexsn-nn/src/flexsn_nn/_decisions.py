@@ -1,4 +1,4 @@
-"""One record of what runs a neuron's calls: calls follow it, and `explain()` prints it."""
+"""Record of the backends that ran a neuron's calls. Calls follow this record, and `explain()` prints it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Hashable
 
 from flexsn_nn._backends import COMPILED, Choice
 
-# The device's type, and whether a compiler traces the call.
+# The device's type, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
-# A neuron that runs as a loop for ever new reasons keeps the first ones.
+# A neuron whose calls run as a loop for ever new reasons keeps the first reasons only.
 _MOST = 16
 
 
 class Decisions:
-    """Choices of a neuron since it was last changed."""
+    """Backends that were chosen for a neuron, and that ran, since the neuron was last changed."""
 
     def __init__(self) -> None:
         self._choices: dict[Situation, Choice] = {}
-        # With the kinds of the core's modules.
+        # Each choice comes with the kinds of the core's modules.
         self._ran: dict[Situation, list[tuple[Hashable, Choice]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._choices)
 
     def choice(self, situation: Situation) -> Choice | None:
-        """The backend chosen for a situation, before a call is looked at; `None`: not yet."""
+        """Returns the backend chosen for a situation before any call is examined; `None`: none is chosen yet."""
         return self._choices.get(situation)
 
     def choose(self, situation: Situation, choice: Choice) -> None:
-        """Records the backend of a situation."""
+        """Records the backend for a situation."""
         self._choices[situation] = choice
 
     def ran(self, situation: Situation, why_loop: str | None, kinds: Hashable) -> None:
@@ -37,7 +37,7 @@ class Decisions:
 
         Args:
             why_loop: the reason for the loop; `None`: the chosen backend ran.
-            kinds: of the core's modules, `kinds_of`.
+            kinds: kinds of the core's modules, from `kinds_of`.
         """
         chosen = self._choices[situation]
         choice = chosen if why_loop is None else Choice("torch", why_loop, {})
@@ -46,31 +46,31 @@ class Decisions:
             ran.append((kinds, choice))
 
     def forget(self, situation: Situation) -> None:
-        """Drops what ran in a situation: the core has changed since."""
+        """Drops the calls that ran in a situation, because the core has changed since."""
         self._ran.pop(situation, None)
 
     def clear(self) -> None:
-        """Begins again: the neuron was changed."""
+        """Drops everything, because the neuron was changed."""
         self._choices.clear()
         self._ran.clear()
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
-        """Choice that ran the latest kind of calls in a situation; `None` if none ran."""
+        """Returns the choice that ran the latest calls with these kinds; `None` if none ran."""
         found = self._of(situation, kinds) if situation in self._choices else []
         return found[-1] if found else None
 
     @property
     def has_kernels(self) -> bool:
-        """Kernels are chosen in some situation, whether they took the calls or not."""
+        """True if kernels are chosen in some situation, even if they ran no call."""
         return any(choice.backend in COMPILED for choice in self._choices.values())
 
     def has_launched(self, kinds: Hashable) -> bool:
-        """Kernels ran calls outside of compilers."""
+        """True if kernels ran calls outside of compilers."""
         outside = [situation for situation in self._choices if not situation[1]]
         return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
 
     def verdict(self, kinds: Hashable) -> str | None:
-        """One line over all calls with modules of these kinds; `None`: they ran in one way, which needs no summary."""
+        """Summarises all calls with modules of these kinds in one line; `None` if they ran in one way."""
         ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
         if len(ran) < 2:
             return None
@@ -78,7 +78,7 @@ class Decisions:
         return f"calls ran in {len(ran)} ways: {', '.join(names)}"
 
     def lines(self, kinds: Hashable) -> list[str]:
-        """The record of calls with modules of these kinds, for `explain()`: a verdict, and a line for each way."""
+        """Lines of `explain()` for calls with modules of these kinds: a summary, then a line for each way."""
         verdict = self.verdict(kinds)
         lines = [] if verdict is None else [verdict]
         for situation in self._choices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -261,7 +262,7 @@ class Delay(Stateful):
                 return past[whole]
             return _between(past[whole], past[whole + 1], delay - whole)
         dtype = past[0].dtype
-        delay = _of_step(self._bounded(delay, dtype), past[0])
+        delay = _of_step(self._bounded(delay, dtype), past[-1])
         if self._spreads:
             return self._spread(past, delay) if self.training else _chosen(past, delay.detach().round())
         whole_steps = self._whole_steps(delay)
@@ -272,17 +273,14 @@ class Delay(Stateful):
 
     def _spread(self, past: Sequence[Tensor], delay: Tensor) -> Tensor:
         width = self.width.to(delay.dtype)
-        total = weights = past[0]  # until the first step
         nearest = delay.detach().round() - delay
-        for steps, value in enumerate(past):
-            distance = steps - delay
-            if self.interpolation == "triangle":
-                weight = (width - distance.abs()).clamp(min=0)
-            else:  # relative to the nearest step, whose weight is 1: narrow ones do not vanish
-                weight = torch.exp((nearest * nearest - distance * distance) / (2 * width * width))
-            total = weight * value if steps == 0 else total + weight * value
-            weights = weight if steps == 0 else weights + weight
-        spread = total / (width * width if self.interpolation == "triangle" else weights)
+        distances = [steps - delay for steps in range(len(past))]
+        if self.interpolation == "triangle":
+            weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
+        else:  # relative to the nearest step, whose weight is 1: narrow ones do not vanish
+            weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
+        total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
+        spread = total / (width * width if self.interpolation == "triangle" else _added(weights))
         return spread.to(past[0].dtype)
 
     def _bounded(self, delay: Tensor, dtype: torch.dtype) -> Tensor:
@@ -404,17 +402,22 @@ def _of_step(delay: Tensor, value: Tensor) -> Tensor:
     """The delay, as a value of the step.
 
     A kernel would load what is computed of captured tensors alone, a weight for each step of the past, and sum a
-    gradient of each over time. Of a value of the step, it computes them in registers.
+    gradient of each over time. Of a value of the step, it computes them in registers. The condition always holds.
     """
-    return torch.where(value == value, delay, delay.detach())
+    return torch.where((value == value) | (value != value), delay, 0)
 
 
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
-    """For each element, that of the value with this number."""
-    chosen = values[0]
-    for i, value in enumerate(values[1:], 1):
-        chosen = torch.where(number >= i, value, chosen)
-    return chosen
+    """For each element, that of the value with this number.
+
+    The first value is added last: as the latest one of a past, it is there when kernels have computed the rest.
+    """
+    return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
+
+
+def _added(values: Sequence[Tensor]) -> Tensor:
+    """The sum, from the last one to the first."""
+    return functools.reduce(torch.add, reversed(values))
 
 
 def _dtype(value: float | Tensor) -> torch.dtype:

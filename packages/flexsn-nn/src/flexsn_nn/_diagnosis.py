@@ -14,13 +14,13 @@ from flexsn_runtime import DeviceError
 
 
 def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, error: Exception) -> None:
-    """Raises `DeviceError` if tensors of a call that failed are on different devices.
+    """Raises `DeviceError` if the tensors of a failed call are on different devices.
 
     Args:
-        inputs: of the call.
+        inputs: inputs of the call.
         module: the neuron, whose parameters and buffers the step reads.
-        core: the step, whose captured tensors it reads.
-        error: torch's own; an error of this project names its cause already.
+        core: the step, whose captured tensors are compared, too.
+        error: the error that torch raised; an error of this project already names its cause.
     """
     if type(error).__module__.startswith("flexsn_"):
         return
@@ -34,7 +34,7 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
 
 
 def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
-    """Raises `StateError` if a step has changed a state's dtype, and inputs have different ones."""
+    """Raises `StateError` if a step has changed the dtype of a state and the inputs differ in dtype."""
     if not isinstance(error, StateChangedError):
         return
     for i, x in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Facts about the nodes of a Dynamo graph."""
+"""Properties of the nodes of a Dynamo graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, fx
 
 
 def example(node: object) -> Tensor | None:
-    """The tensor without values that a node stands for."""
+    """Returns the tensor without values that a node represents."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, Tensor) else None
 

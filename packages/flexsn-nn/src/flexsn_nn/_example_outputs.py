@@ -1,4 +1,4 @@
-"""`example_outputs`: shapes and dtypes of one step's outputs, for calls that run no step."""
+"""`example_outputs`: shapes and dtypes of one step's outputs, for calls that run without a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] 
 
 
 def compare_specs(given: Sequence[Spec] | None, found: Sequence[Spec]) -> None:
-    """Raises `ExampleError` unless `example_outputs`, if given, are like what the core returns."""
+    """Raises `ExampleError` unless `example_outputs`, if present, match the core's results in shape and dtype."""
     for i, (one, other) in enumerate(zip(given or (), found, strict=False)):
         if (tuple(one[0]), one[1]) != (tuple(other[0]), other[1]):
             raise ExampleError(

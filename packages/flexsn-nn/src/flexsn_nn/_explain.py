@@ -1,4 +1,4 @@
-"""An account of what a scan moves through memory, for `FlexSN.explain`."""
+"""Description of the bytes that a scan moves through memory, for `FlexSN.explain`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def kernels(program: ScanProgram) -> list[str]:
 
 
 def without_hash(name: str) -> str:
-    """A kernel's name without the hash of its source, with which profilers show it."""
+    """Removes the hash of the source from a kernel's name, as profilers show it."""
     return re.sub(r"_[0-9a-f]{12}$", "", name)
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Names of kernels without hashes; of several kernels with one name, their number."""
+    """Names of kernels without hashes; a name that several kernels have comes once, with their number."""
     counts = Counter(map(without_hash, names))
     return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
@@ -47,7 +47,7 @@ def launchers(program: ScanProgram) -> list[str]:
 
 
 def segments(programs: Sequence[ScanProgram]) -> list[str]:
-    """Segments of time side by side, of calls with lengths and resets too: number, warm-up, what was computed again."""
+    """Describes parallel segments of time: their number, their warm-up, and how many steps were computed again."""
     steps = [step for program in programs for step in program.specializations if isinstance(step, Specialization)]
     lines = [f"few neurons over many steps: {line}" for step in steps for line in step.segments_in_words()]
     return list(dict.fromkeys(lines))
@@ -89,8 +89,10 @@ def products(program: ScanProgram) -> list[str]:
 
 
 def constants(program: ScanProgram) -> list[str]:
-    """Lists what the core read in Python: constants of the kernels, which are made again when one changes, and values
-    that are not followed."""
+    """Lists the values that the core read in Python.
+
+    Some are constants of the kernels, which are built again when a constant changes; changes of the others are ignored.
+    """
     found: dict[str, object] = {}
     own: dict[str, None] = {}
     once: dict[str, object] = {}
@@ -117,7 +119,7 @@ def traffic(
     Args:
         inputs: sequences `[T, *step]`.
         states: the initial states; `None`: zeros, which no kernel reads.
-        keep: whether state sequences are kept.
+        keep: True if state sequences are kept.
     """
     try:
         step, captured = program.specialize(inputs, states)
@@ -171,7 +173,7 @@ def traffic(
 
 
 def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
-    """Describes what a step with products keeps for its backward."""
+    """Describes the values that a step with products keeps for its backward."""
     trace, num_steps = step.trace, inputs[0].shape[0]
     values = (*trace.inputs, *trace.states, *trace.lifted_values)
     kept = step.kept(tuple(value.dtype.is_floating_point for value in values))
@@ -186,7 +188,7 @@ def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> 
 
 
 def _format(step: Specialization, inputs: Sequence[Tensor], states: Sequence[Tensor] | None) -> str:
-    """How results lie in memory, and what lies otherwise."""
+    """Describes the memory format of the results, and names the tensors that have another one."""
     form = step.format(inputs, states or ())
     shape = step.trace.step_shape
     dims = sorted(range(len(shape) + 1), key=lambda d: -form.sequence[d])
@@ -195,7 +197,7 @@ def _format(step: Specialization, inputs: Sequence[Tensor], states: Sequence[Ten
     told = "outputs and states are contiguous" if usual else f"outputs and states have {_names(names, dims)}"
     others = [f"input {i}" for i, x in enumerate(inputs) if not _lies(x, (inputs[0].shape[0], *shape), form.sequence)]
     others += [f"state {i}" for i, v in enumerate(states or ()) if not _lies(v, shape, form.step)]
-    return told + (f"; {', '.join(others)}, which lies otherwise, is read with strides" if others else "")
+    return told + (f"; {', '.join(others)}, in another memory format, read with strides" if others else "")
 
 
 def _names(names: Sequence[str], dims: Sequence[int]) -> str:
@@ -203,7 +205,7 @@ def _names(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if a tensor of this shape lies in memory by these strides."""
+    """True if a tensor has this shape and these strides."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == wanted for size, stride, wanted in zip(shape, tensor.stride(), strides, strict=True)
     )
@@ -212,11 +214,11 @@ def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
 def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
     negated = [f"input {i}, which is negated lazily ({_human(_bytes(x))})" for i, x in enumerate(inputs) if x.is_neg()]
     strided = [f"captured {list(t.shape)} ({_human(_bytes(t))})" for t in captured if not t.is_contiguous()]
-    return ", ".join([*negated, *strided]) or "none, nor of gradients, in whatever format they come"
+    return ", ".join([*negated, *strided]) or "none, also for gradients in any format"
 
 
 def _size_in_memory(x: Tensor) -> int:
-    """Bytes to read: an expanded dimension counts once."""
+    """Number of bytes to read; an expanded dimension counts once."""
     sizes = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
     return math.prod(sizes) * x.element_size()
 
@@ -239,7 +241,7 @@ def _list(parts: dict[str, int]) -> str:
 
 def _human(count: float) -> str:
     for unit in ("B", "kB", "MB"):
-        if count < 999.5:  # which three digits show as 1000
+        if count < 999.5:  # rounding to three digits would show 1000 otherwise
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"

@@ -1,4 +1,4 @@
-"""Warns once of a layer that never, or always, fires in training."""
+"""Warning, given once, for a layer that never or always fires in training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flexsn_runtime import transform_at_work
 if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
-# One of this many calls is looked at; of single steps, a number that divides few lengths of sequences.
+# One call in this number is checked. For single steps, the number divides few lengths of sequences.
 EVERY = {"m": 16, "s": 129}
-# This many looks in a row find the same before there is a warning.
+# A warning is given after this number of checks in a row that find the layer silent, or always firing.
 _LOOKS = {"m": 4, "s": 8}
 _PAGE = "docs/my-network-does-not-learn.md"
 
@@ -28,14 +28,14 @@ def is_wanted() -> bool:
 
 
 class Firing:
-    """Counts of spikes of a neuron, in a few of its calls.
+    """Counts the spikes of a neuron in a few of its calls.
 
-    One of 16 calls in training (of 129 single steps) is followed by a count of its output's elements that are not 0.
-    On a GPU, the count is copied to the host while the device goes on, and a later look reads it if it has arrived: no
-    call waits for the device. Compiled graphs and replays of CUDA graphs are not looked at.
+    After one of 16 calls in training (of 129 single steps), the nonzero elements of its output are counted. On a GPU,
+    the count is copied to the host asynchronously, and a later check reads it if it has arrived: no call waits for the
+    device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
-        left: calls until the next look; `FlexSN.forward` counts down, and looks at 0. Below, there is no look.
+        left: number of calls until the next check; `FlexSN.forward` counts down, and checks at 0. Below 0: no check.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Firing:
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
     def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
-        """A copy counts for itself."""
+        """A copy begins with counts of its own."""
         return Firing, ()
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:
-        """Counts what is not 0 in an output, or leaves it out where a count would wait or mean nothing."""
+        """Counts the nonzero elements of an output, except where a count would wait or have no meaning."""
         if type(output) is not Tensor or not output.numel() or not torch.is_grad_enabled():
             return
         if transform_at_work() is not None:
@@ -66,7 +66,7 @@ class Firing:
             self._pending = None
             self._found(neuron, int(count), shape)
         with torch.cuda.device(output.device):
-            count = torch.empty((), dtype=torch.int64, pin_memory=True)
+            count = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
             count.copy_(torch.count_nonzero(output), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
@@ -83,7 +83,7 @@ class Firing:
         what = "never fires" if silent else "fires always"
         warn(
             f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls looked at, one of "
+            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
             f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
@@ -93,7 +93,7 @@ class Firing:
 def _remedy(neuron: FlexSN, silent: bool) -> str:
     if not silent:
         return "Make its input or its weights smaller, or its threshold higher."
-    inner = getattr(neuron, "neuron", neuron)  # of a Recurrent
+    inner = getattr(neuron, "neuron", neuron)  # the neuron inside of a Recurrent
     if getattr(inner, "decay_input", False) is True:
         return (
             "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "

@@ -46,13 +46,13 @@ from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
-    """Runner of a neuron's calls between layers with exact products: see `flexsn_nn.exact`."""
+    """Runner of a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """The output of a call; `None`: the neuron runs the call as usual."""
+        """Returns the output of a call; `None`: the neuron runs the call as usual."""
 
 
-# `FlexSN._asked` of a call over a sequence that keeps no state sequences and has no transforms.
+# Value of `FlexSN._asked` for a call over a sequence without state sequences and transforms.
 _SEQUENCE = ("m", False, ())
 
 
@@ -65,10 +65,10 @@ class FlexSN(Runs):
         core: `core(*inputs, *states) -> (*outputs, *new_states)`: one time step, pointwise over the step's
             elements, except for products with captured matrices along its last dimension. The core is a function, or
             an `nn.Module` whose parameters become this module's. Tensors that it captures get gradients. The first
-            call warns of captured parameters that no module and no optimizer has.
+            call warns of captured parameters that belong to no module and no optimizer.
         num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
         example_inputs: one step's inputs and states; with them, errors in the core are raised at construction.
-        requires_grad: for each input and (initial) state, whether a gradient may flow to it; `None`: to all.
+        requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None`: to all.
         step_mode: `"m"`: inputs are sequences `[T, *step]`; `"s"`: one step `[*step]` per call.
         backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels on a GPU; `"cpp"`: compiled
             kernels on the CPU; `"hop"`: the scan as one operator; `"torch"`: a plain loop; `"auto"`: kernels where
@@ -87,12 +87,12 @@ class FlexSN(Runs):
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
-        state_seqs: `[T, *step]` each, of the last call, if `store_state_seqs`.
+        state_seqs: state sequences of the last call, `[T, *step]` each, if `store_state_seqs`.
         count_spikes: True if each call also computes `spike_counts`; `False` at first.
         spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the first output of the last call,
             summed over all dimensions but channels. Channels are the step's second dimension, or its only one. Compiled
             kernels sum over time during the scan and do not read the spikes again; single steps, loops and graphs sum
-            the output. The counts are differentiable, and the gradient of a regulariser of rates needs no sequence.
+            the output. The counts are differentiable: a regulariser of firing rates needs no sequence for its gradient.
             `None` unless `count_spikes`.
 
     Raises:
@@ -148,8 +148,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Cleared when an attribute is assigned: that kernels are known to accept the core, and an earlier call that
-        # later calls may repeat.
+        # Both are cleared when an attribute is assigned: the fact that kernels accept the core, and an earlier call
+        # that later calls may repeat.
         self._ready_made = None
         self._repeats = None
         self.states = []
@@ -160,10 +160,10 @@ class FlexSN(Runs):
         # Shapes of the step, and of the states that `init_states` made for it.
         self._shapes_for = None
         self._looks_for_sharing = True
-        self._exported = None  # by torch.export, in the program that it traces
-        self._graph = None  # of the loop's last call
+        self._exported = None  # set by torch.export, in the program that it traces
+        self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
-        self._reset_in = recomputation()  # the one in which reset() was called last
+        self._reset_in = recomputation()  # the recomputation in which reset() was called last
         self._get_program()
         if example_inputs is not None:
             compare_specs(self._output_specs, self._specialize_examples(example_inputs))
@@ -184,10 +184,10 @@ class FlexSN(Runs):
             affine: an operation on the first input before the step. Compiled kernels include it in the step, and do not
                 write the sequence.
             lengths: `[B]`, whole numbers from 0 to T. After the end of a sequence, its outputs are zeros and its state
-                stays unchanged (`transforms.Lengths`). B is the first dimension of a step.
+                does not change (`transforms.Lengths`). B is the first dimension of a step.
             resets: `[T, B]`, booleans, `[B]` in `"s"`. A marked step begins with the initial states
                 (`transforms.Resets`).
-            transforms: other changes of the step in this call, innermost first.
+            transforms: other changes of the step in this call, the innermost first.
 
         Returns:
             The output `[T, *step]` (`[*step]` in `"s"`), or a list of several outputs. Outputs, states and
@@ -199,11 +199,11 @@ class FlexSN(Runs):
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels are requested and cannot run.
             ExportError: inside `torch.jit.trace`, or inside `torch.export` if the neuron has a state. An exported
-                program begins at the initial state. Later calls of the neuron within the program go on where the first
-                one ended; with `strict=True`, they raise.
-            ParameterError: `lengths` or `resets` that do not fit the input.
+                program begins at the initial state. Later calls of the neuron within the program continue from the
+                state of the first one; with `strict=True`, they raise.
+            ParameterError: `lengths` or `resets` do not fit the input.
             StepModeError: `lengths` in step mode `"s"`.
-            ExampleError: `T == 0` in a loop without `example_outputs`, or with some that differ from the core's.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or with examples that differ from the core's.
         """
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron alone
             raise refuse_proxies(type(self).__name__)
@@ -277,7 +277,7 @@ class FlexSN(Runs):
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
-        """Warns if the inputs depend on the neuron's own output of the call before. Checks this once.
+        """Warns if the inputs depend on the neuron's own output of the call before. Runs once.
 
         Single steps are exempt, since an output that returns as an input is a recurrent connection there.
         """
@@ -297,7 +297,7 @@ class FlexSN(Runs):
         resets: Tensor | None = None,
         transforms: Sequence[Transform] = (),
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
-        """Runs the neuron from `states`, and returns the new states. The module keeps none.
+        """Runs the neuron from `states`, and returns the new states. The module stores no state.
 
         In step mode `"m"` this runs a whole sequence, in `"s"` one step.
 
@@ -343,7 +343,7 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Transforms of one call, innermost first, without the neuron's own, which belong to every call."""
+        """Returns the transforms of one call, innermost first, without the neuron's own, which belong to all calls."""
         if transforms:
             check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
@@ -358,15 +358,15 @@ class FlexSN(Runs):
         return found if lengths is None else (*found, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Transforms that compute the inputs which a call leaves out."""
+        """Returns transforms that compute the inputs left out by a call."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes backends and refusals with their reasons, and the bytes that each call moves through memory.
+        """Describes the backends and refusals with their reasons, and the bytes that each call moves through memory.
 
         Args:
             inputs: as for `forward`. With them, the text includes the bytes of a call with these inputs, and the copies
-                that their layout costs.
+                that their memory layout makes necessary.
             affine: as for `forward`.
         """
         kinds = kinds_of(self.modules())
@@ -376,7 +376,7 @@ class FlexSN(Runs):
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
         if affine is not None and not self._absorbs(inputs):
-            lines.append("the affine part of the input is computed before the step: init_states looks at the input")
+            lines.append("the affine part of the input is computed before the step: init_states reads the input")
             affine = None
         launched = self._decisions.has_launched(kinds)
         transforms = [*self._own_transforms, *self._completing(inputs)]
@@ -412,11 +412,11 @@ class FlexSN(Runs):
             lines.append(f"spikes are packed after the kernel: {unpacked}")
         names = unregistered(self.core)
         if names:
-            lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
+            lines.append(f"captured parameters that are in no module and no optimizer: {', '.join(names)}")
         return "\n".join(lines)
 
     def _prospect(self, inputs: tuple[Tensor, ...]) -> str:
-        """The backend that would run a call with these inputs, and the reason; empty without inputs."""
+        """Names the backend that would run a call with these inputs, and the reason; empty without inputs."""
         if not inputs:
             return ""
         given = self._checked(inputs)
@@ -432,7 +432,7 @@ class FlexSN(Runs):
         return f" These inputs would run by {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """The backend of calls outside of compilers on a type of device, and the reason; `None`: no call ran yet."""
+        """Returns the choice for calls outside of compilers on a type of device; `None`: no call ran yet."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:

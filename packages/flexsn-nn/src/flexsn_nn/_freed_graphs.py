@@ -1,4 +1,4 @@
-"""Detects a state of the loop that belongs to the freed graph of an earlier step, before torch's own error."""
+"""Detects that a state of the loop belongs to the freed graph of an earlier step, before torch raises its own error."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from flexsn_nn._torch_private import current_node, keeps_graph
 from flexsn_runtime import FreedGraphError, transform_at_work
 
-# In the metadata of a node: the call that it ends.
+# Key in the metadata of a node, for the call whose output the node computes.
 _CALL = "flexsn_nn.call"
-# Nodes that are looked at for freed tensors; a step of the loop has a few dozen.
+# Largest number of nodes that are searched for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
-# Nodes behind the states of a layer at which it is seen that a backward came by.
+# Number of nodes behind the states of a layer that detect a backward pass.
 _NODES_NEARBY = 16
 
 
 class GraphOfCall:
-    """True if a backward has gone through the graph of one call, and freed it.
+    """Record of one call's graph: a backward pass has gone through it and freed it, or not.
 
     Args:
-        outputs: the call's.
+        outputs: outputs of the call.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
@@ -37,7 +37,7 @@ class GraphOfCall:
                 metadata[_CALL] = self
 
     def ends_at(self, node: Any) -> bool:
-        """True for the node of an output."""
+        """True if a node computes an output of this call."""
         found: object = node.metadata.get(_CALL)
         return found is self
 
@@ -45,7 +45,7 @@ class GraphOfCall:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Has a backward that comes through these states, from a later call, raise a clear error."""
+        """Makes the backward pass of a later call raise a clear error when it comes through these states."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -56,17 +56,17 @@ class GraphOfCall:
 
 
 def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
-    """The graph of a call outside of compilers; `None`: there is none."""
+    """Returns the graph of a call outside of compilers; `None` if the call has no graph."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
 
 
 class GraphOfStates(GraphOfCall):
-    """As `GraphOfCall`, of a layer whose outputs are not known: watches what its new states were computed from.
+    """`GraphOfCall` for a layer with unknown outputs: watches the nodes that computed its new states.
 
     Args:
-        states: after the call.
+        states: states after the call.
     """
 
     def __init__(self, states: Sequence[Tensor]) -> None:
@@ -76,14 +76,14 @@ class GraphOfStates(GraphOfCall):
 
 
 def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
-    """The graph that new states belong to, outside of compilers; `None`: there is none."""
+    """Returns the graph of new states, outside of compilers; `None` if they have no graph."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
 
 
 def _nearest(starts: Sequence[Any]) -> list[Any]:
-    """The first nodes that a gradient goes to from some, without ends of the graph."""
+    """Finds the first nodes that a gradient reaches from these nodes, without the leaves of the graph."""
     found: dict[Any, None] = {}
     waiting = deque(starts)
     while waiting and len(found) < _NODES_NEARBY:
@@ -95,7 +95,7 @@ def _nearest(starts: Sequence[Any]) -> list[Any]:
 
 
 def _is_freed(node: Any) -> bool:
-    """True if a saved tensor of a node, or of one that it leads to, has been freed."""
+    """True if a saved tensor has been freed in this node or in a node that follows it."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _MOST_NODES:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""How a layer leaves its norm or its delay to the neuron after it."""
+"""Handover of a norm or a delay to the neuron after it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """Hands input and layer from an `OverTime` whose last layer is a norm, or from a `Delay`, to the neuron after it.
+    """Passes an input with a layer to the next neuron: the final norm of an `OverTime`, or a `Delay`.
 
-    Both hold it, and neither holds the other, so that each can be copied, moved and called alone.
+    Both modules refer to this object and not to each other, so that each can be copied, moved and called alone.
     """
 
     def __init__(self) -> None:
         self._given: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
-        """Leaves an input and its producer for the neuron; drops an earlier pair that the neuron did not take."""
+        """Stores an input and its producer for the neuron; replaces an earlier pair that the neuron did not take."""
         self._given = x, producer
 
     def take(
         self, inputs: tuple[Any, ...], affine: Producer | None
     ) -> tuple[tuple[Any, ...], Producer | Delayed | None]:
-        """The neuron's inputs and what is in front of them; as they are if nothing was given.
+        """Returns the neuron's inputs and the layer in front of them; its arguments, if nothing was stored.
 
         Raises:
-            HandoverError: something was given, and the first input is something else.
+            HandoverError: the first input is not the one that was stored.
         """
         given, self._given = self._given, None
         if given is None:
@@ -38,11 +38,11 @@ class Handover:
         if affine is not None or not inputs or inputs[0] is not given[0]:
             raise HandoverError(
                 "the norm or delay in front of this neuron was fused into it (fuse_norms, fuse_delays), and the neuron "
-                "was called with something else than what that layer returned. Leave this pair out "
+                "was called with an input that is not that layer's output. Leave this pair out "
                 "(fuse_norms(net, skip=...)), or undo it (unfuse_norms(net))."
             )
         return inputs, given[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is empty."""
+        """A copy stores nothing."""
         return {"_given": None}

@@ -1,4 +1,4 @@
-"""Names of arguments and attributes in other libraries, and their names here."""
+"""Hints for names of arguments and attributes of other libraries: their names here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 # Arguments of constructors.
 _PARAMETERS = {
-    "beta": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it as it is",
+    "beta": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it directly",
     "alpha": "`Synaptic(alpha, beta)` and `Alpha(alpha, beta)` take it",
-    "decay": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it as it is",
+    "decay": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it directly",
     "tau_mem": "it is `tau`, in steps",
     "tau_m": "it is `tau`, in steps",
     "threshold": "it is `v_threshold`",
@@ -34,9 +34,9 @@ _ATTRIBUTES = {
     "syn": 'the current is `neuron.state("i")`',
     "v_seq": '`neuron.state_seq("v")` has the membrane after each step, with store_state_seqs=True',
     "store_v_seq": "it is `store_state_seqs`",
-    "init_leaky": "nothing has to be initialised; `neuron.reset()` forgets the state",
-    "init_synaptic": "nothing has to be initialised; `neuron.reset()` forgets the state",
-    "init_mem": "nothing has to be initialised; `neuron.reset()` forgets the state",
+    "init_leaky": "nothing has to be initialised; `neuron.reset()` drops the state",
+    "init_synaptic": "nothing has to be initialised; `neuron.reset()` drops the state",
+    "init_mem": "nothing has to be initialised; `neuron.reset()` drops the state",
     "reset_mem": "it is `neuron.reset()`",
     "reset_hidden": "it is `neuron.reset()`",
     "detach_hidden": "it is `neuron.detach()`",
@@ -51,7 +51,7 @@ _ATTRIBUTES = {
 
 
 def of_parameter(name: str, known: Iterable[str]) -> str:
-    """Returns what to write instead of an unknown argument."""
+    """Returns a hint about the argument to write instead of an unknown one."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
@@ -61,7 +61,7 @@ def of_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
-    """Returns what to write instead of an unknown attribute; `None` without a hint for it."""
+    """Returns a hint about the attribute to write instead of an unknown one; `None` if no hint exists."""
     if name in state_names:
         return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
     return _ATTRIBUTES.get(name)

@@ -1,4 +1,4 @@
-"""Checks of the tensors of a call: types, layouts, dtypes."""
+"""Checks of a call's tensors: types, layouts, dtypes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from flexsn_nn._packed import packed_sequence
 from flexsn_nn._torch_private import MKLDNN
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
-# `None` from torch 2.15 on, which has no named tensors.
+# `None` from torch 2.15 on, where named tensors no longer exist.
 _has_names = getattr(Tensor, "has_names", None)
 
 
 def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None:
-    """Raises unless a core can take `value` as a sequence or a step of one.
+    """Raises unless a core accepts `value` as a sequence or as one step.
 
     Args:
-        name: the argument's name, `input 0` say.
-        owner: the class of the layer.
-        has_time: `value` is a sequence.
+        name: the argument's name, for example `input 0`.
+        owner: class of the layer.
+        has_time: True if `value` is a sequence.
 
     Raises:
-        TypeError: no tensor.
+        TypeError: `value` is no tensor.
         ExportError: a proxy of `torch.fx`.
         InputLayoutError: a nested, quantised, named or MKL-DNN tensor.
         InputShapeError: a sequence without dimensions.
@@ -40,7 +40,7 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         )
     if value.is_quantized:
         raise InputLayoutError(f"{name} is {value.dtype}, quantised; a step computes with numbers: x.dequantize().")
-    if value.layout is MKLDNN:  # `is_mkldnn` is a node of Dynamo's graphs
+    if value.layout is MKLDNN:  # `is_mkldnn` would add a node to Dynamo's graphs
         raise InputLayoutError(f"{name} has MKL-DNN's layout, which has no steps: x.to_dense().")
     if has_time and value.dim() == 0:
         raise InputShapeError(
@@ -55,11 +55,11 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
 
 
 def check_real(name: str, value: Tensor) -> None:
-    """Raises unless a membrane can add `value` up.
+    """Raises unless a membrane can sum the values of `value`.
 
     Raises:
-        InputLayoutError: sparse.
-        InputDtypeError: integers, booleans, complex numbers, or numbers of 8 bits and less.
+        InputLayoutError: a sparse tensor.
+        InputDtypeError: integers, booleans, complex numbers, or numbers of at most 8 bits.
     """
     if value.layout is not torch.strided:
         raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")

@@ -1,4 +1,4 @@
-"""Modules that `torch.fx` keeps whole and `torch.jit` refuses."""
+"""Modules that `torch.fx` treats as one node and `torch.jit` refuses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flexsn_nn.errors import ExportError
 
 
 class Leaf(nn.Module):
-    """A layer that is one `call_module` node of a graph, as PyTorch's own layers are.
+    """A layer that is one `call_module` node of a graph, like PyTorch's own layers.
 
-    Its calls depend on a state, or on values in Python, which a recorder of operations does not see.
+    Its calls depend on a state or on Python values, which a recorder of operations does not see.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Subclasses and hooks of the user's run when the graph runs, and not when it is recorded.
+        # Subclasses and hooks of the user run when the graph runs, not when it is recorded.
         self.__dict__["__module__"] = LEAF_NAMESPACE
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -29,10 +29,10 @@ class Leaf(nn.Module):
 
 
 def refuse_proxies(name: str) -> ExportError:
-    """The error of a recorder of `torch.fx` that calls a layer with what stands for tensors.
+    """Makes the error for a `torch.fx` recorder that calls a layer with proxies instead of tensors.
 
     Args:
-        name: the layer's class.
+        name: class of the layer.
     """
     return ExportError(
         f"torch.fx records the operations inside of {name}, which has a state and a loop over time. In a network, "

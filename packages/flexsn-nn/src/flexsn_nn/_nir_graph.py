@@ -1,4 +1,4 @@
-"""A network whose layers are connected as a graph without loops."""
+"""A network whose layers form a graph without loops."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 class LayerGraph(nn.Module):
-    """Layers whose inputs are sums of outputs.
+    """Layers, each of whose inputs is a sum of other layers' outputs.
 
     Args:
-        layers: by name, in an order in which each comes after its sources.
-        sources: by layer, the names whose outputs are summed, `""` for the network's input.
-        output: the names whose outputs are summed as the network's.
+        layers: layers by name; each layer comes after its sources.
+        sources: for each layer, the names of the outputs that are summed as its input; `""` is the network's input.
+        output: the names of the outputs that are summed as the network's output.
     """
 
     def __init__(

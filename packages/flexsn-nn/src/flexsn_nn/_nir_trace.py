@@ -1,4 +1,4 @@
-"""A network as calls of layers and sums between them, for graphs that have nothing else."""
+"""A network as layer calls and sums between them, for exchange formats that have nothing else."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        name: unique; that of the module in the network, where it is called once.
-        layer: a module without children that are called one by one.
+        name: unique; the name of the module in the network, if the module is called once.
+        layer: a module whose children are not called one by one.
         sources: names of the calls whose outputs are summed as its input, or `INPUT`.
-        shape: of its input, without time and batch.
-        folded: time and batch are one dimension of its input, as inside of `OverTime`.
+        shape: shape of its input, without time and batch.
+        folded: True if time and batch are one dimension of its input, as inside of `OverTime`.
     """
 
     name: str
@@ -45,22 +45,22 @@ class Call:
 
 
 def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
-    """The calls in order, the sources of the output, and its shape without time and batch.
+    """Returns the calls in order, the sources of the output, and its shape without time and batch.
 
-    `forward` of modules that are neither PyTorch's nor this package's is traced; it may call layers, add their outputs,
-    multiply them by constants and flatten them.
+    Traces the `forward` of modules that are neither PyTorch's nor this package's. It may call layers, add their
+    outputs, multiply them by constants and flatten them.
 
     Raises:
-        NirError: a `forward` with anything else.
+        NirError: a `forward` does anything else.
     """
     root = nn.Sequential()
-    root.add_module(type(net).__name__, net)  # a layer alone is a call, too
+    root.add_module(type(net).__name__, net)  # so that a single layer is a call, too
     tracer = _Tracer()
     try:
         graph = tracer.trace(root)
     except NirError:
         raise
-    except Exception as error:  # forward may do anything with what stands for a tensor
+    except Exception as error:  # with proxies instead of tensors, forward may raise anything
         raise NirError(
             f"forward of {type(net).__name__} cannot be traced by torch.fx: {error}. It may call layers, add their "
             "outputs, multiply them by constants and flatten them, without conditions on values."
@@ -81,7 +81,7 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
 
 
 def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
-    """`(name, layer, folded)` of a chain, in order."""
+    """Yields `(name, layer, folded)` for each layer of a chain, in order."""
     if type(module) is NormNeuron:
         yield from flat(module.norm, f"{name}.norm", True)
         yield from flat(module.neuron, f"{name}.neuron", folded)
@@ -112,7 +112,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Runner(fx.Interpreter):
-    """Runs the graph, and notes the shapes of values and of layers' inputs."""
+    """Runs the graph, and records the shapes of all values and of the layers' inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -131,7 +131,7 @@ class _Runner(fx.Interpreter):
 
 
 class _Reader:
-    """Turns a graph of torch.fx into calls."""
+    """Converts a graph of torch.fx into calls."""
 
     def __init__(self, root: nn.Module, runner: _Runner) -> None:
         self._root = root
@@ -169,7 +169,7 @@ class _Reader:
         sources = self._source(node.args[0], node)
         whole = self._runner.inputs[id(module)][2:]
         for name, layer, folded in flat(module, node.target):
-            # The norm of a NormNeuron is not called: the neuron computes it, on the same steps.
+            # The norm of a NormNeuron is never called: the neuron computes it on its own steps.
             given = self._runner.inputs.get(id(layer))
             sources = self._add(name, layer, sources, whole if given is None else given[1 if folded else 2 :], folded)
         return sources
@@ -193,7 +193,7 @@ class _Reader:
             given: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
             layer = nn.Flatten(given.get("start_dim", 0), given.get("end_dim", -1))
             return self._step(node, layer, self._source(first, node), first)
-        raise _refused(node, "does something else with its input")
+        raise _refused(node, "is another operation")
 
     def _step(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
         return self._add(node.name, layer, sources, self._runner.values[value.name][2:], folded=False)

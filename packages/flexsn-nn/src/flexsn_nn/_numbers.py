@@ -1,4 +1,4 @@
-"""Learned numbers have the shape `[1]`: torch's `fully_shard` takes no parameter without dimensions."""
+"""Learned numbers have the shape `[1]`, because torch's `fully_shard` refuses parameters without dimensions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from torch import Tensor, nn
 
 
 def learned(value: Any, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter that starts at `value`, a number or a tensor, and has one dimension at least."""
+    """Makes a parameter that starts at `value`, a number or a tensor, with at least one dimension."""
     return nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=dtype)).detach().clone())
 
 
 def fit_checkpoint(
     state_dict: dict[str, Any], prefix: str, parameters: Mapping[str, nn.Parameter | None], names: Iterable[str]
 ) -> None:
-    """Gives a saved number its dimension where it has none: it is SpikingJelly's, snnTorch's, or of an earlier version.
+    """Gives saved numbers without dimensions one dimension.
+
+    SpikingJelly, snnTorch and earlier versions of this package save such numbers.
 
     Args:
-        state_dict: of the checkpoint; it is changed.
-        prefix: of the module in it.
-        parameters: of the module.
-        names: of those that may be one number.
+        state_dict: state dict of the checkpoint, changed in place.
+        prefix: prefix of the module in it.
+        parameters: parameters of the module.
+        names: names of parameters that may be a single number.
     """
     for name in names:
         key, held = prefix + name, parameters.get(name)
@@ -33,7 +35,7 @@ def fit_checkpoint(
 
 
 def give_a_dimension(number: nn.Parameter) -> None:
-    """Makes a parameter without dimensions one of shape `[1]`; it stays the same object, so optimizers keep it."""
+    """Reshapes a parameter without dimensions to `[1]`; it stays the same object, so optimizers keep it."""
     if number.dim() == 0:
         gradient, number.grad = number.grad, None
         number.data = number.data.reshape(1)

@@ -1,4 +1,4 @@
-"""Layers without state over every step of a sequence."""
+"""Application of layers without state to every step of a sequence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OverTime(nn.Sequential):
 
     Args:
         layers: as for `nn.Sequential`.
-        step_mode: `"m"`: the input is a sequence; `"s"`: it is one step `[B, ...]`, and the layers run on it as they
-            are. `functional.set_step_mode` sets it with that of the neurons.
+        step_mode: `"m"`: the input is a sequence; `"s"`: it is one step `[B, ...]`, and the layers run on it
+            directly. `functional.set_step_mode` sets this mode together with the neurons' mode.
 
     Raises:
         StepModeError: a layer is a neuron, whose time would be folded into the batch.
@@ -47,12 +47,12 @@ class OverTime(nn.Sequential):
             if isinstance(layer, Stateful):
                 raise StepModeError(
                     f"layer {name} keeps a state ({type(layer).__name__}): OverTime makes one batch of all steps, and "
-                    "the layer would take it for time. Put it behind OverTime(...), not inside."
+                    "the layer would take it for time. Put it after OverTime(...), not inside."
                 )
             if isinstance(layer, FlexSN):
                 raise StepModeError(
                     f"layer {name} is a neuron ({type(layer).__name__}): OverTime makes one batch of all steps, and "
-                    "the neuron would take it for time. Put it behind OverTime(...), not inside."
+                    "the neuron would take it for time. Put it after OverTime(...), not inside."
                 )
 
     @property
@@ -68,8 +68,8 @@ class OverTime(nn.Sequential):
         """`[T, B, ...] -> [T, B, ...]`; in step mode `"s"` `[B, ...] -> [B, ...]`.
 
         Raises:
-            TypeError: several inputs, or a layer that returns no tensor.
-            InputShapeError: a sequence without a batch, or layers that change the number of samples.
+            TypeError: the call has several inputs, or a layer returns no tensor.
+            InputShapeError: a sequence has no batch, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
@@ -80,7 +80,7 @@ class OverTime(nn.Sequential):
         single = self._step_mode == "s"
         layers: Iterable[nn.Module] = self
         norm = None
-        # The graphs of torch.fx have the norm where it was: nothing is handed over when they run.
+        # A graph of torch.fx contains the norm where it was: nothing is handed over when the graph runs.
         if self._handover is not None and not isinstance(x, Proxy):
             layers, norm = split_norm(self)
         folded = x if single else fold_time(x)
@@ -89,8 +89,8 @@ class OverTime(nn.Sequential):
             if not isinstance(folded, Tensor | Proxy):
                 raise TypeError(
                     f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
-                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is "
-                    "needed."
+                    "layers that return one tensor [batch, ...]. Put it into a module that returns the tensor that "
+                    "you need."
                 )
         result = folded if single else unfold_time(folded, x)
         if norm is not None and self._handover is not None:
@@ -106,7 +106,7 @@ class OverTime(nn.Sequential):
     def extra_repr(self) -> str:
         notes = [] if self._step_mode == "m" else [f"step_mode={self._step_mode!r}"]
         if self._handover is not None:
-            notes.append("its last norm is computed by the neuron behind")
+            notes.append("the neuron after it computes its last norm")
         return ", ".join(notes)
 
 
@@ -133,9 +133,9 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 
 
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
-    """The layers in front of the batch norm that is the last of them, and the norm.
+    """Splits layers into the batch norm at their end and the layers in front of it.
 
-    Without a norm at the end, or with one that has hooks, which need its output: all layers, and `None`.
+    Returns all layers and `None` if the last one is no norm, or has hooks, which need its output.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -1,4 +1,4 @@
-"""Conversion of jagged nested tensors, which are sequences without padding, to padded tensors and back."""
+"""Conversion of jagged nested tensors, which hold sequences without padding, to padded tensors and back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Packed(NamedTuple):
     """Places of a jagged tensor's values in a padded tensor.
 
     Attributes:
-        offsets: `[B + 1]`: the number of the first value of each sequence, and the end of the last sequence.
+        offsets: `[B + 1]`: index of the first value of each sequence, then the end of the last sequence.
         lengths: `[B]`.
         num_steps: number of steps of the longest sequence.
-        step: for each value, its step.
-        row: for each value, its sequence.
+        step: for each value, the index of its step.
+        row: for each value, the index of its sequence.
     """
 
     offsets: Tensor
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, jagged: Tensor) -> Packed:
-        """Places of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
+        """Finds the places of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
         offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
         numbers = torch.arange(len(lengths), device=offsets.device)
@@ -57,11 +57,11 @@ class Packed(NamedTuple):
 
 
 def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
-    """Pads the jagged inputs of a network. Returns the inputs, and the places to pack outputs; `None`: none is jagged.
+    """Pads the jagged inputs of a network. Returns the inputs and their places; `None` if none is jagged.
 
     Raises:
-        InputLayoutError: a `PackedSequence`, a nested tensor of another layout, or one with holes.
-        InputShapeError: two inputs have sequences of different lengths.
+        InputLayoutError: an input is a `PackedSequence`, a nested tensor of another layout, or one with holes.
+        InputShapeError: the sequences of two inputs differ in length.
     """
     packed: Packed | None = None
     found = []
@@ -82,7 +82,7 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
 
 
 def packed_sequence(name: str) -> InputLayoutError:
-    """The error for a `PackedSequence`, which has another number of sequences at each step."""
+    """Makes the error for a `PackedSequence`, whose number of sequences changes from step to step."""
     return InputLayoutError(
         f"{name} is a PackedSequence, which has another number of sequences at each step. Unpack it: x, lengths = "
         "torch.nn.utils.rnn.pad_packed_sequence(x), and functional.run(net, x, lengths=lengths); or give a nested "

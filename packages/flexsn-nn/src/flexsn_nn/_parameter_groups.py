@@ -1,4 +1,4 @@
-"""Parameters of a network, in groups for an optimizer."""
+"""Groups of a network's parameters, for an optimizer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 
 def parameter_groups(net: nn.Module, tau_lr: float | None, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Weights, and the numbers of neurons: see `functional.parameter_groups`."""
-    from flexsn_nn.functional import neurons  # which has a function that calls this
+    """Separates weights from the numbers of neurons; see `functional.parameter_groups`."""
+    from flexsn_nn.functional import neurons  # that module has a function that calls this one
     from flexsn_nn.neuron import Feedback
 
     numbers: dict[int, nn.Parameter] = {}

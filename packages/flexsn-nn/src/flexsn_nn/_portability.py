@@ -1,4 +1,4 @@
-"""Says on a machine without a GPU what a machine with one will refuse."""
+"""Reports, on a machine without a GPU, the cores that compiled kernels will refuse on a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _VARIABLE = "FLEXSN_PORTABILITY"
 
 
 def set_portability(reaction: str) -> None:
-    """Sets the reaction to a core that `backend="auto"` runs as a loop and compiled kernels will refuse on a GPU.
+    """Sets the reaction to cores that run as a loop here and that compiled kernels will refuse on a GPU.
 
-    A neuron is checked after its first call in inference and after its first one in training. The setting belongs to
-    the process; the environment variable `FLEXSN_PORTABILITY` gives the initial one.
+    A neuron with `backend="auto"` is checked after its first call in inference and after its first call in training.
+    The setting belongs to the process; the environment variable `FLEXSN_PORTABILITY` gives the initial one.
 
     Args:
         reaction: `"warn"` (default): a `PortabilityWarning`, which names the operation and the line; `"error"`: a
-            `PortabilityError`, as in a test on a machine without a GPU; `"ignore"`: no check.
+            `PortabilityError`, for a test on a machine without a GPU; `"ignore"`: no check.
 
     Raises:
         UnknownNameError: another reaction.
@@ -45,16 +45,16 @@ def set_portability(reaction: str) -> None:
 
 
 def portability() -> Portability:
-    """Returns the reaction that `set_portability` has set."""
+    """Returns the current reaction."""
     return _reaction
 
 
 def report(refusal: str) -> None:
-    """Warns of what compiled kernels will refuse, or raises it."""
+    """Reports a refusal of compiled kernels: warns or raises, as `set_portability` has set it."""
     message = (
         "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"
-        "Change the core, or ask for backend='torch', which is the loop on every device."
+        "Change the core, or set backend='torch', which is the loop on every device."
     )
     if _reaction == "error":
         raise PortabilityError(message)

@@ -1,4 +1,4 @@
-"""The scan programs of one neuron: its step alone, and with transforms."""
+"""The scan programs of one neuron: one for its step alone, and one for each combination of transforms."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
-# Limit of kept programs: the shapes of what transforms capture are part of their keys.
+# Largest number of stored programs: their keys contain the shapes of the tensors that transforms capture.
 _MOST = 64
 
 
 class Changes(NamedTuple):
-    """Arguments of a call for the transforms that its program was made with.
+    """Arguments that a call adds for the transforms of its program.
 
     Attributes:
-        instead: `instead` of `prepare`; `None`: transforms capture nothing.
-        completion: what completes the gradient of the first input.
+        instead: argument `instead` of `prepare`; `None`: the transforms capture nothing.
+        completion: formula that completes the gradient of the first input.
     """
 
     instead: dict[int, Tensor] | None = None
@@ -34,11 +34,11 @@ class StepProgram(NamedTuple):
     """A scan program of a core with transforms.
 
     Attributes:
-        core: without them.
-        requires_grad: of the core's inputs and states.
+        core: the core without the transforms.
+        requires_grad: setting for the core's inputs and states.
         scan: the program.
-        key: of the transforms.
-        stand_ins: of their tensors.
+        key: key of the transforms.
+        stand_ins: stand-ins for the tensors of the transforms.
     """
 
     core: Callable[..., Any]
@@ -48,7 +48,7 @@ class StepProgram(NamedTuple):
     stand_ins: StandIns | None
 
     def changes(self, transforms: Sequence[Transform]) -> Changes:
-        """Returns the arguments of transforms with this key."""
+        """Collects the arguments for transforms with this key."""
         if self.stand_ins is None:
             return UNCHANGED
         tensors: list[Tensor] = []
@@ -60,13 +60,13 @@ class StepProgram(NamedTuple):
 
 
 class Programs:
-    """Programs from which the kernels of a neuron are made, each built at its first use.
+    """Programs from which the kernels of a neuron are built, each made at its first use.
 
-    Copies and pickles are empty: kernels are built again.
+    Copies and pickles are empty: their kernels are built again.
 
     Args:
-        counts: of the step.
-        residuals: as of `FlexSN`.
+        counts: numbers of inputs, states and outputs of the step.
+        residuals: argument of `FlexSN`.
     """
 
     def __init__(self, counts: Counts, residuals: str) -> None:
@@ -78,7 +78,7 @@ class Programs:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
-        """Drops the programs: their next use makes them again, and searches the core for its tensors again."""
+        """Drops the programs; their next use makes them again, and searches the core for captured tensors again."""
         self._made.clear()
 
     def get(
@@ -88,13 +88,13 @@ class Programs:
         on_cpu: TargetName,
         transforms: Sequence[Transform] = (),
     ) -> StepProgram:
-        """The program of a core; another one if this is no longer the core of the present one.
+        """Returns the program of a core; makes a new one if the stored program belongs to another core.
 
         Args:
-            core: the step as it is now.
-            requires_grad: of `FlexSN`, as it is now.
-            on_cpu: the target of kernels for the CPU.
-            transforms: the first one innermost; the values of their tensors do not matter.
+            core: the present step.
+            requires_grad: the present attribute of `FlexSN`.
+            on_cpu: target of the kernels for the CPU.
+            transforms: the innermost first; the values of their tensors have no influence.
         """
         key = key_of(transforms)
         program = self._made.get(key)
@@ -111,11 +111,11 @@ class Programs:
 
     @property
     def scans(self) -> list[ScanProgram]:
-        """Scan programs that were made so far."""
+        """Scan programs that exist so far."""
         return [program.scan for program in self._made.values()]
 
     def kernel_names(self) -> list[str]:
-        """Names of the kernels that were built so far, of all programs."""
+        """Names of all kernels that were built so far."""
         steps = [step for scan in self.scans for step in scan.specializations]
         return [name for step in steps for name in step.kernel_names]
 
@@ -144,7 +144,7 @@ class Programs:
             more = (True,) * more_inputs, (True,) * more_states
             allowed = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
             if not any(more):
-                allowed = requires_grad  # as it is: it is compared when the list is changed, too
+                allowed = requires_grad  # this very list: its identity is compared, also after the user changes it
         scan = ScanProgram(
             composed(core, self._counts, transforms, tensors),
             *counts,
@@ -159,7 +159,7 @@ class Programs:
 
 
 def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
-    """For each input, True if it counts down; empty: none does."""
+    """For each input, True if it counts down; empty if none does."""
     if not any(transform.counts_down for transform in transforms):
         return ()
     added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
@@ -168,7 +168,7 @@ def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform])
 
 
 def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
-    """For each input, its delays; empty: none is late."""
+    """For each input, its delays; empty if none is delayed."""
     place = of_core
     for transform in transforms:
         if transform.looks_back is not None:

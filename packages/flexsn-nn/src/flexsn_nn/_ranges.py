@@ -1,4 +1,4 @@
-"""Warns once when an optimizer has moved a learned number out of its range."""
+"""Warning, given once, that an optimizer has moved a learned number out of its range."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
-_LED_BACK = "Its gradient is that of this number, and leads it back when the loss asks for that."
+_LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
 _POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, a look at a parameter costs some launches: one of `_CHANGES` changes of it is followed by a look.
+# On a GPU, checking a parameter costs a few launches: the check runs once in `_CHANGES` changes.
 _CHANGES = 16
 
 
 class Ranges:
-    """The learned numbers of one module.
+    """Checks of the learned numbers of one module.
 
-    A parameter is looked at in the first call after a change in place, as an optimizer makes it. On the CPU it is
-    compared at once. On a GPU one of 16 changes is followed by a comparison there, whose result a later call finds: no
-    call waits for the device. A change by way of `parameter.data` is not seen.
+    A parameter is checked in the first call after a change in place, such as an optimizer's. On the CPU it is compared
+    at once. On a GPU, one of 16 changes starts a comparison on the device, and a later call reads its result: no call
+    waits for the device. Changes through `parameter.data` are not detected.
     """
 
     def __init__(self) -> None:
@@ -33,19 +33,19 @@ class Ranges:
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Ranges], tuple[()]]:
-        """A copy looks for itself."""
+        """A copy begins with checks of its own."""
         return Ranges, ()
 
     def written(self) -> None:
-        """Takes all parameters for changed: a graph writes them without a new version."""
+        """Treats all parameters as changed: a graph writes to them without a new version."""
         self._seen.clear()
 
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
-        """Warns of parameters that have left their range since the last call.
+        """Warns of parameters that have left their range since the previous call.
 
         Args:
-            module: has the parameters.
-            limits: by name.
+            module: owner of the parameters.
+            limits: ranges, by name of the parameter.
         """
         parameters = module._parameters
         for name, allowed in limits.items():
@@ -69,7 +69,7 @@ class Ranges:
         if torch.cuda.is_current_stream_capturing():
             return
         with torch.no_grad(), torch.cuda.device(value.device):
-            found = torch.empty((), dtype=torch.bool, pin_memory=True)
+            found = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
             found.copy_(_is_outside(value, allowed), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
@@ -100,7 +100,7 @@ def _has_pole(allowed: Range) -> bool:
 
 
 def _is_outside(value: Tensor, allowed: Range) -> Tensor:
-    """A tensor without dimensions: true if an element is beyond the limits, or not finite."""
+    """Returns a tensor without dimensions: true if an element is out of range or not finite."""
     inside = value.isfinite()
     if "at_least" in allowed:
         inside = inside & (value >= allowed["at_least"])

@@ -1,4 +1,4 @@
-"""Reasons for which compiled kernels refuse a core that a loop runs: found once, reported once."""
+"""Reasons why compiled kernels refuse a core that a loop runs: each is found once and reported once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Refusals of one neuron, by what they depend on: dtypes and dimensions, modules, transforms, and training."""
+    """Refusals of one neuron, stored by dtypes and dimensions, modules, transforms, and training."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Hashable, ...], str | None] = {}
@@ -28,16 +28,16 @@ class Refusals:
         modules: Iterable[nn.Module] = (),
         changes: Hashable = None,
     ) -> str | None:
-        """Finds why kernels refuse the core, if they do, once for each kind of tensors and of modules.
+        """Finds the reason why kernels refuse the core; searches once for each kind of tensors and modules.
 
         Args:
-            program: gives the program that the kernels would be made from.
+            program: returns the program from which the kernels would be built.
             inputs: `[T, *step]` each, or `[*step]` if `single`.
-            states: `[*step]` each; empty: the initial ones.
-            single: whether this is one step.
-            training: whether gradients are needed.
-            modules: those of the core: they compute something else in training, parametrised, or with other hooks.
-            changes: the key of the transforms.
+            states: `[*step]` each; empty: the initial states.
+            single: True for a single step.
+            training: True if gradients are needed.
+            modules: modules of the core. Training mode, parametrisations and hooks change what they compute.
+            changes: key of the transforms.
         """
         key = (kinds_of(modules), training, changes, *((t.dtype, t.dim()) for t in (*inputs, *states)))
         if key not in self._found:
@@ -49,7 +49,7 @@ class Refusals:
         return self._found[key]
 
     def forget(self) -> None:
-        """Drops what was found: the core has changed since."""
+        """Drops the reasons, because the core has changed."""
         self._found.clear()
 
     def tell(self, why: str | None) -> None:
@@ -63,15 +63,15 @@ class Refusals:
             report(why)
 
     def reasons(self, kinds: Hashable) -> list[str]:
-        """All that were found of the core with modules of these kinds, each once."""
+        """Lists all reasons for the core with modules of these kinds, each once."""
         found = (why for key, why in self._found.items() if key[0] == kinds)
         return list(dict.fromkeys(why for why in found if why is not None))
 
 
 def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
-    """Facts about modules on which their computation depends: a parametrisation changes the class, for instance."""
+    """Collects the properties of modules that decide what they compute: a parametrisation changes the class, say."""
     return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 
 
-# Limit of kept reasons, for a neuron that is called with ever new dtypes and dimensions.
+# Largest number of stored reasons, for a neuron that is called with ever new dtypes and dimensions.
 _MOST = 16

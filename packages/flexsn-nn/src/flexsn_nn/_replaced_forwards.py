@@ -1,4 +1,4 @@
-"""Layers whose forward is another object that runs kernels where it can, and accounts of what ran."""
+"""Layers whose `forward` is replaced by an object that runs kernels where it can, and reports of what ran."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NEVER = "not called yet"
 
 
 class ReplacedForward(ABC):
-    """Attribute `forward` of a layer, instead of its own.
+    """Object that replaces the attribute `forward` of a layer.
 
     Attributes:
         layer: the layer.
-        last: outcome of the last call in eager mode, in words or as numbers; whether a kernel ran.
+        last: outcome of the last call in eager mode, in words or as numbers; then True if a kernel ran.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -30,7 +30,7 @@ class ReplacedForward(ABC):
 
     @abstractmethod
     def account(self) -> tuple[str, bool]:
-        """Outcome of the last call in words, and whether a kernel ran."""
+        """Describes the outcome of the last call, and returns True if a kernel ran."""
 
 
 class _Replaced(NamedTuple):
@@ -43,11 +43,11 @@ class _Replaced(NamedTuple):
 
 
 class ReplacementReport:
-    """Accounts of layers, of which some have a `ReplacedForward`.
+    """Report on layers, some of which have a `ReplacedForward`.
 
     Args:
         net: the network.
-        left: layers that have none, and why.
+        left: reasons by name, for layers whose forward was not replaced.
     """
 
     _forward: ClassVar[type[ReplacedForward]]

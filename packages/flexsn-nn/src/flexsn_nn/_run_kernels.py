@@ -1,4 +1,4 @@
-"""How compiled kernels run a neuron, in eager mode and between the graphs of `torch.compile`."""
+"""Runs a neuron's compiled kernels, in eager mode and between the graphs of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run_kernels(
     """Returns `(*output_seqs, *state_seqs)`, or the final states instead of their sequences.
 
     Args:
-        changes: of the program's transforms.
+        changes: arguments for the program's transforms.
     """
     inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
     instead, completion = changes

@@ -9,7 +9,7 @@ class Scale(nn.Module):
     """`x * scale`.
 
     Args:
-        scale: broadcasts to the step.
+        scale: factor that broadcasts to the step.
     """
 
     scale: Tensor

@@ -1,4 +1,4 @@
-"""A neuron on `DTensor` inputs: each process runs its own part of the step, if no part needs another."""
+"""A neuron on `DTensor` inputs: each process runs its own part of the step, if the parts are independent."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class _Waited(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class StepShards:
-    """How the step of a call lies on the processes.
+    """Distribution of a call's step over processes.
 
     Attributes:
-        mesh: the processes.
-        shape: of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each has all.
+        mesh: mesh of the processes.
+        shape: shape of the whole step.
+        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each process has
+            all of the step.
     """
 
     mesh: DeviceMesh
@@ -45,14 +46,14 @@ class StepShards:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
-        """Finds how the step of a call lies on the processes.
+        """Determines the distribution of a call's step from its inputs.
 
         Args:
-            inputs: all `DTensor`.
-            lead: dimensions before the step: 1 for sequences.
+            inputs: `DTensor`s.
+            lead: number of dimensions before the step: 1 for sequences.
 
         Raises:
-            PlacementError: the inputs lie differently, or in a way in which no process can run its part by itself.
+            PlacementError: the inputs differ in their placements, or no process could run its part alone.
         """
         tensors = [x for x in inputs if isinstance(x, DTensor)]
         if len(tensors) != len(inputs):
@@ -85,14 +86,14 @@ class StepShards:
 
     @property
     def is_cut(self) -> bool:
-        """True if a process has a part of the step alone."""
+        """True if each process has only a part of the step."""
         return any(dim is not None for dim in self.dims)
 
     def placements(self, shape: Sequence[int], lead: int = 0) -> tuple[Placement, ...]:
-        """How a tensor that broadcasts to the step has to lie.
+        """Placements that a tensor needs if it broadcasts to the step.
 
         Args:
-            shape: its own, without `lead` dimensions before.
+            shape: shape of the tensor, without its first `lead` dimensions.
         """
         missing = len(self.shape) - len(shape)
         return tuple(
@@ -103,9 +104,9 @@ class StepShards:
         )
 
     def local(self, tensor: Tensor) -> Tensor:
-        """This process's part of a tensor that lies as `placements` says; its gradient is that of the whole step.
+        """Returns this process's part of a tensor with these placements; its gradient covers the whole step.
 
-        Where the tensor is the same for several parts of the step, its gradient is the sum over them.
+        If several parts of the step share the tensor, its gradient is the sum over them.
         """
         assert isinstance(tensor, DTensor)
         gradients = [
@@ -115,39 +116,39 @@ class StepShards:
         part = tensor.to_local(grad_placements=gradients)
         assert isinstance(part, Tensor)
         if hasattr(part, "wait"):  # so `to_local` documents what a collective operation still writes
-            part = _Waited.apply(part)  # type: ignore[no-untyped-call]
+            part = _Waited.apply(part)
             assert isinstance(part, Tensor)
         return part
 
     def whole(self, part: Tensor, lead: int) -> DTensor:
-        """The `DTensor` `[*lead, *step]` of which `part` is this process's."""
+        """Makes the `DTensor` `[*lead, *step]`; `part` is this process's part of it."""
         shape = torch.Size((*part.shape[:lead], *self.shape))
         strides = _contiguous(shape)
         placements = self.placements(self.shape, lead)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
 
     def state(self, state: Tensor, index: int) -> Tensor:
-        """This process's part of a state `[*step]`.
+        """Returns this process's part of a state `[*step]`.
 
         Raises:
-            PlacementError: it is no `DTensor`.
+            PlacementError: the state is no `DTensor`.
         """
         if not isinstance(state, DTensor):
             raise PlacementError(
                 f"state {index} is a plain tensor and the input a DTensor. Call reset() between them, or pass states "
-                "that lie as the input does."
+                "with the placements of the input."
             )
         return self.local(state.redistribute(self.mesh, self.placements(self.shape)))
 
     @contextmanager
     def local_parameters(self, module: nn.Module) -> Iterator[list[Tensor]]:
-        """While it lasts, the parameters and buffers of `module` are what this process needs of them.
+        """Replaces the parameters and buffers of `module` by this process's parts of them, within a `with` block.
 
-        A plain tensor counts as the same on all processes, as it does for `DTensor` itself; its gradient is summed
-        over the processes that have a part of the step.
+        A plain tensor is taken to be equal on all processes, as `DTensor` does, too; its gradient is summed over the
+        processes that have a part of the step.
 
         Yields:
-            The tensors in their places.
+            The parts, in the order of the tensors.
         """
         kept = [
             (tensors, name, tensor)
@@ -178,15 +179,15 @@ class StepShards:
 def check_parts(
     program: ScanProgram, sequences: Sequence[Tensor], states: Sequence[Tensor], local: Sequence[Tensor]
 ) -> None:
-    """Raises unless each element of the step is computed by itself, from what is here.
+    """Raises unless each process can compute its elements of the step from its own tensors.
 
     Args:
         sequences: this process's parts of the inputs, `[T, *step]` each.
-        states: of the initial states, `[*step]` each.
-        local: of the parameters and buffers.
+        states: its parts of the initial states, `[*step]` each.
+        local: its parts of the parameters and buffers.
 
     Raises:
-        PlacementError: it mixes elements, or captures what is no parameter of the module.
+        PlacementError: the step mixes elements, or captures a tensor that is no parameter or buffer of the module.
     """
     try:
         step, _ = program.specialize(sequences, states)
@@ -195,20 +196,20 @@ def check_parts(
     if isinstance(step, RecurrentSpecialization | CutSpecialization):
         raise PlacementError(
             "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-            "a matrix, or combines others. Gather the inputs first."
+            "a matrix, or combines them. Gather the inputs first."
         )
     known = {id(tensor) for tensor in local}
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
     if foreign:
         raise PlacementError(
             f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
-            "parameter or buffer of this module: each process would get the gradient of its part alone. Make the "
+            "parameter or buffer of this module: each process would get only the gradient of its own part. Make the "
             "core an nn.Module that owns it."
         )
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
-    """The dimension of the step that an input is cut along; counted from the step's first."""
+    """Returns the dimension along which an input is cut, counted from the first dimension of the step."""
     if isinstance(placement, Replicate):
         return None
     if type(placement) is not Shard:
@@ -220,7 +221,7 @@ def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead
     if dim < lead:
         raise PlacementError(
             f"input {index} is sharded along time, where each step needs the state of the step before. Shard another "
-            "dimension, or hand the state from process to process: flexsn_nn.distributed.TimeShards."
+            "dimension, or pass the state from process to process: flexsn_nn.distributed.TimeShards."
         )
     return dim - lead + step_dims - (x.dim() - lead)
 
@@ -230,5 +231,5 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Returns the strides of a contiguous tensor."""
     return torch.empty(tuple(shape), device="meta").stride()

@@ -1,4 +1,4 @@
-"""Warnings of an instance at two places of a network, where the second goes on with the state of the first."""
+"""Warnings of one instance at two places of a network: the second place continues with the state of the first."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_NODES = 4096
 
 
 def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: GraphOfCall | None) -> bool:
-    """True if the graph of a call's inputs leads to an output of the call before.
+    """True if the inputs of a call depend on an output of the call before, by their graph.
 
     Args:
         inputs: inputs of the call.
-        states: states that the call begins with. Kernels return states and outputs by one node.
-        graph: graph of the call before, if the loop ran it.
+        states: states at the beginning of the call. In kernels, one node computes both states and outputs.
+        graph: graph of the call before, if the loop ran that call.
     """
     ends = {state.grad_fn for state in states if state.grad_fn is not None}
     waiting = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
@@ -38,21 +38,21 @@ def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: Grap
 
 
 def warn_of_sharing(module: nn.Module) -> None:
-    """Warns, once for each module, that it stands in two places of a network."""
+    """Warns, once for each module, that the module is at two places of a network."""
     if module.__dict__.get("_told_of_sharing"):
         return
     module.__dict__["_told_of_sharing"] = True
     warn(
-        f"one {type(module).__name__} stands in two places of a network, and the second place goes on with the state "
-        "that the first one left: give each place an instance of its own, or reset it between them.",
+        f"one {type(module).__name__} is in two places of a network, and the second place continues with the state "
+        "of the first: give each place an instance of its own, or reset it between them.",
         SharedStateWarning,
     )
 
 
 def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
-    """Warns of modules of some kinds that one call of an `nn.Sequential` calls more than once.
+    """Warns of modules of these kinds that run more than once in one call of an `nn.Sequential`.
 
-    Modules of other types are not checked: they may call a module with two names by one of the names alone.
+    Only `nn.Sequential` itself is checked: another module may have two names for a child and call it by one of them.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:
@@ -62,7 +62,7 @@ def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
 
 
 def _calls(part: nn.Module) -> Counter[nn.Module]:
-    """The number of calls of each module in one call of an `nn.Sequential`."""
+    """Counts the calls of each module in one call of an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
     found: Counter[nn.Module] = Counter()

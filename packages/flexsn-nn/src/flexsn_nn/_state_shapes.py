@@ -1,4 +1,4 @@
-"""Which shapes the states of a step have, and the errors of states that do not fit."""
+"""Shapes of a step's states, and errors for states that do not fit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from flexsn_runtime import ShapeError
 
 
 def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
-    """Finds the shape that the inputs' steps broadcast to.
+    """Returns the shape that the steps of the inputs broadcast to.
 
     Args:
         inputs: `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
 
     Raises:
-        ShapeError: they do not broadcast.
+        ShapeError: the steps do not broadcast.
     """
     if len(inputs) == 1:
         return inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape
     shapes = [tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs]
-    if all(shape == shapes[0] for shape in shapes):  # no set: what is hashed is no symbol any more
+    if all(shape == shapes[0] for shape in shapes):  # no set, because hashing would make symbols concrete
         return shapes[0]
     try:
         return tuple(torch.broadcast_shapes(*shapes))
@@ -36,10 +36,10 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
 
 
 def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
-    """States as they are after the transforms of `torch.func` in which they were made.
+    """Unwraps states that ended transforms of `torch.func` have wrapped.
 
     Raises:
-        StateError: one is a sample's of a `vmap` that has ended.
+        StateError: a state belongs to one sample of a `vmap` that has ended.
     """
     found = []
     for i, state in enumerate(states):
@@ -59,15 +59,16 @@ def check_states(
     device: torch.device,
     shapes_of: Callable[[], Sequence[Sequence[int]]],
 ) -> None:
-    """Raises unless states are for these inputs.
+    """Raises unless the states fit the inputs.
 
     Args:
-        step: the inputs' step, which is what most states are shaped like.
-        device: the inputs'.
-        shapes_of: gives the shapes that the states have, should one be shaped otherwise.
+        step: shape of the inputs' step, which most states have, too.
+        device: device of the inputs.
+        shapes_of: returns the expected shapes of the states; it is called if a state's shape differs from `step`.
 
     Raises:
-        TypeError, StateError: one is no tensor, has another shape, or is elsewhere.
+        TypeError: a state is no tensor.
+        StateError: a state has another shape, or is on another device.
     """
     shapes: Sequence[Sequence[int]] | None = None
     for i, state in enumerate(states):
@@ -78,13 +79,13 @@ def check_states(
             if state.shape == torch.Size(shapes[i]) and state.device == device:
                 continue
             remedy = (
-                "Call reset() between batches, or pass states that fit. If one instance stands in two places of a "
+                "Call reset() between batches, or pass states that fit. If one instance is in two places of a "
                 "network, give each place an instance of its own."
             )
             if state.shape == torch.Size(shapes[i]):
                 remedy = "Move the neuron and its state (neuron.to(device)) or the input, or call reset()."
             elif state.dim() != len(shapes[i]):
-                remedy += " States of shapes of their own are those that init_states() returns: override it."
+                remedy += " If the states have other shapes than the step, override init_states() to return them."
             raise StateError(
                 f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
                 f"{list(shapes[i])} on {device}. {remedy}"

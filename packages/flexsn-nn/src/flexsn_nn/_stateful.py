@@ -1,4 +1,4 @@
-"""Layers that keep a state from call to call and are no scans."""
+"""Layers that are no scans, but keep a state from call to call."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from flexsn_nn.errors import ExportError, InputDtypeError, StateError
 
 
 def is_own(function: object) -> bool:
-    """True if a function or method is this package's."""
+    """True if a function or method belongs to this package."""
     module: str = getattr(function, "__module__", "")
     return module.startswith("flexsn_nn.")
 
 
 def is_own_forward(module: nn.Module) -> bool:
-    """True if calls return what this package's class computes: its `forward` was not overridden."""
+    """True if `forward` is a method of this package that no subclass overrides."""
     return is_own(module.forward)
 
 
 def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) -> None:
-    """Raises `StateError` in the second run of activation checkpointing, unless the state began in that run.
+    """Raises `StateError` in the second run of activation checkpointing, unless the state was set in that run.
 
     Args:
-        what: the module, for the message.
-        reset_in: the `recomputation()` in which the state was reset or set last.
-        remedy: what to checkpoint instead.
+        what: name of the module, for the message.
+        reset_in: `recomputation()` at the time when the state was last reset or set.
+        remedy: what to checkpoint instead, for the message.
     """
     if recomputation() not in (None, reset_in):
         raise StateError(
@@ -46,21 +46,21 @@ class Stateful(Leaf):
     """Base of layers with a state: `functional.reset_net`, `detach_net`, `get_states`, `set_states` and
     `set_step_mode` work on them as on neurons.
 
-    A layer of your own derives from it, reads `self.states` in its `forward`, and assigns the new ones. Reading them
-    where a state of the past would give wrong results raises an error.
+    A layer of your own derives from this class, reads `self.states` in its `forward`, and assigns the new states.
+    Reading them raises an error where an old state would give wrong results.
 
     Args:
         step_mode: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
 
     Attributes:
-        steps_apart: of a class: each step of its output depends on the same step of its input alone, so that it runs in
-            `functional.run` with lengths and resets.
-        states: tensors, or empty before the first call and after `reset()`; no part of `state_dict()`.
+        steps_apart: class attribute; True if each step of the output depends on the same step of the input alone. Such
+            a layer runs in `functional.run` with lengths and resets.
+        states: tensors, or empty before the first call and after `reset()`. They are not part of `state_dict()`.
 
     Raises:
-        StateError: when `states` is read in the second run of `torch.utils.checkpoint`, and neither `reset()` nor an
-            assignment in that run set it.
-        ExportError: when `states` is read inside of `torch.export`, and holds what calls before the export left.
+        StateError: `states` is read in the second run of `torch.utils.checkpoint`, and neither `reset()` nor an
+            assignment has set it in that run.
+        ExportError: `states` is read inside of `torch.export`, and comes from calls before the export.
 
     Example:
         >>> class Sum(Stateful):
@@ -82,7 +82,7 @@ class Stateful(Leaf):
         self._states: list[Tensor] = []
         self._reset_in = recomputation()
         self._set_in_export = False
-        self._graph: GraphOfCall | None = None  # of the states, until a call reads them
+        self._graph: GraphOfCall | None = None  # graph of the states, until a call reads them
 
     @property
     def step_mode(self) -> str:
@@ -95,7 +95,7 @@ class Stateful(Leaf):
 
     @property
     def states(self) -> list[Tensor]:
-        """The tensors that the next call begins with."""
+        """States at the beginning of the next call."""
         if not torch.compiler.is_compiling():
             check_first_run(
                 f"the layer {type(self).__name__}", self._reset_in, "a function that calls its reset() first"
@@ -124,10 +124,10 @@ class Stateful(Leaf):
             self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """The states before the first call with `x`, for `functional.stateless`; a layer of your own overrides it.
+        """Returns the states before the first call with `x`, for `functional.stateless`. Override it in your layers.
 
         Raises:
-            StateError: the layer does not define them.
+            StateError: the layer does not define its initial states.
         """
         raise StateError(
             f"{type(self).__name__} does not define its initial states: give it a method initial_states(x) that "
@@ -135,17 +135,17 @@ class Stateful(Leaf):
         )
 
     def reset(self) -> None:
-        """Forgets the state."""
+        """Drops the state."""
         self.states = []
 
     def detach(self) -> None:
-        """Cuts the state off from the graph that led to it."""
+        """Detaches the state from its graph."""
         self._states = [state.detach() for state in self._states]
         if not torch.compiler.is_compiling():
             self._graph = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the state is cut off from its graph."""
+        """Returns the attributes for copies and pickles, with the state detached from its graph."""
         return {**self.__dict__, "_states": [state.detach() for state in self._states], "_graph": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
@@ -158,10 +158,10 @@ def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None
     """Raises `StateError` unless a state fits the step of a call.
 
     Args:
-        name: of what is kept, for the message.
+        name: name of the state, for the message.
         kept: the state.
-        shape: the shape that it has for this call.
-        like: the input: dtype and device.
+        shape: expected shape for this call.
+        like: the input, whose dtype and device are expected.
     """
     found = f"{list(kept.shape)} {kept.dtype} on {kept.device}"
     wanted = f"{list(shape)} {like.dtype} on {like.device}"
@@ -170,7 +170,7 @@ def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None
 
 
 def check_floating(what: str, x: Tensor) -> None:
-    """Raises `InputDtypeError`, or `TypeError`, unless an input is a floating-point tensor."""
+    """Raises `InputDtypeError` or `TypeError` unless the input is a floating-point tensor."""
     check_tensor("the input", x)
     if not x.is_floating_point():
         raise InputDtypeError(f"the input is {x.dtype}; {what} needs floating-point input: x.float().")

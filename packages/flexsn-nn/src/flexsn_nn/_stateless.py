@@ -16,32 +16,32 @@ from flexsn_nn.errors import StateError
 
 
 class Stateless(nn.Module):
-    """A network that receives its states as arguments, returns the new ones and keeps none: `functional.stateless`.
+    """A network that takes its states as arguments, returns the new states and stores none: `functional.stateless`.
 
     Args:
-        net: a network. Its parameters and its step mode are shared; its own states stay unchanged.
+        net: a network. Its parameters and its step mode are shared; the states that it stores do not change.
 
     Attributes:
-        net: as given.
+        net: the network.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        from flexsn_nn.functional import with_state  # imported late: `functional` makes this class
+        from flexsn_nn.functional import with_state  # imported late, because `functional` uses this class
 
         super().__init__()
         check_module("net", net)
         self.net = net
         self._layers: tuple[tuple[str, FlexSN | Stateful], ...] = tuple(with_state(net))
-        # Number of states by layer. For a layer that is no neuron, it is unknown before the first input.
+        # Number of states by layer; unknown before the first input for a layer that is no neuron.
         self._counts = [layer.num_states if isinstance(layer, FlexSN) else None for _, layer in self._layers]
 
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:
-        """The initial states of all layers, in the order of `functional.get_states`.
+        """Computes the initial states of all layers, in the order of `functional.get_states`.
 
-        Runs the network once, without gradients, and leaves it as it was.
+        Runs the network once, without gradients, and restores it afterwards.
 
         Args:
-            inputs: of the network: a tensor, or several.
+            inputs: inputs of the network: one tensor, or several.
 
         Raises:
             StateError: the network does not call a layer, or a layer of your own has no `initial_states`.
@@ -66,10 +66,10 @@ class Stateless(nn.Module):
     def forward(
         self, inputs: Tensor | Sequence[Any], states: Sequence[Tensor] | None = None
     ) -> tuple[Any, list[Tensor]]:
-        """`output, states = module(inputs, states)`.
+        """Runs the network from `states`: `output, states = module(inputs, states)`.
 
         Args:
-            inputs: of the network: a tensor, or several.
+            inputs: inputs of the network: one tensor, or several.
             states: from `initial_states` or an earlier call; `None`: the initial states.
 
         Raises:
@@ -115,7 +115,7 @@ def _noting(found: dict[str, list[Tensor]], name: str) -> Any:
 
 
 def _left(layer: FlexSN | Stateful) -> tuple[Any, ...]:
-    """The results of earlier calls that a layer holds."""
+    """Returns the stored results of a layer's earlier calls."""
     if isinstance(layer, FlexSN):
         return layer.states, layer.state_seqs, layer.spike_counts
     return (layer._states,)

@@ -1,4 +1,4 @@
-"""Uses of private parts of torch. Each name is probed when this module is imported."""
+"""Uses of private parts of torch. Each name is looked up when this module is imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from flexsn_hop.versions import lacking, private
 
-_UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
+_UNSEEN = "neurons cannot distinguish a call from a recomputation, and do not run inside of activation checkpointing"
 
 backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
-_tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
+_tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot detect that `torch.jit.trace` records them")
 _disable_dynamo = private(
     "torch._compile", "_disable_dynamo", "importing neurons takes longer", default=torch.compiler.disable
 )
@@ -46,20 +46,20 @@ _tracing_context = private(
     default=lambda: None,
 )
 _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors one by one", default=_copy_each)
-_KEPT_BACK = "after a capture that failed, the allocator of a GPU keeps memory back"
+_KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
-# In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
-# not. From 2.12 on, the function is right.
+# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as true in `torch.compile`, too; it evaluates the flag
+# behind that function correctly. From 2.12 on, the function is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
 
-# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance may have, too.
+# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance can set, too.
 LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
-# The layout of tensors of MKL-DNN; `Tensor.is_mkldnn` is a node in Dynamo's graphs.
-MKLDNN: torch.layout | None = private("torch", "_mkldnn", "MKL-DNN tensors are refused in unclear words", default=None)
+# Layout of MKL-DNN tensors; reading `Tensor.is_mkldnn` would add a node to Dynamo's graphs.
+MKLDNN: torch.layout | None = private("torch", "_mkldnn", "MKL-DNN tensors get an unclear error", default=None)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -70,21 +70,21 @@ def is_exporting() -> bool:
 
 
 def tracing_context() -> object | None:
-    """Which trace of a compiler, or of `torch.export`, the call is in; `None`: in none, or that is unknown."""
+    """Returns the trace of a compiler, or of `torch.export`, that the call is in; `None`: in none, or unknown."""
     return _tracing_context()  # type: ignore[no-any-return]
 
 
 def is_onnx_exporting() -> bool:
-    """`torch.onnx.export` records the call. `torch.onnx` is not imported for the answer."""
+    """True if `torch.onnx.export` records the call. Does not import `torch.onnx`."""
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
-    """As `torch.compiler.disable`, but Dynamo, which is slow to import, is imported when the function is called first.
+    """Works as `torch.compiler.disable`, but imports Dynamo, which is slow to import, at the function's first call.
 
     Args:
-        reason: why the function is called between the graphs of `torch.compile`, for its messages about graph breaks.
+        reason: reason for the call between the graphs of `torch.compile`, for messages about graph breaks.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -96,13 +96,13 @@ def between_graphs(reason: str) -> Callable[[_Function], _Function]:
 
 
 def constant(function: _Function) -> _Function:
-    """`torch.compiler.assume_constant_result`, without importing Dynamo."""
+    """Marks a function as `torch.compiler.assume_constant_result` does, without importing Dynamo."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that `torch.compile` calls for a backend: the backend itself, or the one of this name."""
+    """Returns the function that `torch.compile` calls for a backend, given the function itself or its name."""
     if not isinstance(backend, str):
         return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
@@ -112,24 +112,24 @@ def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keeps_graph() -> bool:
-    """True in a backward pass that was given `retain_graph=True`."""
+    """True in a backward pass with `retain_graph=True`."""
     return bool(_keeps_graph())
 
 
 def current_node() -> Any:
-    """The node of the graph that a backward pass is at."""
+    """Returns the graph node that the backward pass executes now."""
     return _current_node()
 
 
 def is_jit_tracing() -> bool:
-    """True if `torch.jit.trace` records what is called."""
+    """True if `torch.jit.trace` records the present call."""
     return _tracing_state() is not None
 
 
 def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor that was made inside of transforms of `torch.func`, as it is after those that have ended.
+    """Unwraps a tensor that ended transforms of `torch.func` have wrapped.
 
-    `None`: it stands for one sample of a `vmap` that has ended.
+    Returns `None` for a tensor that stands for one sample of a `vmap` that has ended.
     """
     while _is_wrapped(tensor):
         plain = _unwrap_if_dead(tensor)
@@ -142,9 +142,9 @@ def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def recomputation() -> tuple[int, int] | None:
-    """Which recomputation this thread is in: a forward in a backward pass, for the node that needs its results.
+    """Identifies the recomputation that this thread runs: a forward in a backward pass, for one node of the graph.
 
-    `None`: in none.
+    Returns `None` outside of recomputations.
     """
     number: int = backward_pass()
     if number == -1:
@@ -154,17 +154,17 @@ def recomputation() -> tuple[int, int] | None:
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copies each source to its target, by few launches."""
+    """Copies each source to its target, in few launches."""
     _foreach_copy(targets, sources)
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:
-    """Takes the allocator of a GPU out of a capture that has failed, and gives the capture's memory back.
+    """Ends the allocator's part of a capture that has failed on a GPU, and frees the capture's memory.
 
     Args:
-        device: its index.
-        pool: of the capture.
+        device: index of the GPU.
+        pool: memory pool of the capture.
     """
-    with suppress(RuntimeError):  # the capture had ended there
+    with suppress(RuntimeError):  # raised if the allocator has left the capture already
         _end_allocation(device, pool)
         _release_pool(device, pool)

@@ -1,4 +1,4 @@
-"""Finds parameters that a core captures and no training reaches: no module and no optimizer has them."""
+"""Detection of parameters that a core captures and that training misses: they are in no module and no optimizer."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torch import nn
 
 from flexsn_hop.callers import warn
 
-# A container of more is data.
+# A container with more entries is treated as data.
 _MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
-    """Warns of captured parameters that an optimizer will not see.
+    """Warns of captured parameters that no optimizer updates.
 
-    They get gradients, but `module.parameters()` does not find them, and training would leave them as they
-    are without a word.
+    They get gradients, but `module.parameters()` does not contain them: without the warning, training would silently
+    leave them unchanged.
     """
     names = unregistered(core)
     if names:
         warn(
-            f"the core captures parameters that no module and no optimizer has: {', '.join(names)}. They get "
-            "gradients, but nobody updates them. Make the core an nn.Module that owns them, register them "
+            f"the core captures parameters that are in no module and no optimizer: {', '.join(names)}. They get "
+            "gradients, but no optimizer updates them. Make the core an nn.Module that owns them, register them "
             "(neuron.register_parameter), or give them to the optimizer."
         )
 
 
 def unregistered(core: object) -> list[str]:
-    """The names under which `core` captures such parameters."""
+    """Returns the names under which `core` captures such parameters."""
     captured = {id(value): name for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
@@ -44,14 +44,14 @@ def unregistered(core: object) -> list[str]:
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:
-    """`(name, value)` of everything that a core reads besides its arguments. Modules are not entered."""
+    """Yields `(name, value)` of everything that a core reads besides its arguments. Does not search modules."""
     return _captured(core, set())
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """`(name, value)` of what a callable reads besides its arguments, and of what the callables there read.
+    """Yields `(name, value)` for all that a callable reads besides its arguments, and for all that these read in turn.
 
-    Modules are not entered: what is in them is registered.
+    Does not search modules, because their parameters are registered.
     """
     if id(value) in seen:
         return
@@ -61,7 +61,7 @@ def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """An item, and what it leads to: the parts of a callable, or the entries of a container."""
+    """Yields an item, then the parts of it if it is a callable, or its entries if it is a container."""
     yield name, item
     if not isinstance(item, list | tuple | dict):
         yield from _captured(item, seen)
@@ -73,7 +73,7 @@ def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
-    """Parts of a callable, by name. PyTorch's own callables have none."""
+    """Returns the parts of a callable, by name; none for PyTorch's own callables."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []
@@ -92,17 +92,17 @@ def _attributes(value: object) -> list[tuple[str, Any]]:
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
-    """Globals, closure variables and defaults, by name."""
+    """Returns global variables, closure variables and defaults of a function, by name."""
     try:
         variables = inspect.getclosurevars(function)
-    except ValueError:  # a variable that has no value yet
+    except ValueError:  # a variable has no value yet
         return {}
     defaults = {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
     return {**variables.globals, **variables.nonlocals, **defaults, **(function.__kwdefaults__ or {})}
 
 
 def _all_registered() -> Iterator[nn.Parameter]:
-    # `type`, because isinstance would read `__class__` of lazy and deprecated objects.
+    # `type` instead of isinstance, which would read `__class__` of lazy and deprecated objects.
     for owner in gc.get_objects():
         if issubclass(type(owner), nn.Module):
             yield from owner.__dict__.get("_parameters", {}).values()

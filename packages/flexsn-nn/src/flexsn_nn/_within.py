@@ -1,4 +1,4 @@
-"""Learned numbers with a range: the nearest number within, and a gradient that leads back into it."""
+"""Learned numbers with a range: the nearest number within it, with a gradient that leads back into it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from flexsn_nn._checks import Range
 
 
 def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
-    """`value` where it is within the limits; elsewhere, the nearest number of its dtype that is.
+    """Returns `value` where it is within the limits, and the nearest allowed number of its dtype elsewhere.
 
-    The gradient is the one of the result, at the limits and beyond them, too: a number that an optimizer has moved out
-    of its range is led back when the loss falls in that direction. (`clamp` has a gradient of 0 beyond its limits, and
-    from torch 2.15 on, at them.) A gradient that points further outside passes, too, and changes no result; to keep the
-    number near its range, follow `optimizer.step()` by `number.clamp_(0, 1)` under `torch.no_grad()`. Sums over steps
-    and elements are the same before and after this function, so that compiled kernels give the gradients of the loop.
+    The gradient passes unchanged, at the limits and beyond them, too: if an optimizer has moved a number out of its
+    range, the gradient leads it back when the loss falls in that direction. (The gradient of `clamp` is 0 beyond its
+    limits, and from torch 2.15 on also at them.) A gradient that points further outside passes, too, and changes
+    nothing in the result; to keep the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after
+    `optimizer.step()`. Sums over steps and elements commute with this function, so compiled kernels give the gradients
+    of the loop.
 
-    The exception is `above`: next to it, most formulas have a pole (`x / tau`, `log(beta)`), and a gradient that is
-    infinite. At `above` and beyond, the gradient is 0 unless `finite`.
+    `above` is an exception: close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the gradient is
+    infinite. At `above` and below it, the gradient is 0 unless `finite`.
 
     Args:
         value: floating point, any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one; below 1, the one next to it. `finite=True`: formulas with the result have finite
-            derivatives next to `above`.
+            smallest normal one; the nearest below 1 is its neighbour. `finite=True`: formulas with the result have
+            finite derivatives close to `above`.
 
     Returns:
         A tensor of the shape and dtype of `value`.
@@ -39,7 +40,7 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """
     numbers = torch.finfo(value.dtype)
     low, high = limits.get("at_least"), limits.get("at_most")
-    # The open ends are 0 and 1: the nearest numbers to them are the smallest normal one, and this one.
+    # The open limits are 0 and 1. The nearest numbers are the smallest normal one above 0, and 1 - eps / 2.
     if "above" in limits:
         low = limits["above"] + numbers.tiny
     if "below" in limits:
@@ -47,7 +48,7 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     if low is None and high is None:
         return value
     pole = None if limits.get("finite") else limits.get("above")
-    # Dynamo takes no function with a `jvp`.
+    # Dynamo cannot trace a function with a `jvp`.
     function = _Nearest if torch.compiler.is_compiling() else _NearestBothWays
     nearest: Tensor = function.apply(value, low, high, pole)
     return nearest

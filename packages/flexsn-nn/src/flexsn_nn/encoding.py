@@ -1,4 +1,4 @@
-"""Encoders: from values to spike trains `[T, *shape of the values]`."""
+"""Encoders: functions from values to spike trains `[T, *shape of the values]`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["direct", "latency", "rate"]
 
 
 def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Bernoulli spikes, each step by itself: 1 with probability `x`, the discrete Poisson process.
+    """Draws Bernoulli spikes, independent at each step: 1 with probability `x`, the discrete Poisson process.
 
     Args:
-        x: probabilities, floating point; below 0 counts as 0, above 1 as 1.
+        x: probabilities, floating point; values below 0 count as 0, values above 1 as 1.
         num_steps: `T`.
-        generator: of `x`'s device; `None`: PyTorch's global one.
+        generator: a generator on the device of `x`; `None`: PyTorch's global one.
 
     Returns:
         `[T, *x.shape]` of `x`'s dtype. No gradient flows to `x`.
@@ -30,22 +30,22 @@ def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None)
         [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
     _check(x, num_steps)
-    # In float32 also for half precision, where few different numbers would be drawn.
+    # Numbers are drawn in float32 for half precision, too, which has few different numbers in [0, 1).
     dtype = torch.promote_types(x.dtype, torch.float32)
     draws = torch.rand((num_steps, *x.shape), generator=generator, dtype=dtype, device=x.device)
     return (draws < x).to(x.dtype)
 
 
 def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
-    """One spike per value, the earlier the larger the value.
+    """Draws one spike per value: the larger the value, the earlier the spike.
 
         linear: t = (T - 1) (1 - x)
         log:    t = (T - 1) - ln(alpha x + 1),  alpha = exp(T - 1) - 1
 
-    rounded to a step, half to even.
+    The time is rounded to a step, half to even.
 
     Args:
-        x: values, floating point; below 0 counts as 0 (the last step), above 1 as 1 (the first step).
+        x: values, floating point; values below 0 count as 0 (the last step), values above 1 as 1 (the first step).
         num_steps: `T`.
         curve: `"linear"` or `"log"`.
 
@@ -63,7 +63,7 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
     if curve == "linear" or last == 0:
         times = last * (1 - values)
     else:
-        # ln(alpha x + 1) is softplus(ln(alpha) + ln(x)), and that does not overflow.
+        # ln(alpha x + 1) equals softplus(ln(alpha) + ln(x)), which does not overflow.
         log_alpha = last + math.log1p(-math.exp(-last))
         times = last - softplus(log_alpha + values.log())
     steps = torch.arange(num_steps, device=x.device).view(-1, *[1] * x.dim())
@@ -71,7 +71,7 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
 
 
 def direct(x: Tensor, num_steps: int) -> Tensor:
-    """The values themselves at every step: `[T, *x.shape]`, a view that takes no memory.
+    """Repeats the values at every step: `[T, *x.shape]`, a view without memory of its own.
 
     The first layer then learns its own encoding. Gradients flow to `x`.
 

@@ -1,74 +1,74 @@
-"""One exception class per mistake; each is also a built-in kind."""
+"""One exception class for each kind of mistake; each is also a built-in exception."""
 
 from __future__ import annotations
 
 
 class UnknownNameError(ValueError):
-    """A name that does not exist: of a backend, a step mode, a reset mechanism, a state, a neuron."""
+    """Unknown name of a backend, a step mode, a reset mechanism, a state or a neuron."""
 
 
 class ParameterError(ValueError):
-    """A parameter out of its range, or two that do not go together."""
+    """A parameter is out of its range, or two parameters exclude each other."""
 
 
 class StepModeError(ValueError):
-    """A backend or a parameter that cannot be used in the requested step mode."""
+    """A backend or a parameter cannot be used in the requested step mode."""
 
 
 class CaptureWarning(UserWarning):
-    """A captured step, or a part of it, runs by Python: the message says why, and where."""
+    """A captured step, or a part of it, runs in Python; the message gives the reason and the place."""
 
 
 class InputCountError(ValueError):
-    """Another number of tensors than the neuron takes."""
+    """The number of tensors differs from the number that the neuron takes."""
 
 
 class InputDtypeError(TypeError):
-    """A neuron was given numbers that a membrane does not add up: integers, booleans, complex ones, float8."""
+    """Numbers that a membrane cannot sum were passed to a neuron: integers, booleans, complex numbers, float8."""
 
 
 class InputLayoutError(TypeError):
-    """A tensor that has no dense steps: nested, sparse, quantised, or with named dimensions."""
+    """A tensor has no dense steps: it is nested, sparse, quantised, or has named dimensions."""
 
 
 class InputShapeError(ValueError):
-    """An input without the dimensions that the step mode requires."""
+    """An input lacks the dimensions that the step mode requires."""
 
 
 class HandoverError(RuntimeError):
-    """A norm was fused into a neuron that was then called with something else than what stands in front of it."""
+    """A norm was fused into a neuron, and the neuron was then called with an input from elsewhere."""
 
 
 class StateError(ValueError):
-    """States that do not fit the input, or another number of them than the neuron has."""
+    """States do not fit the input, or their number differs from the neuron's."""
 
 
 class DrawError(ValueError):
-    """A random number of `flexsn_nn.random` that no step draws, or of another shape than the step."""
+    """A random number of `flexsn_nn.random` is drawn by no step, or its shape differs from the step's."""
 
 
 class PlacementError(ValueError):
-    """A `DTensor` that lies on the processes in a way in which none can run its part of the step by itself."""
+    """The placement of a `DTensor` lets no process run its part of the step alone."""
 
 
 class ExampleError(ValueError):
-    """`example_outputs` of another number, shape or dtype than the core's outputs; or none, where one is needed."""
+    """`example_outputs` are missing, or their number, shapes or dtypes differ from those of the core's outputs."""
 
 
 class ExportError(RuntimeError):
-    """A state that is kept on the module, in a program that has no module; or a loop over time that it would unroll."""
+    """A program without modules would have to store a state, or would unroll a loop over time."""
 
 
 class UnknownParameterError(TypeError):
-    """A neuron was given an argument that it does not have."""
+    """A neuron was called with an argument that it does not have."""
 
 
 class UnknownAttributeError(AttributeError):
-    """An attribute that neurons of other libraries have, and these have under another name."""
+    """An attribute exists in other libraries' neurons, and has another name here."""
 
 
 class PortabilityWarning(UserWarning):
-    """A core runs as a loop here, and compiled kernels will refuse it on a GPU."""
+    """A core runs as a loop here, but compiled kernels will refuse it on a GPU."""
 
 
 class RangeWarning(UserWarning):
@@ -76,19 +76,19 @@ class RangeWarning(UserWarning):
 
 
 class FiringWarning(UserWarning):
-    """A layer never, or always, fires in training."""
+    """A layer never or always fires in training."""
 
 
 class SharedStateWarning(UserWarning):
-    """One instance stands in two places of a network, and its state goes from one to the other."""
+    """One instance is at two places of a network, and the second continues with the state of the first."""
 
 
 class PortabilityError(NotImplementedError):
-    """A core runs as a loop here, and compiled kernels will refuse it on a GPU, under `set_portability("error")`."""
+    """A core runs as a loop here, but compiled kernels will refuse it on a GPU; for `set_portability("error")`."""
 
 
 class NirError(ValueError):
-    """A network that NIR cannot express, or a graph that cannot be read without changing its meaning."""
+    """NIR cannot express a network, or reading a graph would change its meaning."""
 
 
 class MissingExtraError(ImportError):
@@ -96,4 +96,4 @@ class MissingExtraError(ImportError):
 
 
 class ConversionError(ValueError):
-    """A network of another library that cannot be converted as a whole."""
+    """A network of another library cannot be converted as a whole."""

@@ -1,4 +1,4 @@
-"""Functions for all neurons, and other layers with state, of a network at once: state, step mode, backend."""
+"""Functions for all neurons, and other layers with a state, of a network: state, step mode, backend."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = [
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
-    """`(name, module)` of every `FlexSN` in `net`, and `net` itself, named like its class, if it is one.
+    """Yields `(name, module)` of every `FlexSN` in `net`; if `net` itself is one, its name is that of its class.
 
-    A neuron inside of another's step, as in a `Recurrent`, is part of that one, and is not named.
+    A neuron inside of another neuron's step, as in a `Recurrent`, is a part of that neuron, and is left out.
     """
     for name, module in with_state(net):
         if isinstance(module, FlexSN):
@@ -53,16 +53,16 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
 
 def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
-    """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    """Yields `neurons(net)`, and other layers with a state, such as a `Delay`."""
     for name, module in _outside_of_steps(net):
         if isinstance(module, FlexSN | Stateful):
             yield name or type(module).__name__, module
 
 
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules but those inside of a neuron."""
+    """Yields all modules except those inside of a neuron."""
     check_module("net", net)
-    inside: str | None = None  # how the names of a neuron's parts begin; they come directly after it
+    inside: str | None = None  # beginning of the names of a neuron's parts, which directly follow the neuron
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
             continue
@@ -79,17 +79,18 @@ def run(
     transforms: Sequence[Transform] = (),
     **options: Any,
 ) -> Any:
-    """`net(*inputs, **options)`, where each neuron gets `lengths`, `resets` and `transforms`, as of `FlexSN.forward`.
+    """Calls `net(*inputs, **options)`. Each neuron gets `lengths`, `resets` and `transforms`, as in `FlexSN.forward`.
 
-    Layers without a state, in `OverTime` say, run over padding, too: what a linear layer with a bias makes of it ends
-    at the next neuron, and a norm counts it. Read the network's output by `data.readout(output, lengths)`.
+    Layers without a state, in `OverTime` for example, run over padding, too. The next neuron removes the values that a
+    linear layer with a bias computes there, but a norm includes padding in its statistics. Read the network's output
+    with `data.readout(output, lengths)`.
 
-    Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network gets them
-    padded, `[T, B, *step]`, with their lengths, and outputs of that form are returned jagged again. (Waits for the
-    device, for the longest length.)
+    Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network receives
+    them padded, `[T, B, *step]`, with their lengths, and outputs of that form are made jagged again. (The call waits
+    for the device, to read the largest length.)
 
     Args:
-        inputs, options: of the network.
+        inputs, options: arguments of the network.
         lengths: `[B]`, whole numbers from 0 to T, for all neurons.
         resets: `[T, B]`, booleans; `[B]` in step mode `"s"`.
         transforms: other changes of each neuron's step.
@@ -98,10 +99,10 @@ def run(
         The network's output.
 
     Raises:
-        StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
-            `Stateful` of your own whose class does not say `steps_apart = True`.
-        InputLayoutError: a `PackedSequence`, or a nested tensor of another layout.
-        ParameterError: `lengths` or `resets` with a jagged input.
+        StepModeError: `net` has a layer that reads several steps and supports no lengths: `PSN`, `Delay`, or a
+            `Stateful` of your own whose class does not set `steps_apart = True`.
+        InputLayoutError: an input is a `PackedSequence`, or a nested tensor of another layout.
+        ParameterError: `lengths` or `resets` are passed with a jagged input.
         The errors of the neurons.
 
     Example:
@@ -127,7 +128,7 @@ def run(
         for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
-                    f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
+                    f"layer {name or type(module).__name__} ({type(module).__name__}) reads several steps, and "
                     "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
                     "sequences of one length, or leave the layer out."
                 )
@@ -145,12 +146,12 @@ def run(
 def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
     if torch.compiler.is_compiling():
         neuron._shared_transforms = transforms
-    else:  # an assignment would make the neuron look for its kernels again
+    else:  # an assignment would make the neuron choose its kernels again
         neuron.__dict__["_shared_transforms"] = transforms
 
 
 def reset_net(net: nn.Module) -> None:
-    """Makes every neuron, delay and dropout forget its state: call it between sequences that do not belong together.
+    """Resets every neuron, delay and dropout of a network. Call it between sequences that do not belong together.
 
     Example:
         >>> import torch
@@ -161,12 +162,12 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    if torch.compiler.is_compiling():  # Dynamo knows named_modules, and no other way through a network
+    if torch.compiler.is_compiling():  # the only way through a network that Dynamo traces is named_modules
         for _, module in with_state(net):
             module.reset()
     else:
         check_module("net", net)
-        inside = recomputation()  # called once: it takes as long as the rest of a reset
+        inside = recomputation()  # once for all modules: it takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
                 module._forget(inside)
@@ -175,8 +176,8 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """The modules of `with_state(net)`, without their names, which take most of the time to make."""
-    found: list[Any] = []  # a cast is a call, too
+    """Returns the modules of `with_state(net)` without their names, which take most of the time."""
+    found: list[Any] = []  # `Any`, because a cast would be a call
     kinds: dict[type, bool] = {}
     seen, waiting, again = {net}, [net], False
     while waiting:
@@ -198,20 +199,20 @@ def _all_with_state(net: nn.Module) -> list[Any]:
 
 
 def detach_net(net: nn.Module) -> None:
-    """Cuts every neuron's state off from the graph that led to it, and keeps its value.
+    """Detaches every neuron's state from its graph; the values stay.
 
-    For truncated backpropagation through time: call it between the chunks of one sequence, after `backward`.
+    For truncated backpropagation through time, call it between the chunks of one sequence, after `backward`.
     """
     for _, module in with_state(net):
         module.detach()
 
 
 def set_step_mode(net: nn.Module, step_mode: str) -> None:
-    """Sets the step mode of all with a state, and of `OverTime`: `"m"` for sequences `[T, *step]`, `"s"` for steps.
+    """Sets the step mode of all layers with a state, and of `OverTime`: `"m"` for sequences, `"s"` for single steps.
 
     Raises:
         UnknownNameError: another step mode.
-        StepModeError: a neuron's backend cannot run in it. No neuron was changed then.
+        StepModeError: a neuron's backend cannot run in this mode; no neuron is changed.
     """
     found = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
@@ -231,11 +232,11 @@ def set_backend(
     """Sets the backend of every neuron; see `FlexSN`.
 
     Args:
-        instance: of neurons of this class alone, or of these classes. Modules of other libraries are left alone.
+        instance: class or classes of the neurons to change. Modules of other libraries are never changed.
 
     Raises:
         UnknownNameError: another backend.
-        StepModeError: it cannot run in a neuron's step mode. No neuron was changed then.
+        StepModeError: the backend cannot run in a neuron's step mode; no neuron is changed.
     """
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
@@ -248,17 +249,17 @@ def set_backend(
 
 
 def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> NetworkReport:
-    """Where the time and the memory of a training step go: a row for each layer, and one line of verdict.
+    """Measures time and memory of a training step: one row for each layer, and a summary in one line.
 
-    Runs some steps on these inputs, from initial states, and leaves parameters, gradients, running statistics, states
-    and random streams as they were. Times are those of calls in Python: of a captured step, kernels alone count.
+    Runs a few steps on these inputs, from initial states, and then restores parameters, gradients, running statistics,
+    states and random generators. The times are those of calls from Python; in a captured step, only kernels count.
 
     Args:
-        inputs: of the network.
-        loss: of its output; `None`: the mean of the output's squares.
+        inputs: inputs of the network.
+        loss: function of the network's output; `None`: the mean of the output's squares.
 
     Raises:
-        ParameterError: the network returns no floating-point tensor, and there is no `loss`.
+        ParameterError: `loss` is missing, and the network returns no floating-point tensor.
 
     Example:
         >>> import torch
@@ -267,19 +268,19 @@ def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None =
         >>> [layer.name for layer in report.layers]
         ['0', '1', 'the rest']
     """
-    from flexsn_nn.reports._explain_net import explain_net  # which needs this module
+    from flexsn_nn.reports._explain_net import explain_net  # that module imports this one
 
     check_module("net", net)
     return explain_net(net, inputs, loss)
 
 
 def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
-    """Parameters, shapes, neurons, firing rates and synaptic operations of a network, on one input.
+    """Counts parameters, shapes, neurons, firing rates and synaptic operations of a network, on one input.
 
-    Runs it once, without gradients, from initial states, and leaves it as it was.
+    Runs the network once, without gradients, from initial states, and restores it afterwards.
 
     Args:
-        inputs: of the network.
+        inputs: inputs of the network.
 
     Example:
         >>> import torch
@@ -289,28 +290,28 @@ def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
         >>> report.parameters, report.neurons, report.layers[0].output_shape
         (40, 8, (5, 2, 8))
     """
-    from flexsn_nn.reports._summary import summarize  # which needs this module
+    from flexsn_nn.reports._summary import summarize  # that module imports this one
 
     check_module("net", net)
     return summarize(net, inputs)
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
-    """The states of every neuron by its name, each a list of `[*step]`; empty before the first call.
+    """Returns the states of every neuron by its name: lists of `[*step]`, empty before the first call.
 
-    Other layers with state are there, too: what a `Delay` keeps is `[max_delay, *step]`.
+    Other layers with a state are included: that of a `Delay` is `[max_delay, *step]`.
 
-    The tensors are the neurons' own, with their graph. Use it with `set_states` to leave a sequence and come
-    back to it.
+    The tensors are the neurons' own, with their graph. Together with `set_states`, this function lets you leave a
+    sequence and return to it.
     """
     return {name: list(module.states) for name, module in with_state(net)}
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
-    """Gives neurons the states that `get_states` returned; those without an entry keep theirs.
+    """Sets the states of neurons to those from `get_states`; neurons without an entry keep theirs.
 
     Raises:
-        UnknownNameError: a neuron that `net` does not have.
+        UnknownNameError: `net` has no neuron of a given name.
     """
     found = dict(with_state(net))
     if not isinstance(states, Mapping):
@@ -322,15 +323,15 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
 
 
 def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
-    """The parameters of a network in two groups for an optimizer: weights, and the numbers of its neurons.
+    """Divides the parameters of a network into two groups for an optimizer: weights, and the numbers of its neurons.
 
-    Numbers of neurons are time constants, thresholds, decays and other learned values of a neuron, one or one per
-    channel. They have no weight decay, since it would pull a time constant to 0. Matrices inside of a step, and the
+    Numbers of neurons are time constants, thresholds, decays and other learned values: one for a neuron, or one per
+    channel. They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
     recurrent weights of a layer, are weights.
 
     Args:
-        tau_lr: the learning rate of the numbers of neurons; `None`: the optimizer's.
-        options: of their group, as `weight_decay=1e-4` or `betas=(0.9, 0.99)`.
+        tau_lr: learning rate of the numbers of neurons; `None`: that of the optimizer.
+        options: options of the group of numbers, such as `weight_decay=1e-4` or `betas=(0.9, 0.99)`.
 
     Returns:
         Groups in the order of `net.parameters()`, each with `params`; a group without parameters is left out.
@@ -344,20 +345,20 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
         >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
         [(2, 0.001, 0.1), (1, 0.01, 0.0)]
     """
-    from flexsn_nn._parameter_groups import parameter_groups as grouped  # which needs this module
+    from flexsn_nn._parameter_groups import parameter_groups as grouped  # that module imports this one
 
     check_module("net", net)
     return grouped(net, tau_lr, options)
 
 
 def stateless(net: nn.Module) -> Stateless:
-    """`net` as one module with its states in and out, for streams, `torch.export` and other forms without a memory.
+    """Makes `net` a module that takes and returns its states, for streams, `torch.export` and other stateless programs.
 
-    `output, states = module(inputs, states)`; `inputs` is a tensor, or a sequence of the network's inputs; `states` is
-    a flat list of tensors, which `module.initial_states(inputs)` makes. The module shares the parameters and the step
-    mode of `net`, and leaves its states alone. To run steps one by one, `set_step_mode(net, "s")` first.
+    The call is `output, states = module(inputs, states)`. `inputs` is a tensor, or a sequence of the network's inputs;
+    `states` is a flat list of tensors from `module.initial_states(inputs)`. The module shares the parameters and the
+    step mode of `net`, and does not change its states. To run single steps, call `set_step_mode(net, "s")` first.
 
-    A layer of your own with a state takes part if it has a method `initial_states(x)`, see `Stateful`.
+    Layers of your own with a state are supported if they have a method `initial_states(x)`; see `Stateful`.
 
     Example:
         >>> import torch
@@ -368,6 +369,6 @@ def stateless(net: nn.Module) -> Stateless:
         >>> y.flatten().tolist(), [state.tolist() for state in states]
         ([0.0, 1.0, 0.0], [[0.5], [0.0]])
     """
-    from flexsn_nn._stateless import Stateless  # which needs this module
+    from flexsn_nn._stateless import Stateless  # that module imports this one
 
     return Stateless(net)

@@ -1,15 +1,15 @@
-"""Where weights start.
+"""Initial weights.
 
-`fluctuation_driven_` is for the weights in front of a neuron, of any kind that has a membrane.
+`fluctuation_driven_` is for weights in front of a neuron with a membrane.
 
-`torch.nn.init` has most of what the field uses, for `init=` of a recurrent neuron:
+`torch.nn.init` has most of the field's initialisations. For `init=` of a recurrent neuron, these are common:
 
-- ``nn.init.orthogonal_``: every direction keeps its length; also scaled, with `gain`;
+- ``nn.init.orthogonal_``: keeps the length of every vector; with `gain`, scales it;
 - ``None``: uniform in ``±1 / sqrt(features)``, as in `nn.Linear`;
 - ``partial(nn.init.normal_, std=g / features**0.5)``: random, with a spectral radius near `g` (Sompolinsky et al.,
   "Chaos in random neural networks", 1988);
-- ``nn.init.zeros_``: as without recurrence, at first;
-- ``partial(spectral_radius_, rho=0.9)``: as it is, scaled: a reservoir.
+- ``nn.init.zeros_``: no recurrence at first;
+- ``partial(spectral_radius_, rho=0.9)``: scales the weights to this spectral radius: a reservoir.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
-# A response ends where this part of its largest value is left. One that still has `_DECAYED` of it after the first
-# steps, or more than this part after the longest run, is taken for one that does not end.
+# A response ends when it has fallen to this part of its largest value. A response is taken to be endless if more than
+# `_DECAYED` of it is left after the first steps, or more than this part after the longest run.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
 def spectral_radius(weight: Tensor) -> float:
-    """The largest absolute value of an eigenvalue: by how much a linear recurrence grows in a step, in the long run.
+    """Computes the largest absolute eigenvalue: the factor per step by which a linear recurrence grows in the long run.
 
     Args:
-        weight: a matrix `[N, N]`; or `[N]`, the diagonal of one. Computed in float64 on the CPU, in `O(N³)`.
+        weight: a matrix `[N, N]`; or `[N]`, the diagonal of a matrix. Computed in float64 on the CPU, in `O(N³)`.
 
     Raises:
-        ParameterError: another shape, or values that are not finite.
+        ParameterError: the shape is another one, or a value is not finite.
 
     Example:
         >>> spectral_radius(torch.tensor([[0.0, 2.0], [0.5, 0.0]]))
@@ -59,16 +59,16 @@ def spectral_radius(weight: Tensor) -> float:
 
 
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
-    """Scales `weight`, in place, so that its spectral radius is `rho`; returns it.
+    """Scales `weight` in place so that its spectral radius is `rho`; returns it.
 
-    Below 1, a linear recurrence forgets; a spiking one has a threshold and a leak besides: 1 is no border there.
+    Below 1, a linear recurrence forgets. A spiking one also has a threshold and a leak, so 1 is no limit for it.
 
     Args:
-        weight: a matrix `[N, N]`, or `[N]`, the diagonal of one; a parameter, too.
-        rho: at least 0.
+        weight: a matrix `[N, N]`, or `[N]`, the diagonal of a matrix; it may be a parameter.
+        rho: the spectral radius, at least 0.
 
     Raises:
-        ParameterError: another shape, a negative `rho`, or a matrix whose spectral radius is 0, which no factor scales.
+        ParameterError: the shape is another one, `rho` is negative, or the present radius is 0, so no factor helps.
 
     Source: Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001.
 
@@ -81,7 +81,7 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
     """
     check_number("rho", rho, at_least=0)
     found = spectral_radius(weight)
-    # Rounding of the eigenvalues of a nilpotent matrix.
+    # The eigenvalues of a nilpotent matrix are 0 up to rounding.
     if found <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
         raise ParameterError("the spectral radius of weight is 0: no factor gives it another one.")
     with torch.no_grad():
@@ -101,25 +101,26 @@ def fluctuation_driven_(
     """Draws weights in front of a neuron, in place, so that its membrane fluctuates up to the threshold; returns them.
 
     For inputs that spike independently at `rate`, the membrane without resets has the mean `mean` and the standard
-    deviation `(threshold - mean) / xi`, whatever the neuron's time constants are and whether it divides its input by
-    them: the response of the membrane to one small input is measured on a copy. With `n` inputs, its sum `e1` over time
-    and the sum of its squares `e2`, weights are normal, of mean `mean / (n rate e1)` and of variance
-    `share (threshold - mean)² / (xi² n rate e2)` less the square of their mean. Membranes count from where they rest.
+    deviation `(threshold - mean) / xi`. This holds for all time constants, and also if the neuron divides its input by
+    them, because the membrane's response to one small input is measured on a copy. Let `n` be the number of inputs,
+    `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are normal, with the mean
+    `mean / (n rate e1)` and the variance `share (threshold - mean)² / (xi² n rate e2)` minus the square of their mean.
+    Membranes are measured from their resting value.
 
     Args:
         weight: `[out, in, ...]`, of a linear layer or a convolution: `n` is the number of elements of `weight[0]`.
-        neuron: the neuron after it: ready-made, or one of yours with a state `v` and a threshold.
-        rate: spikes per input and step, above 0 and at most 1. Of inputs that are no spikes, the mean of their squares.
-        xi: the distance from mean to threshold in standard deviations, above 0; 1 to 3 in the source.
-        mean: of the membrane, below the threshold.
-        share: the part of the variance that these weights bring, above 0 and at most 1, where recurrent weights bring
+        neuron: the neuron after the weights: ready-made, or one of yours with a state `v` and a threshold.
+        rate: spikes per input and step, above 0 and at most 1. For other inputs, the mean of their squares.
+        xi: distance from mean to threshold in standard deviations, above 0; 1 to 3 in the source.
+        mean: mean of the membrane, below the threshold.
+        share: part of the variance that these weights contribute, above 0 and at most 1; recurrent weights contribute
             the rest.
-        num_steps: the length of sequences; needed for a membrane that does not decay, as of `IF`.
-        generator: of the random numbers.
+        num_steps: length of the sequences; needed for a membrane that does not decay, such as that of `IF`.
+        generator: generator of the random numbers.
 
     Raises:
-        ParameterError: numbers out of their ranges; a neuron without threshold or without a state `v`; a membrane that
-            does not decay, without `num_steps`; or a `mean` for which no such weights exist.
+        ParameterError: a number is out of its range; the neuron has no threshold or no state `v`; its membrane does
+            not decay, and `num_steps` is missing; or no weights exist for this `mean`.
 
     Source: Rossbroich, Gygax and Zenke, "Fluctuation-driven initialization for spiking neural network training",
     Neuromorphic Computing and Engineering 2, 2022.
@@ -156,8 +157,8 @@ def fluctuation_driven_(
 
 
 def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
-    """The response `[T, *step]` of a membrane to an input of 1 at the first step, and the threshold above rest."""
-    from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # which start weights by functions of this module
+    """Computes a membrane's response `[T, *step]` to an input of 1 at the first step, and the threshold above rest."""
+    from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # that module imports this one
 
     inner = neuron.neuron if isinstance(neuron, Recurrent) else neuron
     limit = getattr(inner, "v_threshold", getattr(inner, "threshold", None))
@@ -172,7 +173,7 @@ def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
         values = [*probe.parameters(), *probe.buffers()]
         step = torch.broadcast_shapes((1, 1), *(value.shape for value in values))
     length = num_steps or 256
-    size = 1e-6  # far below the threshold: the step is linear there
+    size = 1e-6  # far below the threshold, where the step is linear
     while True:
         x = torch.zeros(length, *step, dtype=torch.float64)
         resting = _voltage(probe, x)

@@ -1,4 +1,4 @@
-"""Losses on spikes and on membranes. Sequences are `[T, B, C]`: steps, batch, classes."""
+"""Losses of spikes and of membranes. Sequences are `[T, B, C]`: steps, batch, classes."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0) -> Tensor:
-    """Squared distance of the spike counts from `T` times the target rates, averaged, divided by `T`.
+    """Mean squared difference between the spike counts and `T` times the target rates, divided by `T`.
 
     Args:
         spikes: `[T, B, C]`.
         targets: `[B]`, class numbers.
-        correct_rate: spikes per step that the target's neuron should have, in [0, 1].
-        incorrect_rate: the same for the others.
+        correct_rate: target rate of the correct class's neuron, in spikes per step, in [0, 1].
+        incorrect_rate: target rate of the other neurons.
 
     Returns:
         A scalar.
@@ -101,13 +101,13 @@ def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, i
 
 
 def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0) -> Tensor:
-    """Squared distance of the membranes from their targets, averaged over everything.
+    """Mean squared difference between the membranes and their targets.
 
     Args:
         v: `[T, B, C]`, membranes.
-        targets: `[B]`, class numbers: the class's membrane should be at `on_target`, the others at
-            `off_target`, at every step. Or `[T, B, C]`, the target membranes.
-        on_target, off_target: see above.
+        targets: `[B]`, class numbers: at every step, the membrane of the class should be at `on_target`, the others at
+            `off_target`. Or `[T, B, C]`, the target membranes.
+        on_target, off_target: target values of the membranes, for targets `[B]`.
 
     Returns:
         A scalar.
@@ -126,11 +126,11 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
 
 
 def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
-    """`Lambda` times the number of spikes: add it to a loss to have fewer of them.
+    """`Lambda` times the number of spikes: add it to a loss to reduce the number of spikes.
 
     Args:
         spikes: any shape.
-        Lambda: at least 0.
+        Lambda: weight of the term, at least 0.
 
     Returns:
         A scalar.

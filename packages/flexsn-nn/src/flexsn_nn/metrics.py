@@ -12,18 +12,18 @@ __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
 
 
 def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """The part of the batch for which the target's neuron spikes most; of several, the first counts.
+    """Part of the batch for which the target's neuron has the most spikes; among equals, the first neuron counts.
 
     Args:
-        spikes: `[T, B, C]`; or membranes, of which the sum is taken, too.
+        spikes: `[T, B, C]`; membranes are allowed, too, and are summed over time.
         targets: `[B]`, class numbers.
-        num_classes: for a population code: the `C` neurons are that many groups, one after another, of equal size.
+        num_classes: for a population code: number of equally large, consecutive groups of the `C` neurons.
 
     Returns:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: other shapes; or `C` is no multiple of `num_classes`.
+        ParameterError: shapes do not fit, or `C` is no multiple of `num_classes`.
 
     Example:
         >>> spikes = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
@@ -41,10 +41,10 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
 
 
 def time_to_first_spike(spikes: Tensor) -> Tensor:
-    """The step of each neuron's first spike, from 0; `T` for a neuron without one.
+    """Step of each neuron's first spike, counted from 0; `T` for a neuron without spikes.
 
     Args:
-        spikes: `[T, *step]`, `T >= 1`; what is not 0 is a spike.
+        spikes: `[T, *step]`, `T >= 1`; every nonzero value is a spike.
 
     Returns:
         `[*step]`, int64.
@@ -61,9 +61,9 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
 
 
 def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
-    """The part of the batch for which the target's neuron spikes first; of several, the first neuron counts.
+    """Part of the batch for which the target's neuron is the first to spike; among equals, the first neuron counts.
 
-    A sample without any spike is wrong.
+    A sample without spikes counts as wrong.
 
     Args:
         spikes: `[T, B, C]`.
@@ -73,7 +73,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: other shapes.
+        ParameterError: shapes do not fit.
 
     Example:
         >>> spikes = torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]])
@@ -87,7 +87,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """The first of the classes that are chosen, `[B, C] -> [B]`: argmax promises no order."""
+    """Index of the first class that is chosen, `[B, C] -> [B]`; argmax does not guarantee the first one."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 

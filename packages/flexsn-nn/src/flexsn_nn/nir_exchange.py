@@ -1,15 +1,15 @@
-"""NIR, the exchange format of spiking networks, both ways; needs `pip install flexsn-nn[nir]`.
+"""Import and export of NIR, the exchange format of spiking networks; needs `pip install flexsn-nn[nir]`.
 
-NIR's neurons are differential equations. Here one step of `dt` seconds is one Euler step of them:
+NIR's neurons are differential equations. Here, one step of `dt` seconds is one Euler step of these equations:
 
     LIF      tau v' = v_leak - v + r x             tau in seconds; v > v_threshold: v = v_reset
     IF       v' = r x
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-What NIR cannot express, or these neurons cannot, is refused. Networks are layers on sequences `[T, B, ...]` and sums of
-their outputs. A neuron with recurrent weights is a graph of its own in the chain: the neuron, and a linear node from
-its output to its input, which arrives a step later.
+Anything that NIR or these neurons cannot express is refused. Networks consist of layers on sequences `[T, B, ...]` and
+of sums of their outputs. A neuron with recurrent weights is a graph of its own in the chain: it holds the neuron, and a
+linear node from the neuron's output to its input, which arrives one step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -44,26 +44,26 @@ __all__ = ["Scale", "from_nir", "to_nir"]
 def to_nir(
     net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality: bool = False, soft_reset: bool = False
 ) -> Any:
-    """The network as a `nir.NIRGraph`.
+    """Exports a network as a `nir.NIRGraph`.
 
     Args:
-        net: one layer, or layers in `nn.Sequential`, `OverTime`, blocks as `SEWBlock`, and modules with a `forward` of
-            their own, nested at will. `forward` is traced by `torch.fx`: it may call layers, add their outputs,
-            multiply them by constants and flatten them. Layers: `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.AvgPool2d`,
-            batch norms in evaluation (folded into the weights in front), dropout in evaluation (left out),
-            `nn.Flatten` of all but time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`,
-            `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and `RLeaky`
-            and `RSynaptic` that reset to zero at once.
-        sample: an input `[T, B, ...]`; the network runs on it once, for the shapes.
-        dt: seconds of one step.
-        ignore_equality: NIR fires at `v > v_threshold`. Whether a neuron that fires at `v >= v_threshold` too
-            is written down all the same, instead of refused.
-        soft_reset: the simulator that reads the graph resets by subtraction of the threshold, which NIR's equations do
-            not say: neurons with `v_reset=None`, and no others, are written, with `"reset": "subtract"` in their
-            metadata, where `from_nir` finds it.
+        net: one layer, or layers in `nn.Sequential`, `OverTime`, blocks such as `SEWBlock`, and modules with a
+            `forward` of their own, in any nesting. `forward` is traced by `torch.fx`: it may call layers, add their
+            outputs, multiply them by constants and flatten them. Supported layers: `nn.Linear`, `nn.Conv1d`,
+            `nn.Conv2d`, `nn.AvgPool2d`, batch norms in evaluation (folded into the weights in front), dropout in
+            evaluation (left out), `nn.Flatten` of all dimensions but time and batch, `Scale`, `layer.Delay`, `IF`,
+            `LIF`, `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, `Synaptic` that resets to zero at once;
+            `Recurrent` around these, `RLIF`, and `RLeaky` and `RSynaptic` that reset to zero at once.
+        sample: an input `[T, B, ...]`; the network runs on it once, to find the shapes.
+        dt: duration of one step in seconds.
+        ignore_equality: NIR fires at `v > v_threshold`. True: also export neurons that fire at `v >= v_threshold`,
+            instead of refusing them.
+        soft_reset: True: the simulator that will read the graph resets by subtracting the threshold, which NIR's
+            equations cannot express. Then only neurons with `v_reset=None` are exported. Their metadata contains
+            `"reset": "subtract"`, which `from_nir` reads.
 
     Raises:
-        NirError: a layer that NIR cannot express; says what to do.
+        NirError: NIR cannot express a layer; the message says what to do.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()
@@ -72,25 +72,26 @@ def to_nir(
 
 
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
-    """A network from a `nir.NIRGraph` without loops but those of linear nodes from a neuron back to itself.
+    """Imports a network from a `nir.NIRGraph`.
 
-    Layers have the names of its nodes. A recurrent neuron may also be a graph inside of the graph.
+    The graph may have loops only from a neuron through a linear node back to itself. A recurrent neuron may also be a
+    graph inside of the graph. Layers have the names of the graph's nodes.
 
     A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
 
-    Neurons fire at `v > v_threshold`, as in NIR, with the surrogate that they have by default.
+    Neurons fire at `v > v_threshold`, as in NIR, and have their default surrogate.
 
     Args:
-        graph: from `nir.read(path)`, say.
-        dt: seconds of one step.
-        backend: of the neurons, as in `FlexSN`.
+        graph: a graph, for example from `nir.read(path)`.
+        dt: duration of one step in seconds.
+        backend: backend of the neurons, as in `FlexSN`.
 
     Returns:
-        Layers in a row; or one layer, `graph`, where outputs fork and are summed. Takes and gives sequences
-        `[T, B, ...]`.
+        Layers in a row; or a single layer, `graph`, if outputs fork and are summed. The network maps sequences
+        `[T, B, ...]` to sequences.
 
     Raises:
-        NirError: another loop, several inputs or outputs, or a node that these neurons cannot express.
+        NirError: the graph has another loop, several inputs or outputs, or a node that these neurons cannot express.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()
@@ -103,7 +104,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
 
 @dataclass(frozen=True)
 class _Way:
-    """How neurons are written: the options of `to_nir`."""
+    """Options of `to_nir`, for the export of neurons."""
 
     dt: float
     ignore_equality: bool
@@ -111,20 +112,20 @@ class _Way:
 
 
 class _Builder:
-    """Nodes by name, and edges.
+    """Collects nodes by name, and edges.
 
-    Names are kinds of nodes in lower case, numbered from the second.
+    The name of a node is its kind in lower case, with a number from the second node of that kind on.
     """
 
     def __init__(self, nir: Any) -> None:
         self.nir = nir
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
-        self._outputs: dict[str, str] = {}  # by call, the node with its output
+        self._outputs: dict[str, str] = {}  # for each call, the node with its output
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
-        """Adds a node after others; returns its name."""
+        """Adds a node with edges from its sources; returns its name."""
         kind = type(node).__name__.lower()
         count = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind}_{count}" if count else kind
@@ -133,7 +134,7 @@ class _Builder:
         return name
 
     def connect(self, sources: Sequence[str], target: str) -> None:
-        """Edges from nodes to one."""
+        """Adds edges from several nodes to one."""
         for source in dict.fromkeys(sources):
             count = sources.count(source)
             if count > 1:
@@ -141,11 +142,11 @@ class _Builder:
             self.edges.append((source, target))
 
     def called(self, name: str, node: str) -> None:
-        """Notes which node has the output of a call."""
+        """Records the node that has the output of a call."""
         self._outputs[name] = node
 
     def outputs(self, names: Sequence[str]) -> list[str]:
-        """The nodes with the outputs of calls."""
+        """Returns the nodes with the outputs of these calls."""
         return [self._outputs[name] for name in names]
 
 
@@ -154,7 +155,7 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
     consumers = Counter(source for call in calls for source in call.sources) + Counter(last)
     builder = _Builder(nir)
     builder.called(INPUT, builder.add(nir.Input({"input": _sizes(sample.shape[2:])}), []))
-    made: dict[str, str] = {}  # by call, its own node
+    made: dict[str, str] = {}  # for each call, the node that was made for it
     for call in calls:
         sources = builder.outputs(call.sources)
         if isinstance(call.layer, nn.modules.batchnorm._BatchNorm):
@@ -169,12 +170,12 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
             made[call.name] = node
         builder.called(call.name, node)
     builder.add(nir.Output({"output": _sizes(shape)}), builder.outputs(last))
-    # The shapes are those of a run. nir 1.0's own check takes a kernel [3, 1] for [3, 3].
+    # The shapes come from a run. The check of nir 1.0 takes a kernel [3, 1] for [3, 3].
     return nir.NIRGraph(nodes=builder.nodes, edges=builder.edges, type_check=False)
 
 
 def _passes(call: Call) -> bool:
-    """True of layers that do nothing in evaluation."""
+    """True for layers that do nothing in evaluation."""
     if isinstance(call.layer, nn.Identity):
         return True
     if not isinstance(call.layer, nn.modules.dropout._DropoutNd | SharedDropout):
@@ -185,7 +186,7 @@ def _passes(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """A batch norm in evaluation: folded into the weights in front, or a layer that scales and shifts channels."""
+    """Exports a batch norm in evaluation: folded into the weights in front, or as a layer that scales and shifts."""
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -269,10 +270,10 @@ def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...
 
 
 def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], way: _Way) -> Any:
-    """A graph of the neuron and its weights, as snnTorch writes one; weights of each neuron to itself are a matrix."""
+    """Makes a graph of the neuron and its weights, as snnTorch does; weights per neuron become a diagonal matrix."""
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
-        raise NirError(f"{name} has delays in what comes back; this export writes those of layer.Delay alone.")
+        raise NirError(f"{name} has delays in its feedback; this export supports only those of layer.Delay.")
     if isinstance(layer.recurrent, nn.Linear):
         weights = _linear_to_node(nir, name, layer.recurrent, shape)
     elif isinstance(layer.recurrent, OneToOne) and len(shape) == 1:
@@ -315,13 +316,13 @@ def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tupl
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Height and width of a number for both, or of two."""
+    """Height and width from one number for both, or from two numbers."""
     first, *others = torch.as_tensor(value).flatten().tolist()
     return int(first), int(others[0] if others else first)
 
 
 def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
-    """An average; with `divisor_override=1`, a sum."""
+    """Exports an average pooling; with `divisor_override=1`, a sum pooling."""
     pads = any(_pair(layer.padding))
     if layer.ceil_mode or (pads and not layer.count_include_pad and layer.divisor_override is None):
         raise NirError(f"{name} has ceil_mode=True or count_include_pad=False, which NIR's pooling does not have.")
@@ -372,8 +373,8 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
     assert isinstance(neuron, ImmediateReset)
     if (neuron.v_reset is None) != way.soft_reset:
         raise NirError(
-            f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction does not: train with "
-            "v_reset=None, or leave soft_reset=True out."
+            f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction cannot do this: train "
+            "with v_reset=None, or leave soft_reset=True out."
             if way.soft_reset
             else f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0, or, "
             "for a simulator that resets by subtraction, give soft_reset=True."
@@ -426,7 +427,7 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
 
 
 def _steps(name: str, parameter: str, decay: Any) -> Any:
-    """The time constant in steps of what keeps `decay` of itself in an Euler step."""
+    """Time constant in steps, such that an Euler step multiplies the value by `decay`."""
     if not (decay < 1).all():
         raise NirError(f"{name} has {parameter}=1: it never decays, and NIR has no infinite time constant.")
     return 1 / (1 - decay)
@@ -437,7 +438,7 @@ def _array(value: Tensor) -> Any:
 
 
 def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
-    """One value per neuron, in float64, so that seconds and back are the same number of steps."""
+    """Expands a parameter to one value per neuron, in float64, so that conversion to seconds and back is exact."""
     tensor = torch.as_tensor(value).detach().cpu().double()
     try:
         return tensor.expand(shape).contiguous().numpy()
@@ -455,7 +456,7 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
     edges, loops = _without_loops(graph)
     order, sources, output = _ordered(nir, graph, edges)
     layers: dict[str, nn.Module] = {}
-    # A dot would be a path to a submodule.
+    # In the name of a submodule, a dot would separate the parts of a path.
     names = {name: name.replace(".", "_") for name in order}
     for name in order:
         node, weights = graph.nodes[name], loops.get(name)
@@ -477,7 +478,7 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
 
 
 def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
-    """The neuron, with weights from its output to its input. A gain in front of it is of both inputs."""
+    """Makes a recurrent neuron, with weights from its output to its input. A gain in front applies to both inputs."""
     gain: Tensor | None = None
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
@@ -501,7 +502,7 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
 
 
 def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """The edges without those to and from recurrent weights, and these by their neuron."""
+    """Returns the edges without those of recurrent weights, and the recurrent weights by their neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -516,8 +517,11 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
 
 
 def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Names of the nodes between input and output, each after its sources; their sources, `""` for the input; and those
-    of the output."""
+    """Orders the nodes between input and output.
+
+    Returns their names, each after its sources; their sources by name, `""` for the input; and the sources of the
+    output.
+    """
     ends: dict[str, list[str]] = {"input": [], "output": []}
     for name, node in graph.nodes.items():
         if isinstance(node, nir.Input):
@@ -536,7 +540,7 @@ def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[s
     order: dict[str, None] = {}
     pending: list[tuple[str, bool]] = [(last, False)]
     active: set[str] = set()
-    while pending:  # depth first
+    while pending:  # depth-first search
         name, is_left = pending.pop()
         if is_left:
             active.discard(name)
@@ -593,7 +597,7 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
 
 
 def _delays(name: str, seconds: Any, dt: float) -> Tensor:
-    """Delays in steps; what is a whole number of them but for the rounding of a division is one."""
+    """Converts delays to steps; rounds those that differ from a whole number by the error of the division alone."""
     steps = _double(seconds) / dt
     if not bool((steps >= 0).all()):
         raise NirError(f"{name} has a delay of {float(steps.min() * dt):g} s; a delay is at least 0.")
@@ -646,7 +650,7 @@ def _resets_softly(node: Any) -> bool:
 
 
 def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
-    """A time constant in steps."""
+    """Converts a time constant to steps."""
     steps = _double(tau) / dt
     if not bool((steps > 1 - 1e-6).all()):
         raise NirError(
@@ -657,7 +661,7 @@ def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
 
 
 def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
-    """`tau` in steps, and the gain of an input that decays; `None`: the gain is `tau`, so it does not."""
+    """`tau` in steps, and the gain of a decaying input; `None`: the gain is `tau`, so the input does not decay."""
     steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
     compact_gain = _compact(gain.float())
     if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):
@@ -689,7 +693,7 @@ def _tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """A number if all elements are one: it needs no memory traffic."""
+    """Returns one number if all elements are equal, because a number needs no memory traffic."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

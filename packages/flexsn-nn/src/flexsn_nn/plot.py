@@ -19,11 +19,11 @@ __all__ = ["firing_rates", "heatmap", "raster", "trace"]
 
 
 def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
-    """A dot for each spike: steps to the right, neurons upwards.
+    """Draws a dot for each spike: steps to the right, neurons upwards.
 
     Args:
         spikes: `[T, *step]`; the step's elements are numbered in order.
-        ax: where to draw; `None`: a new figure.
+        ax: axes to draw into; `None`: a new figure.
     """
     ax = _axes(ax)
     fired = spikes.detach().flatten(1) != 0
@@ -41,17 +41,18 @@ def trace(
     *,
     label: str = "membrane",
 ) -> Axes:
-    """One neuron's membrane, or another state, over time, with its threshold and its spikes.
+    """Draws the membrane or another state of one neuron over time, with its threshold and its spikes.
 
     Args:
         v: `[T]`.
         spikes: `[T]`.
-        threshold: a horizontal line; or `[T]`, of a threshold that moves, as `1.0 + 1.8 * a` of an `ALIF`.
-        ax: where to draw; `None`: a new figure.
-        label: the name of `v`, in the legend and at the axis.
+        threshold: a number, drawn as a horizontal line; or `[T]`, a threshold that moves, such as `1.0 + 1.8 * a` of an
+            `ALIF`.
+        ax: axes to draw into; `None`: a new figure.
+        label: name of `v` in the legend and on the axis.
 
     Raises:
-        ParameterError: more than one neuron, or a threshold of another length.
+        ParameterError: `v` has more than one neuron, or the lengths differ.
     """
     moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
     given = [tensor for tensor in (v, spikes, moving) if tensor is not None]
@@ -78,12 +79,12 @@ def trace(
 
 
 def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Axes:
-    """Membranes, or another state, as colours: steps to the right, neurons upwards.
+    """Draws membranes or another state as colours: steps to the right, neurons upwards.
 
     Args:
         v: `[T, *step]`; the step's elements are numbered in order.
-        ax: where to draw; `None`: a new figure.
-        label: the name of `v`, at the colour bar.
+        ax: axes to draw into; `None`: a new figure.
+        label: name of `v` at the colour bar.
     """
     ax = _axes(ax)
     values = v.detach().flatten(1).T.float().cpu()
@@ -94,16 +95,16 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
 
 
 def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
-    """A bar per layer.
+    """Draws a bar for each layer.
 
     Args:
         rates: spikes per neuron and step, as `RateMonitor.rates()` returns them.
-        ax: where to draw; `None`: a new figure.
+        ax: axes to draw into; `None`: a new figure.
     """
     ax = _axes(ax)
     bars = ax.bar(list(rates), list(rates.values()))
     ax.bar_label(bars, fmt="%.3f")
-    ax.margins(y=0.1)  # room for the labels
+    ax.margins(y=0.1)  # leaves room for the labels
     ax.set(ylabel="spikes per neuron and step")
     return ax
 

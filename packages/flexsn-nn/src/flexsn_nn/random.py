@@ -1,12 +1,12 @@
-"""Random numbers inside of a step: the same ones in loops and in kernels, in a forward and in its backward.
+"""Random numbers inside of a step, which are equal in loops and kernels, and in a forward and its backward.
 
-A number is a function of a key, of the draw (the first, second, … one of a step), of the time step, of the row (the
-step's first dimension) and of the place in the row, and of nothing else: neither of the device, the backend, the memory
-format, nor the other rows of the batch. Nothing of the size of the data is stored.
+A number depends on a key, the draw (first, second, … in a step), the time step, the row (index in the step's first
+dimension) and the place in the row. It does not depend on the device, the backend, the memory format, or the other rows
+of the batch. No tensor as large as the data is stored.
 
-A neuron draws its key from PyTorch's generator whenever it begins at the initial state, so that `torch.manual_seed`
-reproduces it. As long as the state is carried, the time steps count on: a sequence in two calls has the numbers of the
-whole.
+A neuron draws its key from PyTorch's generator whenever it begins at the initial state, so `torch.manual_seed` makes it
+reproducible. As long as the state is carried on, the time steps continue to count: a sequence in two calls has the
+numbers of the whole sequence.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
@@ -24,21 +24,21 @@ __all__ = ["bernoulli_like", "configure", "normal_like", "uniform_like"]
 
 
 def normal_like(x: Tensor) -> Tensor:
-    """Draws numbers of mean 0 and variance 1, one for each element of the step, in a core.
+    """Draws numbers with mean 0 and variance 1, one for each element of the step; for use in a core.
 
     Args:
-        x: a floating-point tensor of the step's shape, which is that of its first input; its values do not matter. A
-            state with one dimension more has a draw for each element of that dimension, as of
-            `torch.stack([normal_like(soma) for _ in range(branches)], -1)`; one with a dimension less, or with fewer
-            neurons (and more than one), has the first numbers of a draw.
+        x: a floating-point tensor with the step's shape, which is that of its first input; its values have no
+            influence. A state with one more dimension gets a draw for each element of that dimension, as from
+            `torch.stack([normal_like(soma) for _ in range(branches)], -1)`. A state with one dimension less, or with
+            fewer neurons (but more than one), gets the first numbers of a draw.
 
     Returns:
-        A tensor of the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
-        converted; they are between -6.6 and 6.6, and equal to the bit on all backends.
+        A tensor with the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
+        converted. They lie between -6.6 and 6.6, and are equal to the bit on all backends.
 
     Raises:
-        DrawError: outside of a core of `FlexSN`; or `x` has another shape.
-        InputDtypeError: an integer tensor.
+        DrawError: the call is outside of a core of `FlexSN`, or `x` has another shape.
+        InputDtypeError: `x` is an integer tensor.
 
     Example:
         >>> from flexsn_nn import FlexSN
@@ -53,13 +53,13 @@ def normal_like(x: Tensor) -> Tensor:
 
 
 def uniform_like(x: Tensor) -> Tensor:
-    """Draws numbers in [0, 1), one for each element of the step, in a core.
+    """Draws numbers in [0, 1), one for each element of the step; for use in a core.
 
     Args:
-        x: as of `normal_like`.
+        x: as for `normal_like`.
 
     Returns:
-        As of `normal_like`: multiples of 2^-24; in float16 of 2^-11, in bfloat16 of 2^-8.
+        A tensor as from `normal_like`; its numbers are multiples of 2^-24, in float16 of 2^-11, in bfloat16 of 2^-8.
 
     Raises:
         The errors of `normal_like`.
@@ -68,17 +68,17 @@ def uniform_like(x: Tensor) -> Tensor:
 
 
 def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
-    """Draws 1 with probability `p` and else 0, for each element of the step, in a core.
+    """Draws 1 with probability `p` and 0 otherwise, for each element of the step; for use in a core.
 
     Args:
-        x: as of `normal_like`.
-        p: a number in [0, 1], or a tensor that broadcasts to `x`, of whose values no gradient is known.
+        x: as for `normal_like`.
+        p: a number in [0, 1], or a tensor that broadcasts to `x` and gets no gradient.
 
     Returns:
-        As of `normal_like`.
+        A tensor as from `normal_like`.
 
     Raises:
-        ParameterError: a number that is no probability.
+        ParameterError: `p` is a number that is no probability.
         The errors of `normal_like`.
     """
     if not isinstance(p, Tensor):
@@ -89,18 +89,18 @@ def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
 def configure(
     net: nn.Module, *, seed: int | None = None, first_row: int | None = None, in_evaluation: bool | None = None
 ) -> None:
-    """Sets where the numbers of a network's neurons, and of `SharedDropout`, come from; `None` changes nothing.
+    """Sets the source of the random numbers of a network's neurons and of `SharedDropout`; `None` changes nothing.
 
     Args:
-        net: a neuron, or a module with neurons. Those that draw nothing ignore it.
-        seed: makes the keys, one for each neuron, in place of PyTorch's generator: every sequence that begins at the
-            initial state then has the same numbers. Negative: the generator's keys again.
-        first_row: the number of the first row of a batch: of a process that has rows `n` to `2 n` of a batch, `n`.
-        in_evaluation: whether numbers are drawn while `neuron.training` is false, too (as at first); if not, each is
-            its mean: 0, 0.5, and `p`.
+        net: a neuron, or a module with neurons. Neurons that draw nothing ignore the call.
+        seed: seed of the keys, one key for each neuron, instead of PyTorch's generator. Every sequence that begins at
+            the initial state then has equal numbers. Negative: return to keys of the generator.
+        first_row: index of the first row of a batch. A process that has the rows from `n` on sets `n`.
+        in_evaluation: True (the initial setting): also draw numbers while `neuron.training` is false. False: use the
+            mean of each number then: 0, 0.5, and `p`.
 
     Raises:
-        ParameterError: a seed or a row that is no whole number.
+        ParameterError: a seed or a row is no whole number.
 
     Example:
         >>> from flexsn_nn.neuron import StochasticLIF

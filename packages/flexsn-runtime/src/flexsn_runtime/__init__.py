@@ -1,4 +1,4 @@
-"""Builds and launches scan kernels, and gives them to torch: autograd, custom ops, handles."""
+"""Builds and launches scan kernels, and integrates them into torch: autograd, custom ops, handles."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from flexsn_runtime.errors import (
 )
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.moments import batch_moments, batch_moments_op, has_moments
-from flexsn_runtime.native import launcher_in_words
+from flexsn_runtime.native import launcher_in_words, saving_hooks
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
@@ -181,6 +181,7 @@ __all__ = [
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
     "run_program",
+    "saving_hooks",
     "scan",
     "scan_again",
     "single_step",

@@ -1,11 +1,11 @@
-"""Triton on this machine: whether it is there, interprets, and can run on a device."""
+"""Availability of Triton on this machine: installed or not, interpreted or not, and the devices it can run on."""
 
 from __future__ import annotations
 
 import torch
 
 try:
-    # Decided when triton is imported, and read on every call: a constant, which costs nothing, in eager mode
+    # Decided when triton is imported, and read on every call. A constant costs nothing, in eager mode
     # and under torch.compile alike.
     from flexsn_codegen.targets.triton.device import INTERPRETED as _INTERPRETED
 
@@ -20,12 +20,12 @@ def triton_interpreted() -> bool:
 
 
 def kernel_device() -> torch.device:
-    """Where compiled kernels run on this machine; the CPU, to be traced for, when they run nowhere."""
+    """The device of compiled kernels on this machine; the CPU, for tracing alone, if they run nowhere."""
     return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
 
 
 def why_no_triton(device: torch.device) -> str | None:
-    """The reason why kernels in Triton cannot run on `device` and what to do about it; `None` when they can."""
+    """The reason why kernels in Triton cannot run on `device`, with a remedy; `None` if they can."""
     if not _INSTALLED:
         return "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
     if device.type == "cpu" and not triton_interpreted():

@@ -1,10 +1,11 @@
-"""Small whole numbers that lie in few bits each, written and read by kernels."""
+"""Small integers stored in a few bits each. Kernels write and read them."""
 
 from __future__ import annotations
 
 import functools
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,57 +13,74 @@ from torch import Tensor
 from flexsn_codegen import Launches, Pointwise, pointwise
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.native import RepeatedFunction
 
 _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
 _launches: Recent[Launches] = Recent()
 
 
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
-    """The numbers that lie in bytes, the first one in the lowest bits; `None` where no Triton kernel can read them.
+    """The numbers stored in bytes, beginning with the lowest bits; `None` if no Triton kernel can read them.
 
-    A byte's numbers are written in words of up to 64 bits, as whole as memory takes them, so that a kernel costs
-    little more than writing them.
+    The kernel writes a byte's numbers in words of up to 64 bits, as wide as memory transfers, so that it costs
+    little more than writing the numbers.
 
     Args:
         packed: uint8, dense, of any shape.
-        bits: of each number: 1, 2 or 4.
-        low: what is added to each.
-        dtype: of the result: a floating-point one of 2, 4 or 8 bytes; for others no kernel is there.
+        bits: bits of each number: 1, 2 or 4.
+        low: added to each number.
+        dtype: dtype of the result: floating-point, of 2, 4 or 8 bytes. No kernel exists for others.
 
     Returns:
-        One dimension, of `8 / bits` numbers for each byte.
+        One dimension, with `8 / bits` numbers for each byte.
     """
-    if not _has_kernels(packed, dtype):
-        return None
+    return _unpacking(bits, low, dtype)((packed,))[0] if _has_kernels(packed, dtype) else None
+
+
+@functools.cache
+def _unpacking(bits: int, low: int, dtype: torch.dtype) -> RepeatedFunction:
     at_once, word = _word(bits, dtype)
-    words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
-    _launch(_reader(bits, low, dtype), words.unbind(1), (packed.view(-1),))
-    return words.view(dtype).view(-1)
+
+    def unpack(tensors: Sequence[Any]) -> tuple[Tensor]:
+        (packed,) = tensors
+        words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
+        _launch(_reader(bits, low, dtype), words.unbind(1), (packed.view(-1),))
+        return (words.view(dtype).view(-1),)
+
+    return RepeatedFunction(unpack)
 
 
 def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
-    """The bytes that `unpack_numbers` reads; `None` where no Triton kernel can write them.
+    """The bytes that `unpack_numbers` reads; `None` if no Triton kernel can write them.
 
     Args:
-        numbers: of one dimension, without holes, in a dtype that `unpack_numbers` takes; whole numbers from `low` to
+        numbers: one dimension, contiguous, in a dtype that `unpack_numbers` takes; integers from `low` to
             `low + 2 ** bits - 1`.
-        bits: of each: 1, 2 or 4.
+        bits: bits of each number: 1, 2 or 4.
 
     Returns:
-        uint8, one dimension; in the last byte, bits behind the last number are 0.
+        uint8, one dimension. In the last byte, bits after the last number are 0.
     """
-    if not _has_kernels(numbers, numbers.dtype):
-        return None
+    return _packing(bits, low)((numbers,))[0] if _has_kernels(numbers, numbers.dtype) else None
+
+
+@functools.cache
+def _packing(bits: int, low: int) -> RepeatedFunction:
     in_byte = 8 // bits
-    whole, rest = divmod(len(numbers), in_byte)
-    packed = torch.empty(whole + (rest > 0), dtype=torch.uint8, device=numbers.device)
-    columns = numbers[: whole * in_byte].view(whole, in_byte).unbind(1)
-    _launch(_writer(bits, low), (packed[:whole],), columns)
-    if rest:
-        last = numbers.new_full((in_byte,), low)
-        last[:rest] = numbers[whole * in_byte :]
-        _launch(_writer(bits, low), (packed[whole:],), last.view(1, in_byte).unbind(1))
-    return packed
+
+    def pack(tensors: Sequence[Any]) -> tuple[Tensor]:
+        (numbers,) = tensors
+        whole, rest = divmod(len(numbers), in_byte)
+        packed = torch.empty(whole + (rest > 0), dtype=torch.uint8, device=numbers.device)
+        columns = numbers[: whole * in_byte].view(whole, in_byte).unbind(1)
+        _launch(_writer(bits, low), (packed[:whole],), columns)
+        if rest:
+            last = numbers.new_full((in_byte,), low)
+            last[:rest] = numbers[whole * in_byte :]
+            _launch(_writer(bits, low), (packed[whole:],), last.view(1, in_byte).unbind(1))
+        return (packed,)
+
+    return RepeatedFunction(pack)
 
 
 def _has_kernels(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -70,7 +88,7 @@ def _has_kernels(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Writes a function's results, to memory that is new."""
+    """Writes a function's results to new memory."""
     first = tensors[0]
     key = function, len(first), first.dtype, first.device
     launch = _launches.get(key)
@@ -82,20 +100,20 @@ def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor],
 
 @functools.cache
 def _word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """How many of a byte's numbers a word holds, and the word's dtype."""
+    """The number of a byte's numbers that fit in a word, and the word's dtype."""
     at_once = min(8 // dtype.itemsize, 8 // bits)
     return at_once, torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
 
 
 def _pattern(number: int, dtype: torch.dtype) -> int:
-    """The bits of a number, as an integer that is not negative."""
+    """The bits of a number, as a non-negative integer."""
     bits = int.from_bytes(struct.pack(f"<{_FORMATS[dtype]}", number), "little")
     return bits >> 16 if dtype == torch.bfloat16 else bits  # exact: the numbers are small
 
 
 @functools.cache
 def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[..., tuple[Tensor, ...]]:
-    """From a byte its words."""
+    """The function from a byte to its words."""
     at_once, word = _word(bits, dtype)
     patterns = [_pattern(low + code, dtype) for code in range(1 << bits)]
 
@@ -121,7 +139,7 @@ def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[..., tuple[Ten
 
 @functools.cache
 def _writer(bits: int, low: int) -> Pointwise[..., tuple[Tensor, ...]]:
-    """From a byte's numbers the byte."""
+    """The function from a byte's numbers to the byte."""
 
     def byte_of_numbers(*numbers: Tensor) -> tuple[Tensor, ...]:
         codes = [(number - low).to(torch.int32) << (bits * place) for place, number in enumerate(numbers)]

@@ -1,4 +1,4 @@
-"""A dictionary that forgets."""
+"""A dictionary with a limited number of entries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _Value = TypeVar("_Value")
 
 
 class Recent(dict[Hashable, _Value]):
-    """A dictionary of at most `LIMIT` entries; the one that was added first is forgotten first.
+    """A dictionary of at most `LIMIT` entries. When it is full, it drops the entry that was added first.
 
-    What depends on sizes is kept in it, so that a program that sees ever new ones does not grow.
+    Results that depend on sizes are stored in it, so that a program with ever new sizes does not grow.
     """
 
     LIMIT = 256

@@ -1,4 +1,4 @@
-"""Saved tensors of a backward, and a clear error where an earlier backward has freed them."""
+"""Saved tensors of a backward, with a clear error if an earlier backward has freed them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def saved_of(ctx: Any) -> tuple[Tensor, ...]:
     try:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
     except RuntimeError as error:
-        if "second time" not in str(error):  # written in place since, say
+        if "second time" not in str(error):  # another error, such as one about a write in place
             raise
         raise FreedGraphError from error
     return saved

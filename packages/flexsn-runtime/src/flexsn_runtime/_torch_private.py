@@ -1,4 +1,4 @@
-"""Access to private parts of torch. Each name is probed when this module is imported."""
+"""Access to private parts of torch. Importing this module probes each name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_TRACE = "steps cannot be traced, and nothing can be compiled"
 _BLIND = "compiled kernels cannot be called: they would not see a transform of torch.func, and give wrong gradients"
 _NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
-# `torch.autograd.Function` looks for transforms of `torch.func` first, at every `apply`.
+# `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`, which takes time.
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -45,7 +45,7 @@ _saved_tensors_hooks = private(
     "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
 )
 number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-# Not below 0: inside of a level of it, or this version of torch does not show its level.
+# At least 0 inside of forward mode. Constant if this version of torch does not expose its level.
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
@@ -62,12 +62,12 @@ _EXCLUDED = _excluded_keys()
 
 @contextmanager
 def as_outside() -> Iterator[None]:
-    """Isolates tracing from what the caller has switched on or off.
+    """Isolates tracing from the caller's settings.
 
-    Inside a custom op's implementation, dispatch keys are off that a trace needs; and what a trace saves for
-    its own backward is nothing for the caller's saved-tensor hooks (activation checkpointing).
+    The implementation of a custom op runs with some dispatch keys off that a trace needs. And the caller's
+    saved-tensor hooks (activation checkpointing) must not receive the tensors that a trace saves for its own backward.
     """
-    # Not by hooks that change nothing: where an op saves its own result, torch would keep the two alive for good.
+    # Hooks that change nothing would not do: if an op saves its own result, torch would keep both alive forever.
     before = _set_hooks_tracing(True)
     try:
         with _force_keys(_INCLUDED, _EXCLUDED):
@@ -78,7 +78,7 @@ def as_outside() -> Iterator[None]:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Like `as_outside`, and no dispatch mode sees what happens: for real tensors while a graph is traced."""
+    """Like `as_outside`, but also hides operations on real tensors from all dispatch modes of an active tracer."""
     with as_outside(), _disable_current_modes():
         yield
 
@@ -90,9 +90,9 @@ _MODES = {
 
 
 def transform_at_work() -> str | None:
-    """Which transform of torch's the caller is inside of that would not see a launch; `None` outside of any.
+    """The active transform of torch that would not see a launch; `None` outside of all.
 
-    `torch.func`, forward mode, and what traces or stands in for operators.
+    These are the transforms of `torch.func`, forward mode, and modes that trace operators or replace them.
     """
     if are_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
@@ -108,11 +108,12 @@ def transform_at_work() -> str | None:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Returns a predicate: `len(tensors)` tensors are like these, as far as one fast check shows.
+    """Returns a fast predicate that compares `len(tensors)` tensors with these.
 
-    Where it is True, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are lazily
-    negated views alike, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
-    not check grad mode, forward mode, autocast's dtype, nor where memory is. It is False for what is no plain tensor.
+    If it is True, they have equal types, dtypes, devices, shapes, strides and `requires_grad`, the same ones are lazily
+    negated views, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
+    not check grad mode, forward mode, autocast's dtype, nor memory addresses. It is False for any tensor that is not
+    plain.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -128,12 +129,12 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def never(*tensors: object) -> bool:
-    """An `alike` that no tensors are like."""
+    """A predicate, like those of `alike`, that is never True."""
     return False
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:
-    """True if a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
+    """True if a gradient represents several ones: in `is_grads_batched`, or in `vmap` of a backward."""
     return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
 
 
@@ -152,7 +153,7 @@ def size_expression(size: int | torch.SymInt) -> sympy.Expr:
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """The value of a symbolic size when it was traced, if that is known. Reading it puts no guard on the size."""
+    """The value of a symbolic size when it was traced, or `None` if it is unknown. Reading it adds no guard."""
     hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
 
@@ -174,25 +175,36 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def convolution_into(
     out: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, numbers: Sequence[Any]
 ) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
-    """A function `(value, out)` that has cuDNN write a convolution, the one that PyTorch takes, to memory.
+    """A function `(value, out)` that makes cuDNN write a convolution to `out`, with the algorithm that PyTorch selects.
+
+    A transposed one of stride 1 is a convolution by the mirrored weight, which cuDNN writes to memory, too.
 
     Args:
         out, value: tensors like those of all calls.
         numbers: stride, padding, dilation, transposed, output_padding and groups.
 
     Returns:
-        `None`: PyTorch computes it in another way, and allocates the result.
+        The function; `None` if PyTorch computes the convolution in another way and allocates the result.
     """
     stride, padding, dilation, transposed, output_padding, groups = numbers
-    if _select_conv_backend is None or transposed or bias is not None or not value.is_cuda or 0 in value.shape:
+    if _select_conv_backend is None or bias is not None or not value.is_cuda or 0 in value.shape:
         return None
     last = _FORMATS.get(value.dim())
     if last is None:
         return None
+    if transposed:
+        if groups != 1 or any(s != 1 for s in stride) or any(output_padding):
+            return None
+        padding = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=False)]
+        if len(padding) != weight.dim() - 2 or min(padding) < 0:
+            return None
+        kind = torch.contiguous_format if weight.is_contiguous() else last
+        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=kind)
+        transposed = False
     of_value, of_weight, of_out = (
         (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
     )
-    usual = (True, False)  # tensors of both formats are left to PyTorch
+    usual = (True, False)  # PyTorch handles tensors that have both formats
     if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:
@@ -211,7 +223,7 @@ def convolution_into(
 
 
 def copy_each(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies tensors into others of their shapes and dtypes: of one dtype, in few launches."""
+    """Copies tensors into others of equal shapes and dtypes. If all have one dtype, this takes few launches."""
     if len({tensor.dtype for tensor in tensors}) == 1:
         torch._foreach_copy_(list(into), list(tensors))
         return

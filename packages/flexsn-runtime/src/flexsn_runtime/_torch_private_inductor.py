@@ -1,4 +1,4 @@
-"""How Inductor makes a launch of a kernel in C++ part of a program that it writes in C++: AOTInductor's, say."""
+"""Lets Inductor include a launch of a C++ kernel in a program that it writes in C++, as AOTInductor does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_hop.versions import expect, needed
 
 _NO_CPP = "AOTInductor cannot compile networks with neurons for the CPU"
 
-# Looked up when something is compiled: Inductor is slow to import.
+# Looked up when code is compiled, because importing Inductor is slow.
 for _module, _names in (
     ("torch._inductor.ir", ["ExternKernel.require_exact_strides", "MutationOutput", "NoneLayout"]),
     ("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "register_lowering"]),
@@ -22,22 +22,22 @@ for _module, _names in (
 
 
 def is_ahead_of_time() -> bool:
-    """True if Inductor makes a program in C++ now, which is to run without Python."""
+    """True if Inductor is generating a C++ program, which runs without Python."""
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
     return bool(getattr(V.graph, "aot_mode", False))
 
 
 def records_cuda_graphs() -> bool:
-    """True if Inductor records what it compiles now in CUDA graphs, as with ``mode="reduce-overhead"``."""
+    """True if Inductor records the code that it compiles in CUDA graphs, as with ``mode="reduce-overhead"``."""
     config = needed("torch._inductor", "config", _NO_CPP)
     return bool(getattr(config.triton, "cudagraphs", False))
 
 
 @functools.cache
 def lower_launches(op: Any) -> None:
-    """Has Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.
+    """Makes Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.
 
-    A program in Python calls the operator. One in C++ has the kernel's source in it, and calls that.
+    A Python program calls the operator. A C++ program contains the kernel's source and calls the kernel.
     """
     register_lowering = needed("torch._inductor.lowering", "register_lowering", _NO_CPP)
     fallback_handler = needed("torch._inductor.lowering", "fallback_handler", _NO_CPP)
@@ -46,7 +46,7 @@ def lower_launches(op: Any) -> None:
     call = fallback_handler(op, add_to_fallback_set=False)
 
     def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
-        # Written tensors are new memory, of the requested strides.
+        # Written tensors are new memory with the requested strides.
         strides = (node.meta["val"].stride() for node in V.graph.current_node.args[0])
         read = [ir.ExternKernel.require_exact_strides(x, s) for x, s in zip(read, strides, strict=True)]
         (_launch_node() if V.graph.cpp_wrapper else call)(read, written, sizes, source)
@@ -84,7 +84,7 @@ def _launch_node() -> Any:
                 wrapper.define_kernel(kernel.name, kernel.source, gpu=False, cpp_definition=kernel.declaration)
             addresses = [f"reinterpret_cast<int64_t>({x.codegen_reference()}.data_ptr())" for x in self.inputs]
             sizes = [f"static_cast<int64_t>({wrapper.codegen_sizevar(size)})" for size in self.constant_args]
-            arguments = ", ".join([*addresses, *sizes, "0"])  # 0: the number of threads that OpenMP has
+            arguments = ", ".join([*addresses, *sizes, "0"])  # 0: all threads of OpenMP
             wrapper.writeline(f"{{ const int64_t arguments[] = {{{arguments}}}; {kernel.name}(arguments); }}")
 
     return LaunchNode

@@ -1,4 +1,4 @@
-"""Access to private parts of Triton. Each name is probed when this module is imported."""
+"""Access to private parts of Triton. Importing this module probes each name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from flexsn_hop.versions import expect
 
-_MOST_SPILLS = 256  # numbers of 4 bytes
+_MOST_SPILLS = 256  # in values of 4 bytes
 
 if importlib.util.find_spec("triton") is not None:
     expect(
@@ -18,10 +18,10 @@ if importlib.util.find_spec("triton") is not None:
 
 
 def resources(compiled: Any, most: int) -> tuple[int, int] | None:
-    """Resources of a compiled kernel: registers of a thread, bytes of shared memory of a program.
+    """Resources of a compiled kernel: registers of a thread, and bytes of shared memory of a program.
 
-    `None`: it does not run, because it needs more than `most` bytes, or slower than many launches do, because it keeps
-    many of its values in local memory when registers run out.
+    `None` if it cannot run, because it needs more than `most` bytes of shared memory. Also `None` if it is slower than
+    many launches, because it is short of registers and spills many of its values to local memory.
     """
     shared = int(compiled.metadata.shared)
     if shared > most:

@@ -1,4 +1,4 @@
-"""One exception class per mistake; each is also a built-in kind."""
+"""One exception class for each mistake. Each is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ class BackendUnavailableError(RuntimeError):
 
 
 class LauncherError(ValueError):
-    """`FLEXSN_LAUNCHER` says something that it may not say."""
+    """`FLEXSN_LAUNCHER` has an invalid value."""
 
 
 class TensorCountError(ValueError):
-    """Another number of tensors than the step function takes."""
+    """The number of tensors differs from that of the step function."""
 
 
 class ShapeError(ValueError):
-    """Shapes that do not belong to one scan: unequal T, or a state that is not like the step."""
+    """Shapes that do not belong to one scan: unequal T, or a state whose shape differs from the step's."""
 
 
 class DtypeError(TypeError):
-    """A dtype that kernels do not have, or another one than the step reads a captured tensor in."""
+    """A dtype that kernels do not support, or that differs from the dtype in which the step reads a captured tensor."""
 
 
 class LayoutError(TypeError):
-    """A tensor that is no dense array of numbers in memory: a sparse, nested, quantized or fake one."""
+    """A tensor that is not a dense array of numbers in memory: a sparse, nested, quantized or fake one."""
 
 
 class ResidualsError(ValueError):
-    """An unknown choice of what is kept for the backward."""
+    """An unknown choice of values to save for the backward."""
 
 
 class SpikeBitsError(ValueError):
@@ -40,11 +40,11 @@ class SpikeBitsError(ValueError):
 
 
 class LateInputError(ValueError):
-    """Late inputs are requested of a step that has no kernel of its own for all steps."""
+    """Late inputs are requested of a step that has no single kernel for all steps."""
 
 
 class TemplateNeededError(ValueError):
-    """A gradient's shape cannot be known from what was given."""
+    """The shape of a gradient is unknown from the arguments."""
 
 
 class UnknownHandleError(RuntimeError):
@@ -56,10 +56,10 @@ class CapturedTensorError(RuntimeError):
 
 
 class FreedGraphError(RuntimeError):
-    """A backward reached a scan of an earlier graph, which has been freed: a state was neither reset nor detached."""
+    """A backward reached a scan of an earlier, freed graph, because a state was neither reset nor detached."""
 
     def __init__(self) -> None:
-        super().__init__(  # `native/launcher.cpp` has the same words
+        super().__init__(  # `native/launcher.cpp` has this text, too
             "backward a second time through a scan whose graph an earlier backward has freed. If this is the next "
             "training step, a state that the scan returned still belongs to the graph of an earlier step: reset it "
             "between sequences (functional.reset_net(net), neuron.reset()), or cut it off between parts of one "
@@ -69,16 +69,16 @@ class FreedGraphError(RuntimeError):
 
 
 class StepGoneError(RuntimeError):
-    """A backward needs its step, which has been dropped with its neuron, or for many others."""
+    """A backward needs its step, which was dropped with its neuron, or in favour of many other steps."""
 
 
 class GaveUpError(RuntimeError):
-    """Programs of a kernel waited for each other in vain; its results are not a number."""
+    """Programs of a kernel waited for each other without success; its results are NaN."""
 
 
 class UnsupportedScanError(NotImplementedError):
-    """A step in a compiler's graph of which kernels cannot be made."""
+    """A step in a compiler's graph for which kernels cannot be made."""
 
 
 class SymbolicSizeError(UnsupportedScanError):
-    """Symbolic sizes of which kernels cannot be made."""
+    """Symbolic sizes for which kernels cannot be made."""

@@ -1,4 +1,4 @@
-"""Kernels straight from the source of a step and `FlexSNInfo`, all operands dense, nothing left out."""
+"""Makes kernels directly from the source of a step and `FlexSNInfo`, with dense operands and all arguments."""
 
 from __future__ import annotations
 

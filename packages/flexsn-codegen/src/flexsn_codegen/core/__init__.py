@@ -1,3 +1,3 @@
-"""From a graph to the function of one step, in the language of a target."""
+"""Turns a graph into the function of one step, in the language of a target."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a graph to the source of the function of one step, on blocks of values."""
+"""Turns a graph into the source of the function of one step, on blocks of values."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def generate_triton_code_str(
 
     Args:
         graph: pointwise, in the closed op set, with a fake tensor on each node (`node.meta["val"]`), as
-            `flexsn_graph` makes them.
-        fn_name: any text; what is not allowed in an identifier becomes `_`.
+            `flexsn_graph` makes it.
+        fn_name: any text; characters that are not allowed in an identifier become `_`.
         verbose: prints the source.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` rounds the function's results alone.
-        fast_math: call approximate functions. To be compiled with `compile_options(..., fast_math=True)`.
+        fast_math: call approximate functions. Compile the source with `compile_options(..., fast_math=True)`.
 
     Returns:
         The source of a module, and the function's name: `fn_name` plus a hash of the body. The function
@@ -52,8 +52,8 @@ def generate_triton_code_str(
 
     Raises:
         UnsupportedOpError: an op has no rule; names it and the user's line.
-        GraphError: a node has no dtype, or the graph returns something else than nodes.
-        PrecisionError: an unknown `precision`.
+        GraphError: a node has no dtype, or the graph returns anything but nodes.
+        PrecisionError: `precision` is unknown.
     """
     core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
     code = f"{core.target.header}\n\n{core.source}"
@@ -77,23 +77,23 @@ def emit_core(
     """Like `generate_triton_code_str`, without imports.
 
     Args:
-        graph: of a plain one, all arguments are inputs and all results are outputs.
-        prune: leave out arguments that are not used.
+        graph: if it is a plain one, all its arguments are inputs and all its results are outputs.
+        prune: leave out unused arguments.
         precision, fast_math: as for `generate_triton_code_str`.
         fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
-            rounded division has a rare slow path, a branch, around which nothing is scheduled.
-        numbers: makes the graph's numbers arguments of the function, whose names begin so: graphs that differ in
-            numbers alone have the same source. (Those that an op is written otherwise for stay in it: exponents as 2,
-            degrees of polynomials.) `None`: they are written as they are.
-        once: make a function of its own of what is slow to compute and the same in each step (`CoreSource.once`).
-        target: what it is written for.
+            rounded division has a rare slow path, a branch, across which nothing is scheduled.
+        numbers: makes the graph's numbers arguments of the function, with names that begin with this text. Then graphs
+            that differ in numbers alone have equal sources. (Numbers that determine how an op is written stay in the
+            source, such as an exponent of 2, or degrees of polynomials.) `None` writes all numbers into the source.
+        once: make a separate function for values that are slow to compute and equal in all steps (`CoreSource.once`).
+        target: the target that the source is for.
     """
     numerics = Numerics(precision, fast_math)
     step = graph if isinstance(graph, StepGraph) else _as_step(graph)
     placeholders = step.placeholders
     taken = {port: n for port, n in placeholders.items() if n.users or not prune}
     if not taken:
-        # A result that is a constant needs a block to take its shape from.
+        # A constant result needs a block that determines its shape.
         taken = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
@@ -102,7 +102,7 @@ def emit_core(
     statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
     of_numbers = [number.name for number in writer.numbers]
-    # Without citations: moving the user's code in its file must not make another kernel.
+    # The hash excludes citations: moving the user's code in its file must not make another kernel.
     code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
     digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
@@ -127,7 +127,7 @@ def _once(
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
-    """The function of what is the same in each step; of a step and of its VJP, it is often the same one."""
+    """The function of values that are equal in all steps. A step and its VJP often share it."""
     code = "\n".join(f"{s.name} = {s.text}" for s in statements)
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
@@ -136,7 +136,7 @@ def _once(
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
-    """A graph from inputs to outputs."""
+    """A graph as a step from inputs to outputs."""
     inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
     return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
 
@@ -149,22 +149,22 @@ def _entries(graph: fx.Graph) -> list[Any]:
 
 
 def location_text(node: fx.Node) -> str:
-    """The user's line, as the end of an error message; empty where it is not known."""
+    """The user's line, as the end of an error message; empty if it is unknown."""
     where = location_of(node)
     return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
 
 
 def _citation(node: fx.Node) -> str:
-    """`file.py:12: code`, for a comment; the file's name alone, so that it is the same on every machine."""
+    """`file.py:12: code`, for a comment, with the file's name alone, so that it is equal on every machine."""
     where = location_of(node)
     if where is None:
         return ""
-    # On one line whatever the names hold: the text ends up in a comment.
+    # On one line, whatever the names contain, since the text ends up in a comment.
     return " ".join(f"{os.path.basename(where.file)}:{where.line}: {where.code}".split())
 
 
 def _is_inlined(node: fx.Node) -> bool:
-    """Numbers are written where they are used; of several results, each is a statement (`getitem`)."""
+    """True for numbers, which are written where they are used, and for ops with several results (see `getitem`)."""
     return node.target in LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
@@ -172,7 +172,7 @@ class _StepWriter:
     """Writes nodes for a target.
 
     Attributes:
-        numbers: what has become an argument so far.
+        numbers: the numbers that have become arguments so far.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class _StepWriter:
     ) -> None:
         self._target = target
         self._numerics = numerics
-        self._loose = loose  # where a division may be approximate
+        self._loose = loose  # nodes whose division may be approximate
         self._prefix = prefix
         self._literals: dict[fx.Node, str] = {}
         self.numbers: list[Number] = []
 
     def name(self, node: fx.Node) -> str:
-        # Cut off, two names could become one.
+        # Without a limit, because two names could become equal when cut off.
         return identifier(node.name, limit=None, reserved=self._target.reserved)
 
     def statement(self, node: fx.Node) -> Statement:
@@ -219,7 +219,7 @@ class _StepWriter:
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
         others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-        # The condition of `where` is the only operand of another dtype; the dtype is that of the branches.
+        # The condition of `where` is the only operand of another dtype. The op's dtype is that of the branches.
         typed = values[1:] if op is torch.ops.prims.where.default else values
         dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]
@@ -243,7 +243,7 @@ class _StepWriter:
         )
 
     def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """The name of a number that becomes an argument."""
+        """Makes a number an argument, and returns its name."""
         number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
         self.numbers.append(number)
         return number.name
@@ -280,7 +280,7 @@ class _StepWriter:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
         if entry.target not in LITERAL_OPS:
-            # An argument has its dtype's values already, and so has all else when each op was rounded.
+            # Arguments have values of their dtype, and so have all results if each op was rounded.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
         if not arguments:

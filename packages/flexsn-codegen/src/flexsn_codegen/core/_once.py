@@ -1,5 +1,6 @@
-"""Which values of a step are the same in each, and worth to be computed before the loop over time: for targets whose
-compiler does not see that by itself.
+"""Selects values that are equal in all steps and are worth computing before the loop over time.
+
+This is for targets whose compiler does not find these values.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
-# As quick as loading the value. So are ops of which each result is a value of an operand (`OpFacts.exact`).
+# These ops are as fast as loading the value. So are ops whose results are values of an operand (`OpFacts.exact`).
 _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
 
 
 def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
-    """The results of slow ops, functions and divisions, that are computed from lifted tensors alone; of those that such
-    results are computed from, only what the step needs besides.
+    """The results of slow ops, functions and divisions, that are computed from lifted tensors alone.
 
-    They have the dtypes of floating-point numbers, but for the words that random numbers of an element are made from.
+    If such results are computed from others, the latter are included only if the step needs them for something else.
+    All have floating-point dtypes, except for the words from which random numbers of an element are made.
     """
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
@@ -33,7 +34,7 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
 
 
 def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that the results are computed from, the given ones among them, but not what those are computed from."""
+    """The nodes that the results are computed from, back to the given ones, which are included."""
     found: set[fx.Node] = set()
     sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
     while sought:

@@ -1,7 +1,7 @@
-"""From the graph of a function that reduces rows to its stages, each a function of one element.
+"""Splits the graph of a function that reduces rows into stages, each a function of one element.
 
-A stage computes from the arguments, and from what earlier stages reduced, what is reduced next. What two stages need
-both compute: the operands are read again from the nearest cache, or are in registers.
+A stage computes the operands of the next reductions from the arguments and from earlier reductions. Two stages
+that need one value both compute it: the operands are read again from the nearest cache, or are in registers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def emit_rows(
 
     Args:
         step: from inputs to outputs, with `ROW_OPS`.
-        whole: for each output, whether it has an element for each of a row.
+        whole: for each output, True if it has one element for each element of a row.
         numbers: as for `emit_core`.
 
     Raises:
@@ -78,7 +78,7 @@ def _argument(node: fx.Node) -> fx.Node:
 
 
 def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
-    """How many reductions, one after the other, each node depends on."""
+    """For each node, the number of reductions in succession that it depends on."""
     levels: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((levels[n] for n in node.all_input_nodes), default=0)

@@ -1,3 +1,3 @@
-"""`pointwise`: functions without time, traced, launched, differentiated, and recorded by compilers."""
+"""`pointwise`: functions without time, with their traces, launches, derivatives, and operators for compilers."""
 
 from __future__ import annotations

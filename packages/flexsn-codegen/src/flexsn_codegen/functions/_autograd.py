@@ -1,8 +1,9 @@
-"""Derivatives of kernels: of calls in eager mode, and of operators under transforms and in graphs."""
+"""Derivatives of kernels, for calls in eager mode, and for operators under transforms and in graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flexsn_codegen.functions._checks import is_followed
 from flexsn_codegen.functions._forward_mode import tangents_of
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_of
+from flexsn_codegen.functions._plan import Plan, Trace
 
 Apply = Callable[[Kernel, Sequence[Tensor], Sequence[bool]], Sequence[Tensor]]
 Operator = Callable[[list[Tensor], Sequence[Any], Sequence[bool], str], Sequence[Tensor]]
@@ -21,7 +23,7 @@ _operators: list[Operator] = []
 
 
 def by_operator_with(operator: Operator) -> None:
-    """Registers the operator that launches a kernel where a compiler, a transform or a mode is active."""
+    """Registers the operator that launches a kernel while a compiler, a transform or a mode is active."""
     _operators[:] = [operator]
 
 
@@ -72,6 +74,66 @@ class Differentiated(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedCall:
+    """A call that autograd follows, for repetition.
+
+    Attributes:
+        differentiable: for each result, True if a gradient can flow through it.
+        backwards: for kinds of cotangents, the gradient's trace, its plan, and the number of its cotangents.
+    """
+
+    kernel: Kernel
+    trace: Trace
+    plan: Plan
+    scalars: tuple[bool, ...]
+    wanted: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    backwards: dict[tuple[Any, ...], tuple[Trace, Plan]] = field(default_factory=dict)
+
+
+class Repeated(torch.autograd.Function):
+    """As `Differentiated`, of a call like an earlier one, outside of transforms and forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.trained, ctx.numbers = trained, numbers
+        results = trained.plan.run(tensors, trained.trace.words(numbers))
+        if not all(trained.differentiable):
+            flows = zip(results, trained.differentiable, strict=True)
+            ctx.mark_non_differentiable(*(result for result, there in flows if not there))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        trained: TrainedCall = ctx.trained
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
+        every = [*tensors, *given]
+        is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
+        is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
+        key = (wanted, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
+        found = trained.backwards.get(key) if is_plain_call else None
+        if found is not None and found[0].fits(ctx.numbers):
+            trace, plan = found
+            results = iter(plan.run(every, trace.words(ctx.numbers)))
+            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, wanted, strict=True)]
+            return None, None, *own
+        ctx.kernel, ctx.scalars, ctx.wanted = trained.kernel, list(trained.scalars), list(trained.wanted)
+        ctx.differentiable = trained.differentiable
+
+        def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+            if not is_plain_call:
+                return call(kernel, tensors, ctx.numbers, scalars, summed=True)
+            ran, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
+            trained.backwards[key] = trace, kernel.plan(trace, tensors)
+            return ran
+
+        return None, None, *gradients(ctx, cotangents, wanted, apply)
+
+
 def call(
     kernel: Kernel,
     tensors: Sequence[Tensor],
@@ -80,13 +142,13 @@ def call(
     *,
     summed: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of a kernel that writes only new memory, with derivatives where autograd needs some.
+    """The results of a kernel that writes only new memory, with derivatives if autograd needs them.
 
     Args:
         scalars: as for `Kernel.variant`.
-        summed: as for `Kernel.run`, where no derivatives are needed.
+        summed: as for `Kernel.run`, if no derivatives are needed.
     """
-    # Zeros that autograd makes may have no memory.
+    # Zeros that autograd makes may have no memory, so they are copied.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
     flags = tuple(t.dim() == 0 for t in tensors) if scalars is None else tuple(scalars)
     if not is_plain(tensors) or is_followed(tensors):
@@ -104,7 +166,7 @@ def setup(
     results: Sequence[Tensor],
     wanted: Sequence[bool],
 ) -> None:
-    """Saves what the gradient needs, and marks results that have none."""
+    """Saves the tensors that the gradient needs, and marks results without a gradient."""
     traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
     ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
     ctx.differentiable = traced.differentiable
@@ -136,20 +198,23 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor; itself where it has it, and not a view."""
+    """The gradient in the shape of its tensor. If it has this shape already, it is returned itself, not as a view."""
     found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return found.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
-    """The tensors that are differentiated by; forward, all that can be, since torch does not say of which."""
+    """True for each tensor to differentiate by.
+
+    Forward, these are all floating-point tensors, since torch names none.
+    """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]
     return list(needed)
 
 
 def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """Views `[batch, ...]` of all."""
+    """Views `[batch, ...]` of all tensors."""
     pairs = zip(tensors, dims, strict=True)
     return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
 

@@ -1,8 +1,8 @@
-"""Pointwise kernels whose numbers a compiled graph computes: an operator that takes them as tensors.
+"""Pointwise kernels with numbers that a compiled graph computes: an operator that takes the numbers as tensors.
 
-A compiler makes a symbol of a number that changes, as a learning rate does. Floats that are symbols have to be in
-tensors, or its graph is for one value alone; the kernel's own arguments are computed of them when it runs, as in eager
-mode.
+A compiler makes a symbol of a number that changes, such as a learning rate. Floats that are symbols have to be in
+tensors, or the graph is valid for one value alone. When the kernel runs, its own arguments are computed from these
+numbers, as in eager mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flexsn_codegen.targets import Target
 
 
 def has_symbols(numbers: Sequence[Any]) -> bool:
-    """True if a number is one that a compiler knows by name alone."""
+    """True if any number is a compiler's symbol."""
     return any(type(number) in (torch.SymInt, torch.SymFloat) for number in numbers)
 
 
@@ -48,12 +48,12 @@ def pointwise_by_values_op(
     """Runs a kernel.
 
     Args:
-        read: the tensors that it reads alone.
-        changed: those that it writes to, and then its results.
-        floats: `[]`, float64, on the CPU: the floating-point numbers, in order.
-        ints: the others.
-        is_float: for each number, which of the two it is.
-        scalars: as of `pointwise_op`; none: those without dimensions.
+        read: the tensors that it only reads.
+        changed: the tensors that it writes to, followed by its results.
+        floats: the floating-point numbers in order, as float64 tensors `[]` on the CPU.
+        ints: the other numbers.
+        is_float: for each number, True if it is in `floats`.
+        scalars: as for `pointwise_op`; if empty, the tensors without dimensions.
         kernel: `Kernel.key`.
     """
     found = kernel_of(kernel)
@@ -66,14 +66,14 @@ def pointwise_by_values_op(
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
             f"{found.name} returns {dtypes} for {numbers}, and {[out.dtype for out in outs]} for the numbers that the "
-            "graph was compiled for. What decides the dtypes of results has to be a constant of the graph: a bool or a "
-            "text, not a number."
+            "graph was compiled for. A value that decides the dtypes of results has to be a constant of the graph: a "
+            "bool or a text, not a number."
         )
     found.run(tensors, numbers, wanted, outs, scalars or None)
 
 
 def returns_nothing(*arguments: object) -> None:
-    """The fake of an operator that only writes, to existing tensors."""
+    """The fake implementation of an operator that only writes to existing tensors."""
 
 
 pointwise_by_values_op.register_fake(returns_nothing)
@@ -96,15 +96,15 @@ def by_values(
 
 
 def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
-    """Floating-point numbers as tensors, the others, and for each number which of the two it is."""
+    """Floating-point numbers as tensors, the other numbers, and for each number, True if it is a floating-point one."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     one = torch.ones((), dtype=torch.float64, device="cpu")
-    # Products: compilers know how to compute them of the tensors that the numbers came in.
+    # Products, because compilers can compute these from the tensors that the numbers came in.
     return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
 
 
 def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
-    """The numbers that `apart_by_type` took apart."""
+    """The numbers that `apart_by_type` has separated."""
     of_floats, of_ints = iter(floats), iter(ints)
     return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]

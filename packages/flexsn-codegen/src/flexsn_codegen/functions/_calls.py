@@ -1,4 +1,4 @@
-"""Arguments of a call: tensors and numbers, in a structure that is the same for many calls."""
+"""Arguments of a call: tensors and numbers, in a structure that many calls share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from flexsn_codegen.errors import ArgumentError, SignatureError
 
-# Structures are tuples of texts and constants: hashable, and nothing a compiler could not have as a constant.
-# ("tensor",) and ("float",), ("int",) are filled in, in order; ("constant", type, value); ("tuple" | "list", *parts);
-# ("named", parts, type); ("dict", *(key, part)).
+# Structures are tuples of texts and constants. So they are hashable, and compilers can have them as constants.
+# ("tensor",), ("float",) and ("int",) are filled in, in order; others are ("constant", type, value);
+# ("tuple" | "list", *parts); ("named", parts, type); ("dict", *(key, part)).
 Structure = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a call that differ from one to the next."""
+    """The parts of a call that differ from one call to the next."""
 
     tensors: list[Tensor]
     numbers: list[Any]
@@ -31,7 +31,7 @@ def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     """A call's structure, and its tensors and numbers.
 
     Raises:
-        ArgumentError: an argument is none that a kernel can take, and cannot be a part of one either.
+        ArgumentError: a kernel can neither take an argument nor contain it as a constant.
     """
     parts = Parts([], [])
     positional = tuple([_taken(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
@@ -70,15 +70,15 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """A call over lists, taken apart.
+    """A call over lists, as its parts.
 
     Attributes:
-        structure: of the call for one place.
-        columns: for each tensor of such a call, those of all places; or one.
-        common: for each, whether it is the same for all.
-        numbers: of a call.
-        count: how many places there are.
-        tensors: all of them, column after column.
+        structure: structure of the call for one place.
+        columns: for each tensor of such a call, the tensors of all places, or a common one.
+        common: for each column, True if all places share one tensor.
+        numbers: numbers of a call.
+        count: number of places.
+        tensors: all tensors, column after column.
     """
 
     structure: Structure
@@ -89,7 +89,7 @@ class Lists:
     tensors: list[Tensor]
 
     def positions(self, place: int) -> list[int]:
-        """Where the tensors of a place are among all."""
+        """Positions of the tensors of a place among all tensors."""
         found, start = [], 0
         for column, common in zip(self.columns, self.common, strict=True):
             found.append(start if common else start + place)
@@ -103,10 +103,10 @@ class Lists:
 
 
 def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lists:
-    """Takes a call over lists apart: lists or tuples of tensors, all of one length, where the function takes tensors.
+    """Splits a call over lists: it has lists or tuples of tensors, all of one length, where the function takes tensors.
 
     Raises:
-        ArgumentError: as for `take_apart`; or the lists are of several lengths, or there is none.
+        ArgumentError: as for `take_apart`; or the lists have different lengths, or there are no lists.
     """
     columns: list[Sequence[Tensor]] = []
     common: list[bool] = []
@@ -144,7 +144,7 @@ def _is_list(value: Any) -> bool:
 def put_together(
     structure: Structure, tensors: Sequence[Any], numbers: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the named arguments that `take_apart` took apart."""
+    """The positional and the named arguments that `take_apart` has split."""
     of_tensors, of_numbers = iter(tensors), iter(numbers)
 
     def made(part: Structure) -> Any:
@@ -167,7 +167,7 @@ def put_together(
 
 
 def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> None:
-    """Raises `SignatureError` where the function does not take such arguments."""
+    """Raises `SignatureError` if the function does not accept such arguments."""
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
     except (TypeError, ValueError):
@@ -175,18 +175,19 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:
-        raise SignatureError(f"{name}{signature} cannot be called so: {error}.") from None
+        raise SignatureError(f"{name}{signature} cannot be called like this: {error}.") from None
 
 
 def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:
-    """The structure of what a function returned, and its tensors.
+    """The structure of a function's return value, and its tensors.
 
     Args:
-        known: the number of the written argument that a tensor is; `None`: it is none.
-        results: gets the tensors that are not.
+        known: maps a tensor to the index of the written argument that it is, or to `None`.
+        results: receives the tensors that are no written arguments.
 
     Returns:
-        As of a call; ``("argument", i)`` is a written argument; ``("other", name of the type)`` cannot be returned.
+        A structure as of a call. ``("argument", i)`` is a written argument; ``("other", name of the type)`` cannot be
+        returned.
     """
     if isinstance(returned, Tensor):
         argument = known(returned)
@@ -201,13 +202,13 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
         return ("tuple" if type(returned) is tuple else "list", parts)
     if type(returned) is dict:
         return ("dict", tuple([(key, results_apart(part, known, results)) for key, part in returned.items()]))
-    if isinstance(returned, tuple):  # named: of the user's, or torch.return_types
+    if isinstance(returned, tuple):  # a named tuple of the user, or of torch.return_types
         return ("named", tuple([results_apart(part, known, results) for part in returned]), type(returned))
     return ("other", type(returned).__name__)
 
 
 def new_results(structure: Structure, returned: Any) -> list[Tensor]:
-    """The tensors of what a function returned that are not its written arguments: `results_together`, backwards."""
+    """The returned tensors that are not written arguments; the inverse of `results_together`."""
     kind = structure[0]
     if kind == "tensor":
         return [returned]
@@ -219,7 +220,7 @@ def new_results(structure: Structure, returned: Any) -> list[Tensor]:
 
 
 def results_together(structure: Structure, results: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
-    """Rebuilds what a function returns from a kernel's results and the arguments that it wrote."""
+    """Rebuilds a function's return value from a kernel's results and the arguments that the kernel wrote."""
     of_results = iter(results)
     return _result(structure, of_results.__next__, written)
 

@@ -1,4 +1,4 @@
-"""Reads of a function besides its arguments: fetched at each call, and recorded in each trace."""
+"""Values that a function reads besides its arguments: fetched at each call, and recorded in each trace."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flexsn_graph.reads import Reads
 
 
 class Captured:
-    """Everything that a function reads besides its arguments.
+    """All values that a function reads besides its arguments.
 
-    All traces of the function share one: those for other numbers, and those of its gradients, may read more.
+    All traces of the function share it: traces for other numbers, and traces of its gradients, may read more.
 
     Args:
         fn: the function.
-        name: of the function, for messages.
+        name: name of the function, for messages.
 
     Attributes:
-        reads: the places.
-        tensors: the captured tensors that the next trace meets.
-        where: the file and the first line of the function, where it is written in Python.
+        reads: the places that are read.
+        tensors: the captured tensors that the next trace uses.
+        where: the file and the first line of the function, if it is written in Python.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
@@ -36,36 +36,36 @@ class Captured:
         self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Compares from now on what has been read.
+        """Compares all reads from now on.
 
         Args:
-            tensors: those that the function's operations met.
+            tensors: the tensors that the function's operations used.
         """
         self.tensors[:] = tensors
         self.reads.settle()
         self.reads.keep(tensors)
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None`: something else has changed, and the traces are of the past."""
+        """The captured tensors as they are now; `None` if another value has changed, which makes the traces invalid."""
         found = self.reads.fetch()
         if found is not None:
-            self.tensors[:] = found  # a trace for other arguments meets those of now
+            self.tensors[:] = found  # a trace for other arguments uses the present tensors
         return found
 
     @contextmanager
     def traced(self) -> Iterator[Reads]:
-        """Around a trace, which is to record what it reads.
+        """Context of a trace that records its reads.
 
         Raises:
-            AutogradError: something has changed since the call that the trace is for, which was a forward.
+            AutogradError: a value has changed since the forward that the trace is for.
         """
         with TRACE_LOCK:
             if self.fetch() is None:
                 names = ", ".join(sorted({place.name for place in self.reads.changed()}))
                 raise AutogradError(
                     f"{self._name} reads {names}, which has changed between a forward and its backward, or while it "
-                    "was traced, and the kernel of the gradient is not made yet: it would be that of another function. "
-                    "Change it after the backward, or give it as an argument."
+                    "was traced, and the kernel of the gradient does not exist yet: it would belong to another "
+                    "function. Change it after the backward, or pass it as an argument."
                 )
             yield self.reads
             self.reads.keep_more()

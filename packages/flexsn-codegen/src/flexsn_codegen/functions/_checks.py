@@ -18,7 +18,7 @@ from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for a tensor that no kernel reads, `DeviceError` for tensors on several devices."""
+    """Raises `ArgumentError` for a tensor that kernels cannot read, `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
         remedy = _remedy(value)
@@ -33,7 +33,7 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _remedy(tensor: Tensor) -> str | None:
-    """Advice for a tensor that no kernel reads; `None` for others."""
+    """Advice for a tensor that kernels cannot read; `None` for others."""
     if tensor.is_nested:
         return "Call it on its parts, or on the .values() of a jagged one."
     if tensor.is_quantized:
@@ -53,7 +53,7 @@ def without_tensors(name: str) -> ArgumentError:
 
 
 def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
-    """Raises `WriteError` where the kernel may not write to its tensors."""
+    """Raises `WriteError` if the kernel may not write to its tensors."""
     for i in kernel.written:
         what = f"tensor {i}"
         check_written(kernel.name, what, tensors[i])
@@ -63,7 +63,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """As `check_writes`, for the tensors of a compiler, as far as their sizes are no symbols."""
+    """Does the checks of `check_writes` for a compiler's tensors, as far as their sizes are numbers."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
@@ -73,7 +73,7 @@ def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
 def check_into(
     kernel: Kernel, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], outs: Sequence[Tensor]
 ) -> None:
-    """Raises `ArgumentError` or `WriteError` where the kernel's results cannot be written to `outs`."""
+    """Raises `ArgumentError` or `WriteError` if the kernel's results cannot be written to `outs`."""
     if kernel.written:
         raise into_what_writes(kernel.name)
     check_outs(kernel.name, outs, dtypes, plan_layout(tensors)[0], tensors[0].device)
@@ -88,7 +88,7 @@ def check_into(
 
 
 def outs_of(name: str, out: Any) -> list[Tensor]:
-    """The tensors of ``out=``. Raises `ArgumentError` where something else is among them."""
+    """The tensors of ``out=``. Raises `ArgumentError` if it contains another object."""
     if isinstance(out, Tensor):
         return [out]
     outs = list(out) if isinstance(out, list | tuple) else [out]
@@ -107,7 +107,7 @@ def into_what_writes(name: str) -> ArgumentError:
 
 
 def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that fails with a list that is no list of tensors; `None`: it has none."""
+    """The error for a call over lists that fails because a list has other objects than tensors; else `None`."""
     _, positional, named = structure
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
@@ -120,21 +120,21 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
 
 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
-    """True if autograd is to follow what is computed of the tensors."""
+    """True if autograd has to follow computations on the tensors."""
     if torch.is_grad_enabled():
-        for tensor in tensors:  # a plain loop: compilers follow it, and it is the fastest
+        for tensor in tensors:  # a plain loop: compilers can follow it, and it is the fastest
             if tensor.requires_grad:
                 return True
     return False
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives are taken of what is computed of the tensors, in reverse or forward."""
+    """True if derivatives of computations on the tensors are needed, in reverse or forward."""
     return wants_gradients(tensors) or has_tangents(tensors)
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
-    """Raises `AutogradError` where gradients are required of a kernel that has none."""
+    """Raises `AutogradError` if gradients are required of a kernel that has none."""
     if writes:
         raise AutogradError(
             f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
@@ -148,7 +148,7 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
 
 
 def has_tangents(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives are computed forward, of these tensors."""
+    """True if derivatives are computed forward with respect to these tensors."""
     return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
@@ -161,5 +161,5 @@ def written_forward(name: str) -> TransformError:
 
 
 def tell_written(tensors: Sequence[Tensor]) -> None:
-    """Marks tensors as written, so that autograd detects that values which it saved of them have changed."""
-    torch.autograd.graph.increment_version(tensors)  # passes over tensors that are for inference alone
+    """Marks tensors as written, so that autograd detects changes of values that it has saved."""
+    torch.autograd.graph.increment_version(tensors)  # skips inference tensors

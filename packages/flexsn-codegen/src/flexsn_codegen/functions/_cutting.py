@@ -1,8 +1,8 @@
-"""Functions that are kernels for arguments of their own shapes alone.
+"""Functions whose kernels are for arguments of their own shapes alone.
 
-They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or lay a tensor
-along a dimension in the middle, as a weight for each channel. Such a function becomes a kernel on the elements of one
-piece, for which each piece of an argument or a result is an operand with strides of its own. Nothing is copied, and
+They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or align a tensor
+with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the elements
+of one piece. Each piece of an argument or a result is an operand with strides of its own. Nothing is copied, and
 nothing is read twice: see `flexsn_graph.cells`.
 """
 
@@ -26,7 +26,7 @@ from flexsn_codegen.source._numerics import Numerics
 from flexsn_graph import StatefulCoreError, Substituted, TorchError, cells_effects
 from flexsn_graph.reads import Reads
 
-# Sizes that are cut into a few equal pieces, or into pieces of an even size.
+# Sizes that are divisible into a few equal pieces, or into pieces of an even size.
 _CUT_SIZES = (2, 3, 4, 6, 8, 12, 24, 64)
 
 
@@ -40,12 +40,12 @@ def cut_of(
     *,
     must_cut: bool = True,
 ) -> Kernel:
-    """A function, called in such a structure, as one that cuts.
+    """A function, called with this structure, as one that cuts.
 
     Args:
         must_cut: as for `Kernel`.
-        examples: the tensors of a call; shapes, dtypes and devices are looked at.
-        numbers: those of a call.
+        examples: the tensors of a call, of which shapes, dtypes and devices matter.
+        numbers: the numbers of a call.
     """
     captured = Captured(fn, name)
 
@@ -61,7 +61,7 @@ def cut_of(
         except StatefulCoreError:
             raise
         except Exception:
-            pass  # its trace says why
+            pass  # its trace raises the error
         captured.keep(tensors)
     return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut)
 
@@ -76,11 +76,11 @@ def cut_for_graphs(
     known: Kernel | None,
     otherwise: Exception,
 ) -> Kernel:
-    """A function, called in such a structure, as one that cuts arguments of which no sizes are known.
+    """A function, called with this structure, as one that cuts arguments of unknown sizes.
 
     Args:
-        known: the same in eager mode, if it was called there.
-        otherwise: raised where it cuts nothing.
+        known: the kernel of eager mode, if the function was called there.
+        otherwise: the error to raise if the function cuts nothing.
     """
     if known is not None and known.captured.fetch() is not None:
         captured = known.captured
@@ -136,7 +136,7 @@ def _captured_at_some_size(
     """The tensors that a function captures, found by running it at sizes that it may cut.
 
     Args:
-        reads: records what else it reads, as far as it comes; its trace records the rest.
+        reads: records the values that it reads in these runs. Its trace records the rest.
     """
     found: dict[int, Tensor] = {}
 
@@ -150,7 +150,7 @@ def _captured_at_some_size(
         with contextlib.suppress(Exception):
             return cells_effects(run, examples, reads, found).captured
         if len(found) > before:
-            # Sizes that may fit to what it captures, whole or cut into a few pieces.
+            # Sizes that may fit the captured tensors, whole or cut into a few pieces.
             own = sorted({n for tensor in found.values() for n in tensor.shape})
             sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
     return tuple(found.values())

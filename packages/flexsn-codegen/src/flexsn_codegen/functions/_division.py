@@ -1,4 +1,4 @@
-"""Division of a step into rows and columns, for results that are sums and operands that lie in two directions."""
+"""Divides a step into rows and columns, for results that are sums and for operands with different memory orders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Division:
     """Rows and columns of a step.
 
     Attributes:
-        split: number of walked dimensions that rows are counted in.
-        sums: for each result; what is left to sum is summed after the kernel.
+        split: number of leading walked dimensions that rows are counted in.
+        sums: for each result, the sum that the kernel takes. Remaining sums are taken after the kernel.
     """
 
     split: int
@@ -28,11 +28,11 @@ class Division:
 def divided(
     target: Target, sizes: Sequence[int], strides: Sequence[Sequence[int]], summed: Sequence[frozenset[int]]
 ) -> Division | None:
-    """The division of a step; `None`: its elements are walked one after the other.
+    """The division of a step; `None` to walk its elements one after the other.
 
     Args:
-        sizes: of the walked dimensions, outermost first, none of them one.
-        strides: of the operands whose elements are not summed.
+        sizes: sizes of the walked dimensions, outermost first, all larger than one.
+        strides: strides of the operands whose elements are not summed.
         summed: for each result, the dimensions that it is summed over.
     """
     if not target.reduces_rows or any(type(size) is not int for size in sizes) or 0 in sizes:
@@ -66,7 +66,7 @@ def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) 
 
 
 def _turned(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True if the elements of an operand follow each other in another direction than that of the walk."""
+    """True if consecutive elements of an operand in memory are along another dimension than those of the walk."""
     if not sizes or sizes[-1] < _LEAST_COLUMNS:
         return False
     return any(

@@ -1,4 +1,4 @@
-"""Traces a function so that one trace serves all numbers that it would be traced alike for."""
+"""Traces a function so that one trace serves all numbers with equal traces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """A trace, its sources, the conditions on numbers that it is for, and the expressions of each source's numbers.
+    """A trace, its sources, its conditions on numbers, and the expressions of each source's numbers.
 
     Args:
-        trace: gives a trace, the sources of its kernels, and what else has to be the same for other numbers.
-        numbers: those of a call.
-        fixed: places of numbers that the trace is for alone.
+        trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
+        numbers: the numbers of a call.
+        fixed: positions of numbers for whose values alone the trace is valid.
     """
     notes = Notes(numbers)
     traced, sources, structure = trace(notes)
@@ -32,7 +32,7 @@ def follow(
         return [[next(rest) for _ in source.numbers] for source in sources]
 
     def slots(changed: Sequence[int]) -> list[Expression] | None:
-        """Expressions of the kernels' numbers, if the trace serves other numbers in these places; else `None`."""
+        """Expressions of the kernels' numbers, if the trace serves other numbers at these positions; else `None`."""
         if not changed:
             return [("constant", value) for value in values]
         second = Notes(others(numbers, changed), notes.conditions)
@@ -61,11 +61,11 @@ def follow(
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
-    """True if a call with these numbers would be traced alike."""
+    """True if a call with these numbers would have an equal trace."""
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:
-        return False  # the function itself will raise it
+        return False  # the function itself raises this error
 
 
 def integers(source: CoreSource, slots: Sequence[Expression], numbers: Sequence[Any]) -> list[int]:

@@ -1,8 +1,8 @@
-"""A function over lists of tensors, as an optimizer's step goes over a model's: on a GPU, one launch for all alike.
+"""A function over lists of tensors, such as an optimizer's step over a model: on a GPU, one launch for similar tensors.
 
-The launches of a call are prepared once, and kept for calls on tensors of the same kinds. Such a call compares all that
-they were prepared for (shapes, strides, dtypes, devices, addresses; in passes over the tensors that Python has written
-in C), updates the launches' addresses if they have changed, and launches.
+The launches of a call are prepared once, and serve later calls on tensors of equal kinds. Such a call compares all
+properties that they were prepared for (shapes, strides, dtypes, devices, addresses) in passes over the tensors that
+Python has in C. It updates the launches' addresses if they have changed, and launches.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Call:
     """The call for one place of the lists.
 
     Attributes:
-        positions: where its tensors are among all.
-        results: where its results begin, after all tensors.
+        positions: positions of its tensors among all tensors.
+        results: position of its first result, after all tensors.
     """
 
     kernel: Kernel
@@ -55,7 +55,7 @@ class Call:
 
     @property
     def cells(self) -> list[int]:
-        """For each of the kernel's tensors, where it is among all tensors and then the results."""
+        """For each of the kernel's tensors, its position among all tensors and results."""
         count = len(self.positions)
         return [
             self.positions[operand.tensor] if operand.tensor < count else self.results + operand.tensor - count
@@ -65,19 +65,19 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """A call over lists that can be made again with tensors of the same kinds. It holds addresses, and no tensors.
+    """A prepared call over lists, for tensors of equal kinds. It holds addresses, and no tensors.
 
     Attributes:
-        key: what else has to be the same.
-        kinds: of all tensors, the captured ones last.
-        fetches: how captured tensors are looked up; `None`: the function reads something else now.
-        variants: those of the calls, each once.
-        returns: whether calls have results, or return what they were given.
-        in_turn: those that are launched one after the other by one call; `None`: there are none.
-        singles: those that are launched by themselves.
-        written: where the tensors are that calls write.
+        key: other values that have to be equal.
+        kinds: kinds of all tensors, followed by those of the captured ones.
+        fetches: functions that fetch captured tensors, or return `None` if the function reads other values now.
+        variants: traces of the calls, each once.
+        returns: True if calls have results, or return arguments.
+        in_turn: kernels that one call launches one after the other; `None` for none.
+        singles: calls that are launched separately.
+        written: positions of the tensors that calls write.
         ends: for each tensor, the number of bytes from its address to its end.
-        addresses: of all tensors, at the last call.
+        addresses: addresses of all tensors in the last call.
     """
 
     key: tuple[Any, ...]
@@ -95,7 +95,7 @@ class Step:
     addresses: list[int]
 
     def captured(self) -> list[Tensor] | None:
-        """The captured tensors as they are now. `None`: the function reads something else now."""
+        """The captured tensors as they are now; `None` if the function reads other values now."""
         found: list[Tensor] = []
         for fetch in self.fetches:
             captured = fetch()
@@ -109,13 +109,14 @@ class Step:
         return all(variant.fits(numbers) for variant in self.variants)
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any], addresses: list[int]) -> list[Any] | None:
-        """Launches all.
+        """Launches all kernels.
 
         Args:
-            addresses: of the tensors.
+            addresses: addresses of the tensors.
 
         Returns:
-            What the calls return. `None`: they cannot be made so with tensors in these places; nothing was launched.
+            The return values of the calls. `None` if these tensors do not allow the prepared launches; then nothing was
+            launched.
         """
         moved = addresses != self.addresses
         device = tensors[0].device
@@ -177,18 +178,18 @@ class OverLists:
     """Calls of a function over lists.
 
     Args:
-        kernels: the function's.
+        kernels: the kernels of the function.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._tables = TableKernels()
-        self._steps: list[Step] = []  # the last one used first
-        # A step's tables are those of one call, from where they are placed to the launch.
+        self._steps: list[Step] = []  # the most recently used one is the first
+        # A step's tables belong to one call, from placing addresses to the launch.
         self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
-        """The function for each place."""
+        """The results of the function for each place."""
         with self._one_call:
             return self._call(lists)
 
@@ -197,17 +198,17 @@ class OverLists:
         device = tensors[0].device
         stream = 0
         if device.type == "cuda":
-            # A graph that is recorded would read a table that no longer exists when it runs.
+            # A recorded graph would read a table that no longer exists when the graph runs.
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
                 return self._one_by_one(lists)
-            # Tables are made in the order of a stream: on another stream they may be incomplete.
+            # Tables are made in the order of a stream, so they may be incomplete on another stream.
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
         try:
             kinds, addresses = _kinds(tensors), addresses_of(tensors)
         except RuntimeError:
-            check_tensors(self._kernels.name, tensors)  # without strides: sparse
+            check_tensors(self._kernels.name, tensors)  # names tensors without strides, such as sparse ones
             raise
         for i, step in enumerate(self._steps):
             if step.key != key or not _begins(step.kinds, kinds, len(tensors)):
@@ -243,7 +244,7 @@ class OverLists:
         if any(map(Tensor.is_neg, tensors)):
             return self._one_by_one(lists)
         found: list[tuple[Kernel, list[int]]] = []
-        where: dict[str, list[int]] = {}  # of captured tensors
+        where: dict[str, list[int]] = {}  # by kernel: positions of its captured tensors
         fetches = []
         for i in range(lists.count):
             positions = lists.positions(i)
@@ -272,7 +273,7 @@ class OverLists:
         step = self._step(key, tensors, fetches, calls)
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
-        if returned is None:  # one place writes what another one has
+        if returned is None:  # one place writes memory of another
             return self._one_by_one(lists)
         self._steps.insert(0, step)
         del self._steps[_MAX_STEPS:]
@@ -327,10 +328,10 @@ class OverLists:
 
 
 def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
-    """True if no written memory has bytes in common with other memory.
+    """True if no written memory shares bytes with other memory.
 
     Args:
-        addresses, extents: `[tensors]`, int64: where each begins, and how many bytes it reaches.
+        addresses, extents: `[tensors]`, int64: the first byte of each tensor, and the number of bytes that it spans.
         is_written: `[tensors]`, bool.
     """
     starts, order = torch.where(extents == 0, 0, addresses).sort()
@@ -343,12 +344,12 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All that a launch is made for, but numbers and addresses: three lists, one behind the other."""
+    """All properties that a launch is made for, except numbers and addresses, in three lists."""
     return [list(map(_kind, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
 
 
 def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
-    """True if kinds of tensors are the first ones of others."""
+    """True if kinds of tensors equal the first kinds in `every`."""
     if len(every[0]) == count:
         return every == kinds
     return all(many[:count] == few for many, few in zip(every, kinds, strict=True))
@@ -363,7 +364,7 @@ def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) 
 
 
 def _extent(tensor: Tensor) -> int:
-    """How many bytes it reaches, from its first element to the end of its last one."""
+    """Number of bytes from the first element to the end of the last one."""
     if tensor.numel() == 0:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Calls over lists in what compilers see: one operator for all places, which launches as eager mode does."""
+"""Calls over lists for compilers: one operator for all places, which launches as eager mode does."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ListsCall:
     """A call over lists that graphs name.
 
     Attributes:
-        name: of the function.
-        structure, common, count: as of `Lists`.
-        kernels: for each place.
-        positions: for each place, where its tensors are among all.
-        written: which of all tensors are written.
-        key: names it in graphs.
+        name: name of the function.
+        structure, common, count: as for `Lists`.
+        kernels: the kernel of each place.
+        positions: for each place, positions of its tensors among all tensors.
+        written: positions of all written tensors.
+        key: its name in graphs.
     """
 
     name: str
@@ -47,12 +47,12 @@ class ListsCall:
     key: str = ""
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors, from those that are read alone and those that are written, each in order."""
+        """All tensors, merged from those that are only read and those that are written, each in order."""
         of_read, of_written = iter(read), iter(written)
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
     def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Launches; returns the new results of all places, one after the other."""
+        """Launches all places. Returns their new results, place after place."""
         columns: list[Sequence[Tensor]] = []
         start = 0
         for common in self.common:
@@ -73,7 +73,7 @@ class ListsCall:
         ]
 
     def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """True if a place may write to memory that another place reads or writes; of the tensors of a compiler."""
+        """True if a place may write to memory that another place uses. Takes a compiler's tensors."""
         first: dict[int, list[int]] = {}
         for i, tensor in enumerate(tensors):
             first.setdefault(tensor.untyped_storage()._cdata, []).append(i)
@@ -87,7 +87,7 @@ class ListsCall:
         )
 
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
-        """Calls one operator for each place; returns the new results of all."""
+        """Calls one operator for each place. Returns the new results of all."""
         found: list[Tensor] = []
         for kernel, positions in zip(self.kernels, self.positions, strict=True):
             own = [tensors[i] for i in positions]
@@ -100,7 +100,7 @@ class ListsCall:
 
 
 def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
-    """A call over lists where a compiler sees it; `None`: the function has to be called for each place."""
+    """A call over lists in a compiler's graph; `None` if the function has to be called for each place."""
     tensors = lists.tensors
     if wants_gradients(tensors):
         check_gradients(f"{kernels.name}.foreach", writes=True, autograd=False)
@@ -130,7 +130,7 @@ def _prepared(
     kinds: tuple[tuple[torch.dtype, int], ...],
     device: str,
 ) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[Structure, int], ...]] | None:
-    """The key of the call; what it writes; each place's tensors; what each returns, and how many new tensors."""
+    """The call's key, its written positions, each place's tensors, and each place's result with new tensors."""
     kernels = kernels_of(handle)
     known = (structure, common, count, kinds, device)
     call = kernels.list_calls.get(known)
@@ -170,7 +170,7 @@ def _call(
         except Exception:
             return None  # a call for one place raises the error
         if captured:
-            return None  # a compiler has to see what is read
+            return None  # a compiler has to see the captured tensors
         found.append(kernel)
     written = sorted({own[i] for kernel, own in zip(found, places, strict=True) for i in kernel.written})
     call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, found, places, tuple(written))
@@ -197,8 +197,8 @@ def pointwise_foreach_op(
     """Runs a function for each place of some lists.
 
     Args:
-        read, written: the tensors of all, each in order.
-        call: names a `ListsCall`.
+        read, written: the tensors of all places, each in order.
+        call: name of a `ListsCall`.
     """
     found: ListsCall = kernel_of(call)
     return found.run(found.merged(read, written), numbers)
@@ -240,8 +240,8 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call: ListsCall = kernel_of(key)
     tensors = call.merged(read, written)
     with mode:
-        # What runs in other processes holds the source of each kernel. And compilers take what an operator writes apart
-        # from what else it has: places that share memory are called one after the other.
+        # A program for other processes contains the source of each kernel. Also, compilers separate the memory that an
+        # operator writes from its other memory, so places that share memory are called one after the other.
         if is_exporting() or call.has_shared_memory(tensors):
             return call.one_by_one(tensors, numbers)
         results = call.empty_results(tensors, numbers)

@@ -1,7 +1,7 @@
 """Forward-mode derivatives of pointwise kernels.
 
-A gradient is linear in the gradients of the results. So its own gradient by those, given the arguments' tangents, is
-the results' tangents: a kernel that reads the arguments and their tangents, and nothing else.
+A gradient is linear in the gradients of the results. So the gradient of the gradient with respect to these, for the
+arguments' tangents, is the tangent of the results. A kernel computes it from the arguments and their tangents alone.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def tangents_of(
     """The tangents of a kernel's results.
 
     Args:
-        tensors: all of them, the captured ones last.
-        scalars: for each, whether it promotes as a tensor without dimensions.
-        tangents: for each, its tangent; `None`: it has none.
-        results: of each, shape and dtype.
-        differentiable: which of them have tangents for autograd; zeros, where none comes from these arguments.
-        apply: calls another kernel with some tensors and their `scalars`, so that it is differentiated itself.
+        tensors: all tensors, followed by the captured ones.
+        scalars: for each tensor, True if it promotes as a tensor without dimensions.
+        tangents: for each tensor, its tangent, or `None`.
+        results: shape and dtype of each result.
+        differentiable: for each result, True if autograd needs its tangent; zeros if these arguments contribute none.
+        apply: calls another kernel with some tensors and their `scalars`, such that it is differentiable itself.
 
     Returns:
-        For each result, its tangent; `None`: it is not differentiable.
+        For each result, its tangent; `None` if it is not differentiable.
     """
     wanted, values = [tangent is not None for tangent in tangents], like(numbers)
     flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).graph.differentiable
@@ -60,11 +60,11 @@ def _flowing(
     roots: Sequence[Tensor],
     apply: Apply,
 ) -> Sequence[Tensor]:
-    """The tangents of those results that have some.
+    """The tangents of the results that have one.
 
     Args:
-        flows: which results these are.
-        roots: zeros in their shapes and dtypes.
+        flows: for each result, True if it has one.
+        roots: zeros in the shapes and dtypes of these results.
     """
     target = target_of(tensors[0].device)
     gradient = kernel.gradient([tangent is not None for tangent in tangents], flows)
@@ -72,14 +72,14 @@ def _flowing(
     by_roots = [False] * len(tensors) + [True] * len(roots)
     linear = gradient.variant(every, numbers, by_roots, target, kinds).graph
     given = [
-        # A kernel on whole tensors gives terms of all gradients, in one shape.
+        # A kernel on whole tensors returns terms of all gradients, in one shape.
         (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
         for tangent, dtype, there in zip(
             [t for t in tangents if t is not None], linear.dtypes, linear.differentiable, strict=True
         )
         if there
     ]
-    if not given:  # whatever the arguments are, the derivative is zero
+    if not given:  # the derivative is zero for all arguments
         return roots
     second = gradient.gradient(by_roots, linear.differentiable)
     return apply(second, [*every, *given], [*kinds, *[False] * len(given)])

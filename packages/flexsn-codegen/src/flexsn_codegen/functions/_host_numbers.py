@@ -1,10 +1,10 @@
-"""Python numbers among the arguments of a function: what it computes of them is done on the host, at every call.
+"""Python numbers among the arguments of a function. Computations with them run on the host, at every call.
 
-While the function is traced, each number is a `HostFloat` or a `HostInt`, which notes what Python computes of it as an
-expression; torch's operators receive a plain number instead. The function is traced twice, with other numbers the
-second time. A constant of the graph that is another one then is the value of an expression, or the trace is for these
-numbers alone. So a kernel takes the values of the expressions, which Python computes in float64 as the function does
-itself.
+While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
+computes from it. Torch's operators receive a plain number instead. The function is traced twice, with other numbers the
+second time. A constant of the graph that differs between the traces is the value of an expression; if it is none, the
+trace is valid for these numbers alone. So a kernel takes the values of the expressions as arguments. Python computes
+them in float64, as the function itself does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "float": float,
     "reciprocal": lambda x: 1.0 / x,
 }
-# What decides a branch: its outcome is a condition on the numbers.
+# Functions that decide a branch. Their outcome is a condition on the numbers.
 _DECIDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     "bool": bool,
@@ -56,7 +56,7 @@ _FUNCTIONS = {**_ARITHMETIC, **_DECIDING, **_MATH_FUNCTIONS}
 
 
 def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
-    """The value of an expression, with these numbers for its arguments."""
+    """The value of an expression, with these numbers as its arguments."""
     kind = expression[0]
     if kind == "argument":
         return numbers[expression[1]]
@@ -69,7 +69,7 @@ def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
 
 
 def same(a: object, b: object) -> bool:
-    """True if two numbers are identical: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
+    """True if two numbers are identical: NaN equals itself, 0.0 differs from -0.0, and 1 differs from 1.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float) and isinstance(b, float):
@@ -82,10 +82,10 @@ class Notes:
     """Expressions and decisions that a function computes of its numbers.
 
     Attributes:
-        numbers: their values while it was traced.
-        decided: the outcomes of an earlier trace, which this one repeats; `None`: this is the first.
-        expressions: what was computed of them, with its value.
-        conditions: what was decided by them, with its outcome, in order.
+        numbers: values of the numbers while the function was traced.
+        decided: the outcomes of an earlier trace, which this trace repeats; `None`: this trace is the first.
+        expressions: everything computed of the numbers, with its value.
+        conditions: every decision by the numbers, with its outcome, in order.
     """
 
     numbers: Sequence[Number]
@@ -98,7 +98,7 @@ class Notes:
         return [self.note(("argument", i), number) for i, number in enumerate(self.numbers)]
 
     def note(self, expression: Expression, value: Any) -> Any:
-        """A value that the function has computed."""
+        """Notes a value that the function has computed."""
         if type(value) not in (int, float):
             return value
         self.expressions[expression] = value
@@ -120,7 +120,7 @@ class Notes:
 
 
 def plain(value: Any) -> Any:
-    """A number of Python's own in place of one that is noted."""
+    """A noted number as a plain number of Python."""
     return value.value if isinstance(value, HostInt | HostFloat) else value
 
 
@@ -146,7 +146,7 @@ class _Noted:
         return hash(self.notes.apply("value", self))
 
     def __float__(self) -> float:
-        # Whatever reads it so may decide by it: the trace is for this value alone.
+        # Code that reads the number as a float may decide by it, so the trace serves this value alone.
         return float(self.notes.apply("value", self))
 
     def __int__(self) -> int:
@@ -159,13 +159,13 @@ class _Noted:
         return bool(float(self).is_integer())
 
 
-# Subclasses of torch's symbolic numbers: its operators take them where they take numbers. What they do is all ours.
+# Subclasses of torch's symbolic numbers, so that its operators accept them as numbers. All methods are our own.
 class HostFloat(_Noted, torch.SymFloat):  # type: ignore[misc]
-    """A float that notes what is computed of it."""
+    """A float that notes all computations with it."""
 
 
 class HostInt(_Noted, torch.SymInt):
-    """An int that notes what is computed of it."""
+    """An int that notes all computations with it."""
 
     def __index__(self) -> int:
         return int(self.notes.apply("index", self))
@@ -190,7 +190,7 @@ def _install() -> None:
             setattr(cls, f"__{name}__", binary(name))
         for name in ("neg", "pos", "invert", "abs", "bool", "floor", "ceil", "trunc"):
             setattr(cls, f"__{name}__", unary(name))
-        # What torch.sym_float, sym_int, sym_max, sym_min and the like call.
+        # Methods that torch.sym_float, sym_int, sym_max, sym_min and similar functions call.
         setattr(cls, "__sym_float__", unary("float"))  # noqa: B010
         setattr(cls, "__sym_max__", binary("max"))  # noqa: B010
         setattr(cls, "__sym_min__", binary("min"))  # noqa: B010
@@ -206,7 +206,7 @@ _patched = threading.RLock()
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """While a function runs: functions of `math` note what they compute, and torch's operators get plain numbers."""
+    """While a function runs, functions of `math` note their results, and torch's operators receive plain numbers."""
 
     def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> Any:
@@ -229,7 +229,7 @@ def noting() -> Iterator[None]:
 
 
 def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
-    """Numbers of the same signs, some of them far away: what differs between two traces comes from those."""
+    """Numbers of the same signs, some of them far away: each difference between two traces comes from these."""
     found = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]
@@ -237,7 +237,7 @@ def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
             found[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
         elif number == 0.0 or not math.isfinite(number):
             found[i] = math.copysign(0.37109375 + count / 7, number)
-        elif abs(number) < 1:  # and so is the other one, which may be a probability
+        elif abs(number) < 1:  # the other number is also below 1, because it may be a probability
             distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
             found[i] = math.copysign(abs(number) + distance, number)
         else:
@@ -246,21 +246,21 @@ def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
 
 
 class Unmatched(Exception):
-    """A constant of a graph changes with the numbers in a way that is not known."""
+    """A constant of a graph changes with the numbers in an unknown way."""
 
 
 def match(
     first: Notes, second: Notes, values: Sequence[Number], other: Sequence[Number], changed: Sequence[int]
 ) -> list[Expression]:
-    """For each constant of a graph, what it is computed by.
+    """The expression that computes each constant of a graph.
 
     Args:
         values: the constants in the trace of `first`.
-        other: the same in the trace of `second`.
-        changed: which numbers are others in it.
+        other: the constants in the trace of `second`.
+        changed: positions of the numbers that differ in the second trace.
 
     Raises:
-        Unmatched: one of them is another one, and no expression's value; or it may be either.
+        Unmatched: a constant changes and is no expression's value, or it may be constant or an expression's value.
     """
     by_values: dict[tuple[Any, Any], Expression] = {}
     for expression, value in first.expressions.items():
@@ -272,7 +272,7 @@ def match(
     matched = []
     for a, b in zip(values, other, strict=True):
         found = by_values.get((_bits(a), _bits(b)))
-        # A number that is the same both times may be a constant, or the value of an expression that is, too.
+        # An equal number in both traces may be a constant, or the value of an expression that is also equal in both.
         if same(a, b) == (found is not None):
             raise Unmatched
         matched.append(("constant", a) if found is None else found)
@@ -286,7 +286,7 @@ def _arguments(expression: Expression) -> set[int]:
 
 
 def _near(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
-    """The expression, and what operators make of it before a kernel has it."""
+    """The expression, and the values that operators may compute of it before a kernel receives it."""
     for name in (None, "neg", "reciprocal"):
         made: Expression = expression if name is None else (name, expression)
         try:
@@ -308,7 +308,7 @@ def _as_float(value: Number) -> float:
 
 
 def _rounded(value: Number, dtype: torch.dtype) -> float:
-    """As torch rounds: to float32 first."""
+    """Rounds as torch does: to float32 first."""
     number = _through("f", _as_float(value))
     if dtype == torch.float16:
         return _through("e", number)

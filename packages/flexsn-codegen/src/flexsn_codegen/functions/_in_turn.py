@@ -1,6 +1,6 @@
 """Launches of kernels in C++, one after the other, by one call from Python.
 
-The arguments of all of them stand in one block of memory, where addresses and numbers are replaced before a call.
+The arguments of all launches are in one block of memory, where addresses and numbers are replaced before a call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ extern "C" __attribute__((visibility("default"))) void run(const int64_t* argume
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A launch, and where its tensors are among all."""
+    """A launch, and the positions of its tensors among all tensors."""
 
     variant: Trace
     launch: PlannedLaunch
@@ -41,16 +41,16 @@ class Placed:
 
     @property
     def is_in_cpp(self) -> bool:
-        """True if it can be launched so."""
+        """True if `InTurn` can launch it."""
         return isinstance(self.launch.built.compiled(), CppKernel) and all(o.offset == 0 for o in self.launch.operands)
 
 
 class InTurn:
-    """Launches on the CPU that are made again and again."""
+    """Launches on the CPU that are repeated."""
 
     def __init__(self, placed: Sequence[Placed]) -> None:
         self._all = program(_ALL)
-        self._programs: list[Any] = []  # open as long as this is there
+        self._programs: list[Any] = []  # they stay open as long as this object exists
         values: list[int] = []
         starts: list[int] = []
         places: list[int] = []
@@ -63,7 +63,7 @@ class InTurn:
             places += range(len(values), len(values) + len(one.cells))
             cells += one.cells
             values += [*[0] * len(one.cells), *one.launch.integers]
-            # And the number of threads.
+            # One value more, for the number of threads.
             count = sum(len(number.arguments) for number in one.variant.steps[0].source.numbers) + 1
             own = numbers.setdefault(id(one.variant), (one.variant, []))
             own[1].append(list(range(len(values), len(values) + count)))
@@ -80,11 +80,11 @@ class InTurn:
         self._words: list[list[int]] = []
 
     def place(self, addresses: Tensor) -> None:
-        """Takes the addresses of all tensors."""
+        """Receives the addresses of all tensors."""
         self._values[self._places] = addresses[self._cells]
 
     def run(self, words: Sequence[list[int]]) -> None:
-        """Launches.
+        """Launches the kernels.
 
         Args:
             words: for each of `variants`, the integers of its numbers.
@@ -99,5 +99,5 @@ class InTurn:
 
     @property
     def variants(self) -> list[Trace]:
-        """The traces whose numbers it takes."""
+        """The traces whose numbers `run` takes."""
         return [trace for trace, _ in self._numbers]

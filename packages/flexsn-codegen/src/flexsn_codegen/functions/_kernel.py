@@ -1,4 +1,4 @@
-"""A function in one structure of arguments: its traces, its kernels, and those of its gradients."""
+"""A function in one structure of arguments: its traces, its kernels, and the kernels of its gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._plan import Source, Trace, TracedStep, computed_once
+from flexsn_codegen.functions._plan import Plan, Source, Trace, TracedStep, computed_once
 from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -47,38 +47,38 @@ from flexsn_graph import (
 )
 from flexsn_graph.callers import warn
 
-# As many traces are kept that were made for some values of the numbers, or for some sizes, alone.
+# The most traces that are kept if each one serves only some values of the numbers, or only some sizes.
 _MAX_VARIANTS = 32
 _MAX_CUT = 64
 PREFIX = "host"
 
 Bound = Callable[..., Any]
-"""From all tensors, the captured ones last, to the results and the written arguments."""
+"""From all tensors, with the captured ones last, to the results and the written arguments."""
 
 
 class Kernel:
     """A function of tensors and numbers, in one structure of arguments and for one kind of tensors.
 
     A function that cuts dimensions into pieces and joins them is traced for arguments of their own shapes; one trace
-    serves all sizes of the dimensions that it does not cut. Another one is traced for tensors of one shape, and its
-    trace serves all shapes that broadcast.
+    serves all sizes of the dimensions that it does not cut. Any other function is traced for tensors of one shape, and
+    its trace serves all shapes that broadcast.
 
     Args:
-        bind: for one trace's numbers, the function of the tensors alone.
-        captured: what the function reads besides its arguments.
-        cuts: whether it cuts.
+        bind: makes the function of the tensors alone, for one trace's numbers.
+        captured: everything that the function reads besides its arguments.
+        cuts: whether the function cuts its arguments.
         written: positions of the tensors that the function changes.
-        result: the structure of what it returns.
-        gradient: whether it is that of another function.
+        result: the structure of the return value.
+        gradient: whether the function is the gradient of another function.
         must_cut: as for `flexsn_graph.trace_cells`.
-        otherwise: raised where it turns out to cut nothing; by default the tracer's own error.
-        batched: gives the function over a batch; by default `torch.func.vmap` makes it.
-        like: of a gradient, for each result the number of the tensor that it belongs to.
-        cotangents: of a gradient, the number of the first tensor that is no argument of the function.
+        otherwise: raised if the function turns out to cut nothing; by default the tracer's own error.
+        batched: makes the function over a batch; by default `torch.func.vmap` makes it.
+        like: for a gradient: for each result, the number of the tensor that it belongs to.
+        cotangents: for a gradient: the number of the first tensor that is not an argument of the function.
 
     Attributes:
-        key: names it in graphs.
-        single: whether it returned a tensor when it was traced last, not a tuple of tensors.
+        key: the name of the kernel in graphs.
+        single: whether the function returned a tensor, not a tuple of tensors, when it was last traced.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Kernel:
         """A kernel of a user's function, which cuts nothing.
 
         Args:
-            examples: the tensors of a call, of which shape, dtype and device are looked at.
-            numbers: those of a call.
+            examples: the tensors of a call; only shape, dtype and device are used.
+            numbers: the numbers of a call.
         """
 
         def call(tensors: Sequence[Tensor], notes: Notes) -> Any:
@@ -147,7 +147,7 @@ class Kernel:
                 captured.keep(effects.captured)
         except TorchError:
             if not met:
-                # It may know better what is wrong, but for writes, which are fine here.
+                # This trace may find a more precise error. A write is no error here, although the trace reports one.
                 with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
@@ -188,16 +188,16 @@ class Kernel:
         *,
         summed: bool = False,
     ) -> Trace:
-        """The trace for such tensors and numbers.
+        """The trace for tensors and numbers like these.
 
         Args:
-            tensors: all of them, the captured ones last; their sizes may be symbols.
-            wanted: for each, whether autograd follows what is computed from it.
-            scalars: for each, whether it promotes as a tensor without dimensions; by default, if it has none.
-            summed: of a gradient: its results have the shapes of the arguments.
+            tensors: all tensors, the captured ones last; their sizes may be symbols.
+            wanted: for each tensor, whether autograd follows computations on it.
+            scalars: for each tensor, whether it promotes as a tensor without dimensions; by default, if it has none.
+            summed: for a gradient: the results have the shapes of the arguments.
 
         Raises:
-            UnsupportedOpError, TraceError: no kernel computes it.
+            UnsupportedOpError, TraceError: no kernel computes the function.
         """
         dimensions = _dimensions(tensors)
         if dimensions > MAX_DIMENSIONS and not self.cuts:
@@ -212,7 +212,7 @@ class Kernel:
         found = _serving(variants, tensors, numbers)
         if found is None:
             with TRACE_LOCK:
-                # Another thread may have made it meanwhile.
+                # Another thread may have made the trace meanwhile.
                 found = _serving(variants, tensors, numbers)
                 if found is None:
                     found = self._new_variant(variants, types, tensors, list(numbers), target, summed)
@@ -267,7 +267,8 @@ class Kernel:
             return graph, sources, structure
 
         try:
-            # A whole number may decide what is cut, and two of them may cut these sizes alike, and not others.
+            # A whole number may decide what is cut. Two whole numbers may cut these sizes alike and other sizes
+            # differently.
             whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, whole)
@@ -299,7 +300,7 @@ class Kernel:
         tensors: Sequence[Tensor],
         shapes: tuple[tuple[int, ...], ...] | None,
     ) -> tuple[PointwiseGraph | CellGraph, list[StepGraph], object]:
-        """The graph, that of each step, and what has to be the same for other numbers."""
+        """The graph, the graph of each step, and the properties that have to be equal for other numbers."""
         gradient, reads = self._gradient, self.captured.reads
         if shapes is None:
             dimensions, device = _dimensions(tensors), tensors[0].device
@@ -315,7 +316,7 @@ class Kernel:
         return graph, [step.step for step in graph.steps], structure
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """Its tensors, from those that it reads alone and those that it writes, each in order."""
+        """All tensors of the kernel, from the tensors that it only reads and those that it writes, each in order."""
         of_read, of_written = iter(read), iter(written)
         return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
@@ -331,10 +332,10 @@ class Kernel:
         *,
         summed: bool = False,
     ) -> tuple[list[Tensor], Trace]:
-        """Launches; the results, without the written arguments.
+        """Launches the kernel; returns the results, without the written arguments.
 
         Args:
-            summed: of a gradient: its results have the shapes of the arguments, and may be tensors that came in.
+            summed: for a gradient: the results have the shapes of the arguments, and may be argument tensors.
         """
         target = target_on(tensors[0].device, self.name)
         trace = self.variant(tensors, numbers, wanted, target, scalars, summed=summed)
@@ -343,29 +344,34 @@ class Kernel:
             given[i] = tensors[i].detach()
         if trace.sources is not None:
             for number in {number for is_argument, number in trace.sources if is_argument}:
-                # Itself: autograd counts references to a gradient before it adds to it.
+                # The tensor itself: autograd counts references to a gradient before it adds to it.
                 given[number] = tensors[number].resolve_neg()
-            return trace.plan(given, (), self._like).run(given, trace.words(numbers)), trace
+            return self.plan(trace, given).run(given, trace.words(numbers)), trace
         if not self.cuts:
-            return trace.plan(given, outs).run(given, trace.words(numbers), outs), trace
-        results = trace.plan(given).run(given, trace.words(numbers))
+            return self.plan(trace, given, outs).run(given, trace.words(numbers), outs), trace
+        results = self.plan(trace, given).run(given, trace.words(numbers))
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
                 raise TraceError(
                     f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
-                    "numbers that the graph was compiled for. What decides shapes has to be a constant of the graph."
+                    "numbers that the graph was compiled for. A value that decides shapes has to be a constant of the "
+                    "graph."
                 )
             out.copy_(result)
         return list(outs) or results, trace
 
+    def plan(self, trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
+        """The plan of a call on such tensors, by one of its traces."""
+        return trace.plan(tensors, outs, self._like if trace.sources is not None else ())
+
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """The return value of the function, made of its results and its tensors."""
+        """The return value of the function, built from its results and its tensors."""
         if self.cuts:
             return results[0] if self.single else tuple(results)
         return results_together(self.result, results, tensors)
 
     def sources(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> list[KernelSource]:
-        """The kernels for such arguments, mostly one. Meta tensors will do."""
+        """The kernels for arguments like these, usually one. Meta tensors are accepted."""
         trace = self.variant(tensors, numbers, [False] * len(tensors), target)
         return [launch.built.source for launch in trace.plan(tensors).launches]
 
@@ -381,8 +387,8 @@ class Kernel:
     def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
-        Where nothing is cut, each gradient has the shape that all arguments broadcast to; that of an argument without
-        dimensions may be of a wider dtype, to be summed in it.
+        If nothing is cut, each gradient has the shape that all arguments broadcast to. The gradient of an argument
+        without dimensions may be of a wider dtype, in which it is then summed.
         """
         key = (tuple(wanted), tuple(differentiable))
         found = self._gradients.get(key)
@@ -406,7 +412,7 @@ class Kernel:
         return found
 
     def batched(self) -> Kernel:
-        """A function that cuts, over a batch, which all of its arguments and results have as their first dimension."""
+        """A function that cuts, over a batch, which is the first dimension of all arguments and results."""
         if self._batched is None:
             self._batched = self._batched_by()
         return self._batched
@@ -427,7 +433,7 @@ def _serving(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequen
 
 
 def _size(size: int | torch.SymInt) -> int:
-    """A size, which may be a symbol, in the call that a graph is made for."""
+    """A size, which may be a symbol, as a plain number: its value in the call that a graph is made for."""
     return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
@@ -435,7 +441,7 @@ _kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def named(name: str, kernel: object) -> str:
-    """A key for a kernel of this name, by which graphs find it as long as there is the kernel."""
+    """A key for a kernel of this name; graphs find the kernel by it as long as the kernel exists."""
     key = f"{name}-{uuid.uuid4().hex}"
     _kernels[key] = kernel
     return key
@@ -445,7 +451,7 @@ def kernel_of(key: str) -> Any:
     """The kernel that a graph names: a `Kernel`, or a call over lists.
 
     Raises:
-        KernelGoneError: it is not in this process, or no longer.
+        KernelGoneError: this process does not have the kernel, or has deleted it.
     """
     kernel = _kernels.get(key)
     if kernel is None:

@@ -21,7 +21,7 @@ from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.targets import Target
 from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
-# Most kinds of calls for which kernels that cut are kept.
+# The largest number of kinds of calls for which kernels that cut are kept.
 _MAX_CUTS = 256
 _handles = itertools.count(1)
 _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDictionary()
@@ -31,9 +31,9 @@ class Kernels:
     """The kernels of a function, each made at its first use.
 
     Attributes:
-        handle: finds it again: see `kernels_of`.
-        cuts: kernels that cut, for the structures and kinds of arguments in which graphs have them.
-        captured: by a kernel's key, the tensors that it captures, for graphs, which read them here at each call.
+        handle: text by which `kernels_of` finds this object.
+        cuts: kernels that cut, for the structures and kinds of arguments in graphs.
+        captured: by a kernel's key, its captured tensors; graphs read them here at each call.
         list_calls: calls over lists that graphs name.
     """
 
@@ -42,7 +42,7 @@ class Kernels:
         self.captured: dict[str, tuple[Tensor, ...]] = {}
         self.cuts: dict[tuple[Any, ...], Kernel] = {}
         self.list_calls: dict[tuple[Any, ...], Any] = {}
-        self.handle = str(next(_handles))  # compilers may make symbols of whole numbers
+        self.handle = str(next(_handles))  # a text, because compilers may make symbols of whole numbers
         self._known: dict[tuple[Any, ...], Kernel] = {}
         self._cut: dict[tuple[Any, ...], Kernel] = {}
         self._last_cut: dict[Structure, Kernel] = {}
@@ -51,12 +51,12 @@ class Kernels:
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel for such a call on whole tensors, and the captured ones as they are now."""
+        """The kernel for a call like this on whole tensors, and the present captured tensors."""
         key = _key(structure, tensors)
         found = self._fetched(key)
         if found is None:
             with TRACE_LOCK:
-                # Another thread may have made it meanwhile.
+                # Another thread may have made the kernel meanwhile.
                 found = self._fetched(key) or self._made(key, structure, tensors, numbers)
         return found
 
@@ -80,7 +80,7 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel for such a call, if it is known to cut there, and the captured tensors as they are now."""
+        """The kernel for a call like this and the present captured tensors, if the function is known to cut there."""
         found = self._cut.get(_key(structure, tensors)) if self._cut else None
         captured = None if found is None else found.captured.fetch()
         return None if found is None or captured is None else (found, captured)
@@ -93,18 +93,18 @@ class Kernels:
         numbers: Sequence[Any],
         target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel that cuts for such a call, and the captured tensors.
+        """The kernel that cuts for a call like this, and the captured tensors.
 
         Args:
-            error: the reason why there is no kernel on whole tensors.
-            target: what it is written in; by default, what the tensors' device needs.
+            error: the reason why no kernel works on whole tensors.
+            target: language of the kernel; by default, the one that the tensors' device needs.
 
         Raises:
-            The reason why it is a kernel of neither kind.
+            The reason why a kernel of neither kind is possible.
         """
         grad = torch.is_grad_enabled()
         try:
-            # Torch may refuse the shapes of the trace and take those of the arguments.
+            # Torch may refuse the shapes of the trace and accept the shapes of the arguments.
             must_cut = not isinstance(error, TorchError)
             cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
             captured = tuple(cut.captured.tensors)
@@ -119,7 +119,7 @@ class Kernels:
                 raise error from second
             raise second from None  # its message names the arguments' own shapes
         except TraceError:
-            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
+            if isinstance(error, DataDependentError):  # about a captured tensor, which is not a constant here either
                 raise error from None
             raise
         if len(self._cut) >= _MAX_CUTS:
@@ -135,7 +135,7 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts, for a graph, whose sizes are not known; see `_cutting.cut_for_graphs`."""
+        """The kernel that cuts, for a graph, whose sizes are unknown; see `_cutting.cut_for_graphs`."""
         known = self._last_cut.get(structure)
         made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
         self.cuts[structure, kinds] = made

@@ -13,13 +13,14 @@ from torch import Tensor
 from flexsn_codegen.errors import ArgumentError, DeviceError
 from flexsn_codegen.source._numerics import compile_options
 from flexsn_codegen.targets import Target
-from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
-from flexsn_codegen.targets.triton import TRITON, interpreting, launcher
+from flexsn_codegen.targets._entry import Entry, unwatched, watching
+from flexsn_codegen.targets.cpp import CPP, CppKernel, Program, why_no_compiler
+from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 
 BLOCK = 1024
-# The interpreter's time goes with the number of programs; numpy does the rest.
+# The interpreter's time is proportional to the number of programs; numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# Elements of a program in C++, a loop: few enough for the values that it keeps to stay in the nearest cache.
+# Elements of a program in C++, which is a loop: few enough that its values stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
@@ -37,7 +38,8 @@ def target_on(device: torch.device, name: str) -> Target:
     """The target of kernels on a device.
 
     Raises:
-        DeviceError: nothing compiles for it; says what to install or to move. `name` is the function's.
+        DeviceError: no target compiles for the device; the message says what to install or move, and names `name`,
+            the function.
     """
     if device.type == "cuda":
         return TRITON
@@ -63,10 +65,10 @@ def target_of(device: torch.device) -> Target:
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Where tensors lie in memory.
+    """The addresses of tensors in memory.
 
     Raises:
-        ArgumentError: one has elements, and no memory, which a kernel would crash on.
+        ArgumentError: a tensor has elements and no memory, so a kernel would crash.
     """
     addresses = [t.data_ptr() for t in tensors]
     if 0 in addresses:
@@ -83,15 +85,17 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
-    The common part of such launches is found once: in C++ the compiled function, on a GPU Triton's binary for these
+    The common part of these launches is prepared once: in C++ the compiled function, on a GPU Triton's binary for these
     numbers and alignments.
 
     Args:
         kernel: from `Target.compile`.
         like: tensors as in each call, in the order of the kernel's parameters.
         numel: the number of elements.
-        block: elements of a program in Triton; warps: of it on a GPU.
-        fixed: True if memory depends on the number of programs, so that Triton's interpreter has no larger ones.
+        block: the number of elements of a program in Triton.
+        warps: the number of warps of a program on a GPU.
+        fixed: True if the memory depends on the number of programs, so that Triton's interpreter must not use larger
+            programs.
     """
 
     def __init__(
@@ -109,24 +113,24 @@ class Launcher:
         self._block, self._warps, self._fixed = block, warps, fixed
         self._device = like[0].device
         _check_float8(like)
-        self._in_cpp: Callable[[Sequence[int]], None] | None = None
+        self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
         # By numbers and alignments, which decide what Triton compiles.
-        self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
+        self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
-        """True if it launches on this device."""
+        """True if this object launches on the device."""
         return device == self._device
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """Launches.
+        """Launches the kernel.
 
         Args:
-            numbers: the kernel's integer arguments, the first of them the number of elements.
+            numbers: the kernel's integer arguments; the first is the number of elements.
 
         Raises:
-            As `addresses_of`.
+            ArgumentError: as `addresses_of` does.
         """
         places = addresses_of(tensors)
         if self._in_cpp is not None:
@@ -141,26 +145,40 @@ class Launcher:
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
             self._on_gpu(tensors, numbers, (*numbers, *[place % 16 for place in places]))
+        if watching.by is not None:
+            watching.by(self, (tensors, numbers), self._entry(places, numbers))
+
+    def _entry(self, places: Sequence[int], numbers: Sequence[int]) -> Entry | None:
+        """How the launch with these numbers, of tensors in these places, is made by its address."""
+        if self._in_cpp is not None:
+            return Entry(self._in_cpp.address, tuple(numbers), 1, 1, 0, self._in_cpp, unwatched)
+        known = self._again.get((*numbers, *[place % 16 for place in places]))
+        return None if known is None else entry(known[1], self._grid, (*numbers, self._block))
+
+    @property
+    def _grid(self) -> tuple[int, int, int]:
+        return -(-self._numel // self._block), 1, 1
 
     def _on_gpu(self, tensors: Sequence[Tensor], numbers: Sequence[int], kind: tuple[int, ...]) -> None:
         again = self._again.get(kind)
         if again is not None and _single_device():
-            again(tensors)
+            again[0](tensors)
             return
         with torch.cuda.device(self._device):
             if again is not None:
-                again(tensors)
+                again[0](tensors)
                 return
             options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
-            grid = (-(-self._numel // self._block),)
-            compiled = self._kernel[grid](*tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options)
+            compiled = self._kernel[self._grid[:1]](
+                *tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options
+            )
         if len(self._again) >= _MAX_BINARIES:
             self._again.clear()
-        self._again[kind] = launcher(compiled, (*grid, 1, 1), (*numbers, self._block), self._device)
+        self._again[kind] = launcher(compiled, self._grid, (*numbers, self._block), self._device), compiled
 
 
 def _check_float8(tensors: Sequence[Tensor]) -> None:
-    """Raises `DeviceError` where Triton has no such tensors."""
+    """Raises `DeviceError` if a tensor is of a float8 dtype that Triton lacks on this GPU."""
     device = tensors[0].device
     if device.type != "cuda" or torch.version.hip or all(t.dtype != torch.float8_e4m3fn for t in tensors):
         return
@@ -172,7 +190,7 @@ def _check_float8(tensors: Sequence[Tensor]) -> None:
         )
 
 
-# Most binaries that a launcher keeps: the numbers of a repeated call may differ every time.
+# The largest number of binaries that a launcher keeps: the numbers of a repeated call may differ every time.
 _MAX_BINARIES = 16
 
 

@@ -11,10 +11,10 @@ from flexsn_codegen.errors import ArgumentError
 
 
 def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape that the tensors broadcast to, and the strides of a result: memory without holes.
+    """The shape that the tensors broadcast to, and the strides of a result, whose memory has no holes.
 
     Raises:
-        ArgumentError: they do not broadcast.
+        ArgumentError: the shapes do not broadcast.
     """
     shapes = [tuple(t.shape) for t in tensors]
     try:
@@ -27,9 +27,9 @@ def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides as those of the first argument of full shape, if its memory has no holes; else contiguous ones."""
+    """The strides of the first argument of full shape, if its memory has no holes; else contiguous strides."""
     for tensor in tensors:
         if tuple(tensor.shape) == shape:
-            # Meta: only the strides are needed.
+            # On the meta device, because only the strides are needed.
             return tuple(torch.empty_like(tensor, device="meta").stride())
     return tuple(torch.empty(shape, device="meta").stride())

@@ -23,7 +23,7 @@ from flexsn_codegen.functions._layout import plan_layout
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._source import CoreSource, KernelSource, RowStage
 from flexsn_codegen.targets import RowLaunch, Summed
-from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, StepGraph
+from flexsn_graph import CellGraph, CellStep, Part, PointwiseGraph, Port, Role, StepGraph
 
 MAX_PLANS = 1024
 
@@ -234,8 +234,8 @@ class SummedPart:
     shape: tuple[int, ...]
 
     def run(self, every: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        """Computes the sum, and copies it to its place in the result."""
-        self.part.view(new[self.result], self.shape).copy_(self.total.of(every))
+        """Computes the sum, in its place in the result."""
+        self.total.into(every, self.part.view(new[self.result], self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +266,14 @@ class Total:
         if tuple(found.shape) != self.shape:
             found = found.reshape(self.shape)
         return found.to(self.dtype)
+
+    def into(self, every: Sequence[Tensor], out: Tensor) -> None:
+        """Writes the sum to a tensor of its shape."""
+        terms = every[self.tensor]
+        if self.axes and self.turned is None and out.dtype == terms.dtype and out.is_contiguous():
+            torch.sum(terms, self.axes, out=out.view([n for d, n in enumerate(terms.shape) if d not in self.axes]))
+        else:
+            out.copy_(self.of(every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,18 +403,35 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # An output is written whole if its results are summed over different dimensions.
-    own = [{axes for axes, s in zip(summed, trace.sources, strict=True) if s == (False, i)} for i in range(len(dtypes))]
-    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes.pop() if len(axes) == 1 else frozenset() for axes in own])
-    memory = [walk.memory(i, dtype) for i, dtype in enumerate(dtypes)]
+    # An output whose results are summed over different dimensions is written once for each, if all but the first are
+    # summed by the kernel, and else once, whole.
+    ways: dict[tuple[int, frozenset[int]], int] = {}
+    for i in range(len(dtypes)):
+        sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}
+        ways[i, min(sets, key=len)] = i
+    again = []
+    for axes, (is_argument, i) in zip(summed, trace.sources, strict=True):
+        if not is_argument and (i, axes) not in ways:
+            ways[i, axes] = len(ways)
+            again.append(i)
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in ways], again=again)
+    if again and not walk.sums_each(again):
+        whole = [frozenset() if i in again else axes for i, axes in list(ways)[: len(dtypes)]]
+        again = []
+        walk = _StepWalk(trace, 0, shape, strides, inputs, whole)
+    of_results = [*range(len(dtypes)), *again]
+    memory = [walk.memory(place, dtypes[i]) for place, i in enumerate(of_results)]
     launches = []
     if dtypes:
         outputs = [_View(Operand(count + i), view) for i, (_, view) in enumerate(memory)]
         launches.append(walk.launch(outputs, may_overlap=False))
     totals = []
     for axes, (is_argument, number), i in zip(summed, trace.sources, like, strict=True):
-        whole = Total(number, tuple(sorted(axes)), None, tuple(tensors[i].shape), tensors[i].dtype)
-        totals.append(whole if is_argument else walk.total(number, replace(whole, tensor=count + number)))
+        total = Total(number, tuple(sorted(axes)), None, tuple(tensors[i].shape), tensors[i].dtype)
+        if not is_argument:
+            place = ways[number, axes] if again else number
+            total = walk.total(place, replace(total, tensor=count + place))
+        totals.append(total)
     return Plan(tuple(new for new, _ in memory), dtypes, tuple(launches), totals=tuple(totals))
 
 
@@ -478,6 +503,7 @@ class _StepWalk:
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions that it is summed over.
         whole: in a step that reduces rows: for each output, True if it has all elements of a row, False if it has one.
+        again: the numbers of results that are two outputs. The second ones come last.
         plain: as for `Trace.plan`.
     """
 
@@ -491,11 +517,17 @@ class _StepWalk:
         summed: Sequence[frozenset[int]],
         whole: Sequence[bool] = (),
         *,
+        again: Sequence[int] = (),
         plain: bool = False,
     ) -> None:
+        self._again = tuple(again)
         self._trace, self._number, self._shape, self._order, self._inputs = trace, number, shape, order, inputs
         self._whole = whole or [True] * len(summed)
-        self._core = core = trace.steps[number].source if trace.steps else None
+        core = trace.steps[number].source if trace.steps else None
+        if core is not None and again:
+            more = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(again)))
+            core = replace(core, results=(*core.results, *more))
+        self._core = core
         self._walked: list[int] = []
         self._division: Division | None = None
         self._plain = plain
@@ -528,6 +560,10 @@ class _StepWalk:
             math.prod(self._shape[d] for d in part) for part in (self._walked[:split], self._walked[split:])
         )
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
+
+    def sums_each(self, again: Sequence[int]) -> bool:
+        """True if the kernel sums the second output of each result that is two."""
+        return all(self._kind(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
 
     def _kind(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]
@@ -598,11 +634,12 @@ class _StepWalk:
         if target.columns_in_runs and len(sizes) - split > 1:
             sizes = [*sizes[:split], math.prod(sizes[split:])]
             strides = [[*own[:split], own[-1]] for own in strides]
-        layouts, numbers = target.walk_rows(sizes, strides, split, rows, sums)
+        after = _after(views, strides, sums, len(core.arguments))
+        layouts, numbers = target.walk_rows(sizes, strides, split, rows, sums, after)
         key = (layouts, may_overlap)
         built = step.built.get(key)
         if built is None:
-            in_rows = core if core.stages else _as_one_stage(core, trace.graphs[self._number])
+            in_rows = core if core.stages else _as_one_stage(core, trace.graphs[self._number], self._again)
             built = step.built[key] = Built(target.row_kernel(name, in_rows, layouts, may_overlap=may_overlap))
         numel = rows.programs * rows.beside * rows.block
         fixed = rows.beside > 1 or Summed.OVER_ROWS in sums
@@ -647,11 +684,29 @@ class _StepWalk:
         return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
 
 
+def _after(
+    views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
+) -> list[int | None]:
+    """For each operand of a kernel on rows and columns: the operand that each of its elements is just after."""
+    found: list[int | None] = [None] * len(views)
+    firsts: dict[tuple[Any, ...], int] = {}
+    for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
+        if summed is not Summed.NOT or own[-1] != 2:
+            continue
+        tensor, offset, rest = view.operand.tensor, view.operand.offset, (i < inputs, *own)
+        found[i] = firsts.pop((tensor, offset - 1, rest), None)
+        if found[i] is None:
+            firsts[tensor, offset, rest] = i
+    return found
+
+
 # Maximum number of interleaved results: the kernel computes each element of the step once for each result.
 _MOST_WOVEN = 4
 
 
-def _as_one_stage(core: CoreSource, step: StepGraph) -> CoreSource:
-    """A function of one element, for a kernel on rows and columns."""
+def _as_one_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
+    """A function of one element, for a kernel on rows and columns. `again`: the results that its last ones repeat."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
-    return replace(core, stages=(RowStage(core, (), core.results, True, dtypes),))
+    once = replace(core, results=core.results[: len(dtypes)])
+    written = (*dtypes, *(dtypes[i] for i in again))
+    return replace(core, stages=(RowStage(once, (), core.results, True, written, again),))

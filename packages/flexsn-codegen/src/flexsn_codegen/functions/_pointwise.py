@@ -1,4 +1,4 @@
-"""Any function of single elements as one kernel: read the arguments once, write the results once."""
+"""Any function of single elements as one kernel, which reads the arguments once and writes the results once."""
 
 from __future__ import annotations
 
@@ -77,31 +77,32 @@ def pointwise(
     """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: a function, a method, a module or an `fx.Graph`; without it, `pointwise` is a decorator. It is written for
-            tensors of one common shape, may use any torch op that works element by element, and returns a tensor, or
-            tuples, lists and dicts of tensors. Tensors of no dimension promote as in eager mode. What it writes in
-            place to an argument is written to the caller's tensor, by the same kernel; it may then return nothing.
-            Tensors that it captures (a module's parameters, a closure's) are read as they are at each call, with
+        fn: a function, a method, a module or an `fx.Graph`; without it, `pointwise` is a decorator. The function is
+            written for tensors of one common shape, may use any torch op that works element by element, and returns a
+            tensor, or tuples, lists and dicts of tensors. Tensors without dimensions promote as in eager mode. If the
+            function writes to an argument in place, the same kernel writes to the caller's tensor; the function may
+            then return nothing. Captured tensors (a module's parameters, a closure's) are read again at each call, with
             gradients.
-        autograd: gradients flow through where an argument requires one, and gradients of gradients; each backward is
-            one kernel more, which computes what it needs again from the arguments. If false, a call with such an
-            argument is an error, outside of `torch.no_grad()`.
-        name: for the kernel; by default the function's.
+        autograd: gradients flow if an argument requires one, and so do gradients of gradients. Each backward is one
+            more kernel, which computes again from the arguments what it needs. If false, a call with an argument that
+            requires a gradient is an error, outside of `torch.no_grad()`.
+        name: the kernel's name; by default the function's.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
-            ``"float32"`` computes them in float32 and rounds results and gradients alone.
-        fast_math: approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, fused multiply-add,
-            and denormals that may count as zero.
+            ``"float32"`` computes in float32 and rounds only results and gradients.
+        fast_math: uses approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, and fused
+            multiply-add; denormals may count as zero.
 
     Returns:
-        A `Pointwise`, called as `fn` is, on tensors of any broadcasting shapes and strides on one device, and on Python
-        numbers, which the kernel takes at run time. Each result has the shape that all arguments broadcast to.
+        A `Pointwise`, which is called like `fn`: on tensors of any broadcasting shapes and any strides on one device,
+        and on Python numbers, which the kernel takes at run time. Each result has the shape that all arguments
+        broadcast to.
 
     Raises:
-        PrecisionError: an unknown `precision`.
-        UnsupportedOpError: on the first call, an op that is not pointwise or has no rule; names it and
-            the line.
-        TraceError: on the first call, `fn` computes with shapes, or returns something else.
-        ArgumentError, DeviceError, AutogradError, WriteError: on any call, see there.
+        PrecisionError: `precision` is unknown.
+        UnsupportedOpError: on the first call: an op is not pointwise or has no rule; the message names the op and the
+            line.
+        TraceError: on the first call: `fn` computes with shapes, or returns something other than tensors.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call; see these classes.
 
     Example:
         >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
@@ -117,11 +118,11 @@ def pointwise(
 
 
 class Pointwise(Generic[P, R]):
-    """A function as one kernel. One trace serves a kind of arguments (dtypes, number of dimensions), whatever the sizes
-    and numbers.
+    """A function as one kernel.
 
-    It has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class it is a
-    method: each instance has a function of its own, which reads the instance as a module reads itself.
+    One trace serves a kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object has the
+    function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class it is a method: each
+    instance has a function of its own, which reads the instance as a module reads itself.
     """
 
     __name__: str
@@ -141,15 +142,17 @@ class Pointwise(Generic[P, R]):
         self._instance: tuple[Any, str] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the kernel; returns what the function returns."""
+        """Runs the kernel; returns the function's return value."""
         if not torch.compiler.is_dynamo_compiling():
             return cast(R, self._call(args, kwargs, None))
         structure, parts = take_apart(self._name, args, kwargs)
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles by name what a module has by the name of its function, and methods with their instances. Other copies
-        compile by themselves."""
+        """Pickles by name a function that its module has under its name, and methods with their instances.
+
+        Any other function is pickled itself, and compiles again.
+        """
         if self._instance is not None:
             return getattr, self._instance
         qualname = getattr(self, "__qualname__", "")
@@ -168,7 +171,7 @@ class Pointwise(Generic[P, R]):
     def __get__(self, instance: object, owner: type) -> Pointwise[..., R]: ...
 
     def __get__(self, instance: object | None, owner: type) -> Pointwise[..., R]:
-        """Binds a method: the function of one instance, which the instance keeps."""
+        """Binds a method: makes the function of one instance, which the instance keeps."""
         if instance is None or not hasattr(self, "_attribute") or not hasattr(self._fn, "__get__"):
             return self
         kept = getattr(instance, "__dict__", None)
@@ -187,15 +190,16 @@ class Pointwise(Generic[P, R]):
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel, and writes its results to existing tensors, as ``out=`` of torch's functions does.
 
-        Args:
-            out: a tensor for each result, of its shape and dtype; of any strides. One may be an argument, too.
+        In compiled code, the results are copied to these tensors.
 
-        In compiled code, the results are copied to them.
+        Args:
+            out: a tensor for each result, of the result's shape and dtype and of any strides. It may also be an
+                argument.
 
         Raises:
-            ArgumentError: they are no tensors, or not as the results.
-            WriteError: one of them overlaps with itself, or with an argument that it is not.
-            AutogradError: one of them, or of the arguments, requires a gradient, outside of `torch.no_grad()`.
+            ArgumentError: `out` holds other objects than tensors, or tensors unlike the results.
+            WriteError: a tensor of `out` overlaps with itself, or with an argument that is another tensor.
+            AutogradError: a tensor of `out`, or an argument, requires a gradient, outside of `torch.no_grad()`.
         """
         outs = outs_of(self._name, out)
         if not torch.compiler.is_dynamo_compiling():
@@ -206,15 +210,15 @@ class Pointwise(Generic[P, R]):
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
         """Runs `into`, and returns a function that repeats the call with fewer checks.
 
-        For callers that allocate the tensors themselves: the tensors are not checked again, and what the function
-        reads besides them is not read again.
+        It is for callers that allocate the tensors themselves: the tensors are not checked again, and captured values
+        are not read again.
 
         Returns:
-            A function `(out, args)` of tensors like these: of these shapes, strides, dtypes and on this device; without
-            gradients, transforms, modes and compilers.
+            A function `(out, args)` of tensors like these: of these shapes, strides and dtypes and on this device;
+            without gradients, transforms, modes and compilers.
 
         Raises:
-            As `into`.
+            The errors of `into`.
         """
 
         def by_into(out: Sequence[Tensor], args: Sequence[Tensor]) -> None:
@@ -227,20 +231,20 @@ class Pointwise(Generic[P, R]):
         return self._prepared.repeated(structure, parts.tensors, list(out)) or by_into
 
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
-        """Calls the function for each place of some lists, as an optimizer's step for each parameter.
+        """Calls the function for each place of some lists, as an optimizer's step does for each parameter.
 
-        On a GPU, one launch does all that are dense and of the same dtypes; what is strided is launched by itself. On
-        the CPU, it is one launch after the other.
+        On a GPU, one launch computes all places with dense tensors of the same dtypes; each place with strided tensors
+        has a launch of its own. On the CPU, launches follow one after the other.
 
         Args:
-            args, kwargs: as of the function, with a list or a tuple of tensors, all of one length, instead of a
-                tensor. What is no list (numbers, flags, one tensor for all) is the same for each.
+            args, kwargs: as the function's, with a list or a tuple of tensors, all of one length, instead of a tensor.
+                An argument that is no list (a number, a flag, one tensor for all) is the same for each place.
 
         Returns:
-            What the function returns, for each place.
+            The function's return value for each place.
 
         Raises:
-            ArgumentError: the lists are of several lengths, or there is none.
+            ArgumentError: the lists have different lengths, or no argument is a list.
             AutogradError: a tensor requires a gradient. Call it under `torch.no_grad()`.
             Others: as for a call.
         """
@@ -256,10 +260,10 @@ class Pointwise(Generic[P, R]):
         return cast(list[R], self._over_lists(lists))
 
     def source(self, *args: Any, target: Target = TRITON, **kwargs: Any) -> KernelSource:
-        """The kernel for such arguments: its name, source and parameters. Meta tensors will do.
+        """The kernel for arguments like these: its name, source and parameters. Meta tensors are accepted.
 
         Args:
-            target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
+            target: language of the kernel, independent of the tensors' device: `TRITON`, or `targets.cpp.CPP`.
         """
         try:
             kernel, tensors, numbers = self._known(args, kwargs)
@@ -274,7 +278,7 @@ class Pointwise(Generic[P, R]):
         return cut.sources([*parts.tensors, *captured], parts.numbers, target)[0]
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
-        """The graph for such arguments."""
+        """The graph for arguments like these."""
         kernel, tensors, numbers = self._known(args, kwargs)
         wanted = [self._autograd and t.requires_grad for t in tensors]
         return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
@@ -283,14 +287,14 @@ class Pointwise(Generic[P, R]):
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
         Args:
-            inputs: as in a call, for a function of tensors alone.
-            wanted: for each, whether its gradient is requested.
+            inputs: the arguments as in a call of a function of tensors alone.
+            wanted: for each argument, whether its gradient is requested.
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
-            raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
+            raise AutogradError(f"no result of {self._name} is differentiable by the requested arguments.")
         return Gradient(kernel.gradient(flags, traced.differentiable))
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ class Pointwise(Generic[P, R]):
             try:
                 found = self._prepared.call(structure, parts, outs)
             except RuntimeError:
-                check_tensors(self._name, parts.tensors)  # without sizes: nested
+                check_tensors(self._name, parts.tensors)  # raises for nested tensors, which have no sizes
                 raise
             if found is not NOT_PREPARED:
                 return found
@@ -313,7 +317,7 @@ class Pointwise(Generic[P, R]):
                     f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
                 )
             return by_operator(self._kernels, structure, parts)
-        addresses_of([*parts.tensors, *(outs or ())])  # before they are looked at otherwise
+        addresses_of([*parts.tensors, *(outs or ())])  # raises for tensors without memory, before any other use
         return run(self._kernels, structure, parts, outs, self._prepared)
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
@@ -341,9 +345,9 @@ class Gradient:
         self._kernel = kernel
 
     def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
-        """The kernel for such arguments and gradients of results."""
+        """The kernel for arguments and gradients of results like these."""
         return self._kernel.sources(inputs, [], target)[0]
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
-        """The graph for such arguments and gradients of results."""
+        """The graph for arguments and gradients of results like these."""
         return _whole(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))

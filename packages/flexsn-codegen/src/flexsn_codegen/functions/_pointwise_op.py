@@ -1,7 +1,7 @@
 """Pointwise kernels as operators, for compilers and transforms: with fake tensors, gradients and vmap.
 
-An operator names its kernel by a text, which is looked up when it runs. While a graph is made for a compiler, it is
-replaced by the launch itself, which holds the kernel's source: that runs in any process.
+An operator names its kernel by a text, which is looked up when the operator runs. In a graph for a compiler, the launch
+replaces the operator. The launch holds the kernel's source, so it runs in any process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interprete
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
-# Graphs hold the source alone: their libraries stay open as long as they are among the last ones used.
+# Graphs hold only the source: the most recently used libraries stay open here.
 _program = functools.lru_cache(256)(program)
 
 
@@ -38,8 +38,8 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
     """Launches a pointwise kernel in C++.
 
     Args:
-        read, written: its tensors, in order.
-        sizes: its integer arguments; the first is the number of elements.
+        read, written: the kernel's tensors, in order.
+        sizes: the kernel's integer arguments; the first is the number of elements.
         source: from `CppKernel.text`.
     """
     if sizes[0]:
@@ -59,15 +59,15 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], s
 def pointwise_op(
     tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str
 ) -> list[Tensor]:
-    """Runs a kernel that writes new memory alone.
+    """Runs a kernel that writes only new memory.
 
     Args:
-        tensors: all of them, the captured ones last.
-        scalars: for each, whether it promotes as a tensor without dimensions.
+        tensors: all tensors, the captured ones last.
+        scalars: for each tensor, whether it promotes as a tensor without dimensions.
         kernel: `Kernel.key`.
     """
     found = kernel_of(kernel)
-    # What autograd would follow decides nothing here: the results are the same.
+    # The tensors that autograd follows decide nothing here: the results are the same.
     results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
     return results
 
@@ -90,7 +90,7 @@ def pointwise_in_place_op(
     """Runs a kernel that changes some of its tensors; returns its other results.
 
     Args:
-        read, written: its tensors, each in order.
+        read, written: the kernel's tensors, each in order.
         kernel: `Kernel.key`.
     """
     found = kernel_of(kernel)
@@ -109,7 +109,7 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any],
 
 
 def _plain(numbers: Sequence[Any]) -> list[int | float]:
-    """Numbers that are symbols, as they are now: the graph is for these alone."""
+    """The present values of numbers that are symbols: the graph serves these alone."""
     return [int(n) if isinstance(n, int | torch.SymInt) else float(n) for n in numbers]
 
 
@@ -126,7 +126,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         found: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
         return found
 
-    # What is given back has the structure of the arguments, in which an empty list is one of tensors.
+    # The result has the structure of the arguments, in which an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
     return list(gradients(ctx, grads, ctx.needs_input_grad[0], apply)), *rest
 
@@ -143,7 +143,7 @@ def _transformed(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Seq
 before_transforms("pointwise", _transformed)
 
 
-# -- vmap of what writes -----------------------------------------------------------------------------------
+# -- vmap of kernels that write ----------------------------------------------------------------------------
 
 
 @pointwise_in_place_op.register_vmap
@@ -153,8 +153,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     of_written = in_dims[1] or [None] * len(written)
     if any(dim is None for dim in of_written):
         raise ArgumentError(
-            f"{kernel_of(kernel).name} writes to a tensor that vmap does not go over, once for each element that it "
-            "goes over. Give that tensor a dimension for them."
+            f"{kernel_of(kernel).name} writes to a tensor without a batch dimension, once for each element of "
+            "vmap's batch. Give this tensor a batch dimension."
         )
     first = batch_first([*read, *written], [*of_read, *of_written])
     results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)
@@ -165,7 +165,7 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
 
 
 def _is_direct(device: torch.device) -> bool:
-    """True if a launch itself can stand in a graph: Triton's cannot be saved, and its interpreter is no compiler."""
+    """True if a graph can hold the launch itself: Triton's cannot be saved, and its interpreter is no compiler."""
     if device.type == "cpu":
         return not interpreted()
     return device.type == "cuda" and not is_exporting()
@@ -189,7 +189,7 @@ def _record(launch: PlannedLaunch, every: Sequence[Tensor], words: Sequence[int]
         first = kernel.first_written
         launch_cpp(tensors[:first], tensors[first:], numbers, text)
         return
-    from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
+    from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which may be absent
 
     grid = ((launch.numel + launch.block - 1) // launch.block,)
     wrap_triton(standalone(kernel))[grid](*tensors, *numbers, BLOCK=launch.block)
@@ -215,7 +215,7 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors = kernel.merged(read, written)
     check_writes_in_graph(kernel, tensors)
     if has_symbols(numbers) or not _is_direct(tensors[0].device):
-        # Also for constants: compilers make nothing of operators that both write and return lists.
+        # Constants take this path, too: compilers cannot handle operators that both write and return lists.
         with mode:
             return by_values(kernel, tensors, numbers, None, target_of(tensors[0].device))
     with mode:

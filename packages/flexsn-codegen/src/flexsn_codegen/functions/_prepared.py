@@ -1,8 +1,8 @@
-"""Calls like an earlier one, on the fastest path: without gradients, and without another analysis.
+"""Calls like an earlier one, on the fastest path: without another analysis.
 
 What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
-shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of memory that is
-written, also which other tensors share it.
+shape, strides and device, whether autograd follows it, what the function reads besides its arguments, and what its
+numbers decide; of memory that is written, also which other tensors share it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import is_forward_mode
+from flexsn_codegen.functions._autograd import Repeated, TrainedCall
 from flexsn_codegen.functions._calls import Parts, Structure, results_together
-from flexsn_codegen.functions._checks import tell_written, wants_gradients
+from flexsn_codegen.functions._checks import tell_written
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import interpreted
 from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
 
-# Called with results and arguments.
+# A function of results and arguments.
 Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 # Returned instead of a result.
@@ -30,13 +31,14 @@ NOT_PREPARED = object()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that can be made again.
+    """A call that can be repeated.
 
     Attributes:
         captured: the kinds of the captured tensors.
         sharing: which of the tensors share memory, if there is some that is written.
         single: as of the kernel, at this call.
         interpreted: whether it was prepared for Triton's interpreter.
+        trained: of a call that autograd follows; `None`: it follows nothing.
     """
 
     kernel: Kernel
@@ -46,22 +48,23 @@ class _Call:
     sharing: list[tuple[int, int]]
     single: bool
     interpreted: bool
+    trained: TrainedCall | None
 
 
 class PreparedCalls:
-    """The calls of one function that are known."""
+    """The prepared calls of one function."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-        """Launches a prepared call and returns the function's result; `NOT_PREPARED`: nothing was launched.
+        """Launches a prepared call and returns the function's result; `NOT_PREPARED` if nothing was launched.
 
         Args:
-            outs: what the results are written to; `None`: new memory.
+            outs: the tensors that receive the results; `None`: the results are new memory.
         """
         tensors = parts.tensors
-        found = self._known.get(_key(structure, tensors, outs)) if self._known else None
+        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
         if found is None or is_forward_mode() or found.interpreted != interpreted():
             return NOT_PREPARED
         kernel, trace = found.kernel, found.trace
@@ -69,12 +72,17 @@ class PreparedCalls:
         if captured is None:
             return NOT_PREPARED
         if captured:
-            if _kinds(captured) != found.captured:
+            if _kinds(captured, torch.is_grad_enabled()) != found.captured:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
         given = outs or []
-        if wants_gradients([*tensors, *given] if given else tensors) or not trace.fits(parts.numbers):
+        if not trace.fits(parts.numbers):
             return NOT_PREPARED
+        if found.trained is not None:
+            of_call: list[Tensor] = list(Repeated.apply(found.trained, tuple(parts.numbers), *tensors))
+            if kernel.cuts:
+                return of_call[0] if found.single else tuple(of_call)
+            return results_together(kernel.result, of_call, tensors)
         if (kernel.written or given) and _sharing([*tensors, *given]) != found.sharing:
             return NOT_PREPARED
         results = found.plan.run(tensors, trace.words(parts.numbers), given)
@@ -88,8 +96,8 @@ class PreparedCalls:
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
         """A function that repeats an earlier call; `None`: it is not known, or depends on more than its tensors."""
-        found = self._known.get(_key(structure, tensors, outs))
-        if found is None or found.captured or any(found.trace.words([])):
+        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
+        if found is None or found.trained is not None or found.captured or any(found.trace.words([])):
             return None
         plan, words = found.plan, found.trace.words([])
 
@@ -107,9 +115,15 @@ class PreparedCalls:
         kernel: Kernel,
         trace: Trace,
         outs: list[Tensor] | None,
+        scalars: Sequence[bool] = (),
     ) -> None:
-        """Prepares a call for repetition, unless a tensor has its negative bit set."""
+        """Prepares a call for repetition, unless a tensor has its negative bit set.
+
+        Args:
+            scalars: of a call that autograd follows, as for `Kernel.variant`; empty: it follows nothing.
+        """
         every = [*tensors, *captured]
+        followed = torch.is_grad_enabled()
         if any(t.is_neg() for t in every):
             return
         if len(self._known) >= MAX_PLANS:
@@ -117,26 +131,33 @@ class PreparedCalls:
         given = outs or []
         sharing = _sharing([*every, *given]) if given or kernel.written else []
         plan = trace.plan(every, given)
-        self._known[_key(structure, tensors, outs)] = _Call(
-            kernel, _kinds(captured), trace, plan, sharing, trace.graph.single, interpreted()
+        trained = None
+        if scalars:
+            wanted = tuple(t.requires_grad for t in every)
+            trained = TrainedCall(kernel, trace, plan, tuple(scalars), wanted, trace.graph.differentiable)
+        self._known[_key(structure, tensors, outs, followed)] = _Call(
+            kernel, _kinds(captured, followed), trace, plan, sharing, trace.graph.single, interpreted(), trained
         )
 
 
-def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | None) -> tuple[Any, ...]:
+def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | None, followed: bool) -> tuple[Any, ...]:
     if outs is None:
-        return structure, *_kinds(tensors)
-    return structure, len(outs), *_kinds([*tensors, *outs])
+        return structure, *_kinds(tensors, followed)
+    return structure, len(outs), *_kinds([*tensors, *outs], followed)
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first one that lies in the same memory, and how far from its beginning it does."""
+    """For each tensor, the first tensor in the same memory, and its own offset from the beginning of this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 
 
-def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All of the tensors that a launch is made for, but addresses."""
+def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
+    """All of the tensors that a call is prepared for, but addresses. `followed`: autograd is on."""
     # A sparse tensor has no strides.
     return [
-        (t.dtype, t.shape, t.stride(), t.device, t.is_neg()) if t.layout is torch.strided else t.layout for t in tensors
+        (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)
+        if t.layout is torch.strided
+        else t.layout
+        for t in tensors
     ]

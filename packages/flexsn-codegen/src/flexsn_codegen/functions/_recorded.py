@@ -1,4 +1,4 @@
-"""Calls of pointwise functions in what others see: compilers, exporters, transforms of `torch.func`, modes."""
+"""Calls of pointwise functions that are recorded: by compilers, exporters, transforms of `torch.func` and modes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from flexsn_codegen.functions._writes import check_outs
 
 
 def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
-    """Calls a function where a compiler or a transform sees it.
+    """Calls a function by an operator, which a compiler or a transform sees.
 
     Args:
-        outs: what the results are copied to; `None`: they are new memory.
+        outs: the tensors that the results are copied to; `None`: the results are new memory.
     """
     tensors = parts.tensors
     dims = 0
@@ -65,7 +65,7 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
                 out.copy_(one)
             return results_together(result, outs, ())
         if cuts:
-            # It was traced with the arguments' own shapes just now.
+            # The function was traced with the arguments' own shapes just now.
             return results[0] if _is_single(key) else tuple(results)
         return results_together(result, results, ())
     if is_forward_mode():
@@ -80,9 +80,9 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
 def _prepared(
     handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
-    """The key of the kernel for a call; how many tensors it captures, which it writes, what it returns; if it cuts.
+    """The kernel for a call: its key, number of captured tensors, written tensors, result, and whether it cuts.
 
-    Shapes may be symbols, which cannot come here: a function that cuts is traced by its operator.
+    Shapes may be symbols, which are not allowed here: a function that cuts is traced by its operator.
     """
     kernels = kernels_of(handle)
     shapes = [(1,) * (dims if own else 0) for _, own in kinds]
@@ -95,7 +95,7 @@ def _prepared(
         try:
             kernel, captured = kernels.find(structure, examples, numbers)
             tensors = [*examples, *captured]
-            if tensors:  # also its trace may show that it cuts
+            if tensors:  # the trace may also show that the function cuts
                 kernel.variant(tensors, numbers, [False] * len(tensors), target_of(tensors[0].device))
         except OF_A_CALL:
             raise
@@ -110,9 +110,10 @@ def _prepared(
 
 
 def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
-    """Makes a graph with a kernel see what its function reads besides its arguments; the number of captured tensors.
+    """Makes a graph with a kernel check the captured values of its function; returns the number of captured tensors.
 
-    Another call of the graph gets other tensors; where anything else has changed, Dynamo records another graph.
+    The next call of the graph uses the tensors of that time. If any other captured value has changed, Dynamo records
+    another graph.
     """
     captured, key = kernel.captured, kernel.key
     if key not in kernels.captured:
@@ -135,7 +136,7 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
             f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
             "outside of the compiled function."
         )
-    recompile_unless(holds, f"what {kernels.name} reads besides its arguments is as when the graph was made")
+    recompile_unless(holds, f"captured values of {kernels.name} are as they were when the graph was made")
     return len(captured.tensors)
 
 
@@ -146,12 +147,12 @@ def _is_single(key: str) -> bool:
 
 
 def here(device: str) -> str:
-    """A device of this kind that tensors can be made on: "meta" for one that stands in for a GPU."""
+    """A device of this kind on which tensors can be made: "meta" if the GPU is absent."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 
 def samples(structure: Structure) -> list[int | float]:
-    """Numbers for a first run; the kernel's traces have those of the call."""
+    """Numbers for a first run; the kernel's traces use the numbers of the call."""
     kind = structure[0]
     if kind == "float":
         return [0.5]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.errors import OF_A_CALL
 from flexsn_codegen.functions._autograd import Differentiated
 from flexsn_codegen.functions._calls import Parts, Structure
@@ -88,6 +89,10 @@ def _run(
     if wants:
         scalars = tuple([t.dim() == 0 for t in tensors])
         results = Differentiated.apply(kernel, tuple(numbers), scalars, *tensors)
+        if prepared is not None and not is_forward_mode():
+            target, flags = target_on(tensors[0].device, kernels.name), [t.requires_grad for t in tensors]
+            trace = kernel.variant(tensors, numbers, flags, target, scalars)
+            prepared.add(structure, parts.tensors, captured, kernel, trace, outs, scalars)
     else:
         wanted = [False] * len(tensors)
         if outs is not None:

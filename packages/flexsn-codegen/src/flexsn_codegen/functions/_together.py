@@ -1,4 +1,4 @@
-"""Launches of one kernel on many tensors as one launch: its programs find their tensors in a table of addresses."""
+"""Launches of one kernel on many tensors as one launch, whose programs find their tensors in a table of addresses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
 
 @dataclass(slots=True)
 class Group:
-    """Launches that are one: of equal kernels, on dense tensors of the same dtypes.
+    """Launches that become one: of equal kernels, on dense tensors of the same dtypes.
 
     Attributes:
-        variant: gives the words of the numbers.
-        kernel: walks a table.
-        first: `[programs, 2]`, int64, where the tensors are: a program's first element, and how many its tensor has.
-        cells: `[programs, tensors]`, int64, there: for each of a program's addresses, where it is among all.
-        aligned: `[places, tensors]`, int64, on the CPU: which addresses have to be multiples of `ALIGNMENT`.
+        variant: the trace that computes the words of the numbers.
+        kernel: a kernel that walks a table.
+        first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and its tensor's number of
+            elements.
+        cells: `[programs, tensors]`, int64, on the tensors' device: for each of a program's addresses, its position
+            among all addresses.
+        aligned: `[places, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
+            `ALIGNMENT`.
         table: `[programs, 2 + tensors]`: `first`, and the addresses.
     """
 
@@ -40,15 +43,15 @@ class Group:
     table: Tensor
 
     def fits(self, addresses: Tensor) -> bool:
-        """True if the kernel may be used for tensors at these addresses, which are on the CPU."""
+        """True if the kernel may be used for tensors at these addresses. `addresses` is on the CPU."""
         return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
 
     def place(self, addresses: Tensor) -> None:
-        """Makes the table for tensors at these addresses, which are where the tensors are."""
+        """Makes the table for tensors at these addresses. `addresses` is on the tensors' device."""
         self.table = torch.cat([self.first, addresses[self.cells]], dim=1)
 
     def launch(self, words: Sequence[int]) -> None:
-        """Launches with these numbers."""
+        """Launches the kernel with these numbers."""
         grid = (self.table.shape[0],)
         if interpreted():
             with interpreting():
@@ -61,10 +64,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A launch that may be one of a group's.
+    """A launch that may become part of a group.
 
     Attributes:
-        cells: for each of the kernel's tensors, where it is among all.
+        cells: for each of the kernel's tensors, its position among all tensors.
     """
 
     variant: Trace
@@ -74,25 +77,25 @@ class Member:
 
     @property
     def can_join(self) -> bool:
-        """True if it can be part of a group: in Triton, on dense tensors."""
+        """True if the launch can be part of a group: in Triton, on dense tensors."""
         source = self.launch.built.source
         return source.target is TRITON and len(self.launch.integers) == 1
 
     def key(self, addresses: Sequence[int]) -> tuple[Any, ...]:
-        """Equal for launches that can be one."""
+        """A key that is equal for launches that can become one."""
         aligned = self.launch.numel % ALIGNMENT == 0
         aligned = aligned and not any(addresses[cell] % ALIGNMENT for cell in self.cells if addresses[cell])
         return self.launch.built.source.name, self.dtypes, aligned, tuple(self.variant.steps[0].slots)
 
 
 class TableKernels:
-    """The kernels that walk tables, of one function."""
+    """The kernels that walk tables, for one function."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
-        """Launches of equal keys as one; its table is not made yet."""
+        """Joins launches of equal keys; the table is made later."""
         member = members[0]
         source = member.launch.built.source
         key = (source.name, member.dtypes, aligned)
@@ -112,5 +115,5 @@ class TableKernels:
 
 
 def _words(source: KernelSource) -> list[str]:
-    """The integers of a dense kernel that hold numbers of the function's."""
+    """The integers of a dense kernel that hold the function's numbers."""
     return [name for name in source.sizes if name.startswith(f"{PREFIX}_number_")]

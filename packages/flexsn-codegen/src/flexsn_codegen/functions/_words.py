@@ -1,4 +1,4 @@
-"""Errors of traces in the words of functions: `pointwise` has no core, no step and no state."""
+"""Messages of traces, reworded for functions: `pointwise` has no core, no step and no state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Longer phrases first. What follows the first line break is a place in the caller's own code.
+# Longer phrases come first. The text after the first line break is a place in the caller's own code.
 _PHRASES = (
     (r"Return it as a state instead", "Return it, and pass it to the next call"),
     (r"where the next step would find it, from an earlier call", "where the next call would find it"),
@@ -49,10 +49,10 @@ _PHRASES = (
 
 @contextmanager
 def in_words_of(name: str) -> Iterator[None]:
-    """Lets the errors of a trace speak of a function.
+    """Rewords the messages of trace errors for a function.
 
     Args:
-        name: the function's.
+        name: the function's name.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a kernel may write: memory in which each element is one place, and which nothing else reads at other places."""
+"""Checks of written memory: its elements are at distinct places, and no other tensor reads it at other places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_codegen.errors import ArgumentError, WriteError
 
 
 def check_written(name: str, what: str, tensor: Tensor) -> None:
-    """Raises `WriteError` for a tensor of which two elements are one place, or whose elements are not as they look.
+    """Raises `WriteError` for a tensor that has two elements at one place, or that is a lazily negated view.
 
     Args:
         what: names the tensor.
@@ -32,10 +32,10 @@ def check_written(name: str, what: str, tensor: Tensor) -> None:
 
 
 def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor, *, may_be_same: bool) -> None:
-    """Raises `WriteError` where a tensor that is written has memory in common with another one.
+    """Raises `WriteError` if a written tensor shares memory with another tensor.
 
     Args:
-        may_be_same: the two may be the very same elements, where each is read before it is written.
+        may_be_same: the two tensors may have identical elements, if each element is read before it is written.
     """
     if not _overlap(written, read):
         return
@@ -46,15 +46,15 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
 
 
 def shared_memory(name: str, what: str, other: str) -> WriteError:
-    """The error for a written tensor that has memory in common with another one."""
+    """The error for a written tensor that shares memory with another tensor."""
     return WriteError(
-        f"{what} of {name} is written to, and is memory that {other} has, too: what is read of it would depend on the "
-        "order in which elements are computed. Pass a .clone() of one of the two."
+        f"{what} of {name} is written to, and shares memory with {other}: values that are read there would depend on "
+        "the order in which elements are computed. Pass a .clone() of one of the two."
     )
 
 
 def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
-    """True if two tensors of a compiler, which have no data, have memory in common; `None`: their sizes are symbols."""
+    """True if two tensors of a compiler, which have no data, share memory; `None` if their sizes are symbols."""
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
     if any(type(n) is not int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
@@ -66,7 +66,7 @@ def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors may have memory in common."""
+    """True if two tensors may share memory."""
     if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
     return _reach_the_same(a, a.data_ptr(), b, b.data_ptr())
@@ -76,13 +76,13 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
     last_a, last_b = first_a + _extent(a), first_b + _extent(b)
     if last_a <= first_b or last_b <= first_a:
         return False
-    # Columns of one matrix lie between each other and have nothing in common.
+    # Columns of one matrix are interleaved and share nothing.
     interleaved = a.stride() == b.stride() and a.shape == b.shape and a.dtype == b.dtype
     return not (interleaved and _columns_apart(a, b))
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """True if equal layouts, one shifted against the other, fit into each other's gaps."""
+    """True if two equal layouts, one shifted against the other, fit into each other's gaps."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))
@@ -101,7 +101,7 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _extent(tensor: Tensor) -> int:
-    """The number of bytes from its first element to the end of its last one."""
+    """The number of bytes from the tensor's first element to the end of its last element."""
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
 
@@ -109,7 +109,7 @@ def _extent(tensor: Tensor) -> int:
 def check_outs(
     name: str, outs: Sequence[Tensor], dtypes: Sequence[torch.dtype], shape: Sequence[int], device: torch.device
 ) -> None:
-    """Raises `ArgumentError` for tensors of `out=` that are not as the results."""
+    """Raises `ArgumentError` for tensors of `out=` that are unlike the results."""
     if len(outs) != len(dtypes):
         raise ArgumentError(f"{name} has {len(dtypes)} results, and out= holds {len(outs)} tensors.")
     for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):

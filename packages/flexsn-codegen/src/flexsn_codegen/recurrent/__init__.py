@@ -1,6 +1,6 @@
-"""Recurrent steps in one launch for all T: the loop, with products and the exchange of their operands inside.
+"""Recurrent steps in one launch for all T: a loop with the products and the exchange of their operands.
 
-Languages write it: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
+The targets write the kernels: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
 """
 
 from __future__ import annotations

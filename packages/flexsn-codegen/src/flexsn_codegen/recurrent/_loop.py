@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from flexsn_codegen.recurrent._early import split_early
+from flexsn_codegen.recurrent._gather import Gather, gathered
 from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
@@ -55,16 +57,19 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, or a view of a value in memory.
+        reads: for each input, columns that the program has, or a view of a value in memory, or one of several.
         writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
         stored: where each output goes in memory, at every step.
+        early: it reads values of earlier steps alone, and is computed while a product is waited for: `0` for this
+            step, `1` for the next one. `-1`: it reads none, and is computed before all steps. `None`: in its place.
     """
 
     stage: Stage
     width: int
-    reads: tuple[Columns | View, ...]
+    reads: tuple[Columns | View | Gather, ...]
     writes: tuple[Columns | None, ...]
     stored: tuple[View | None, ...]
+    early: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,8 @@ class Loop:
         reduced: operands of reductions, their width and dtype.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
-        shifted: states that are in the memory of another one; a step loads them when it reads them.
+        shifted: states that are in the memory of another one, and products of later steps; a step loads them when it
+            reads them.
     """
 
     width: int
@@ -236,11 +242,11 @@ class _Analysis:
         reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
-        shifted = frozenset(self._staged.shifts)
+        shifted = frozenset((*self._staged.shifts, *self._staged.later))
         return Loop(
             width,
             self._rows,
-            tuple(_side_by_side(parts, frozenset(carried))),
+            tuple(_side_by_side(self._with_early(parts, exchanges, shifted), frozenset(carried))),
             carried,
             exchanges,
             self._lasting,
@@ -249,6 +255,48 @@ class _Analysis:
             ring,
             reduced,
         )
+
+    def _with_early(
+        self,
+        parts: Sequence[StageCall | Multiply | Reduce],
+        exchanges: Sequence[Exchange],
+        shifted: frozenset[Port],
+    ) -> list[StageCall | Multiply | Reduce]:
+        """The parts, where stages that read many values of earlier steps leave a part of their work to a wait.
+
+        What comes before the first product is computed a step earlier, when memory has all but the newest value.
+        """
+        first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
+        if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
+            return [*parts]
+        found: list[StageCall | Multiply | Reduce] = []
+        early: list[StageCall | Multiply | Reduce] = []
+        steps = {**self._staged.shifts, **self._staged.later}
+        count = 0
+        for i, part in enumerate(parts):
+            pieces = split_early(part.stage, shifted, count) if isinstance(part, StageCall) else None
+            if pieces is None or not isinstance(part, StageCall):
+                found.append(part)
+                continue
+            before, behind = pieces
+            columns = _columns_of(before, part.width)
+            count += len(columns)
+            seen_as = {id(view): read for view, read in zip(part.stage.reads, part.reads, strict=True)}
+            reads = tuple(columns[v.source] if v.source in columns else seen_as[id(v)] for v in behind.reads)
+            found.append(replace(part, stage=behind, reads=reads))
+            of_past: list[Columns | View | Gather] = [*before.reads]
+            picked = gathered(before, steps, back=lambda port: port.role is Role.STATE, first=count)
+            if picked is not None:
+                numbers, before, gathers = picked
+                of_numbers = _columns_of(numbers, part.width)
+                count += len(of_numbers)
+                of_past = [*of_numbers.values(), *gathers]
+                no = (None,) * len(of_numbers)
+                early.append(StageCall(numbers, part.width, (), tuple(of_numbers.values()), no, -1))
+            when, no = 1 if i < first else 0, (None,) * len(columns)
+            early.append(StageCall(before, part.width, tuple(of_past), tuple(columns.values()), no, when))
+        place = next(i for i, part in enumerate(found) if isinstance(part, Multiply))
+        return [*found[:place], *early, *found[place:]]
 
     def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
         """Values that pass from step to step in memory: those that only stages read, except the first few."""
@@ -433,6 +481,11 @@ class _Analysis:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
                 found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
         return tuple(found.values())
+
+
+def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
+    """Values that a stage gives others of its program."""
+    return {view.source: Columns(view.source, 0, width) for view in stage.writes}
 
 
 def _side_by_side(

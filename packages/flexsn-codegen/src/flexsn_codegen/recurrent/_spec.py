@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Loop, StageCall
 from flexsn_codegen.source._source import CoreSource
 from flexsn_graph import Role, View
@@ -42,6 +43,8 @@ class LoopSpec:
         from_zero: whether what is carried is zero before the first step, as far as products read it.
         ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
             kernel receives these numbers, and a program computes steps up to the largest number of its rows.
+        parts: as how many numbers of 16 bits float32 is multiplied: three are all of it, two its first 16 bits, and
+            one 8.
     """
 
     loop: Loop
@@ -52,6 +55,7 @@ class LoopSpec:
     backwards: bool
     from_zero: bool
     ends: bool = False
+    parts: int = 3
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
@@ -60,8 +64,9 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     stores: list[View] = []
     for part in loop.parts:
         if isinstance(part, StageCall):
-            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
-            views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
+            seen = (read.view if isinstance(read, Gather) else read for read in part.reads)
+            views = (v for i, v in enumerate(seen) if isinstance(v, View) and i in used)
             found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in found if load not in loads]
             stores += [view for view in part.stored if view is not None]

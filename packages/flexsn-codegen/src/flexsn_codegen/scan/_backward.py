@@ -1,13 +1,14 @@
-"""The backward scan: from the last step to the first, the states' gradients in registers.
+"""The backward scan: from the last step to the first, with the gradients of states in registers.
 
-Recomputing (the default): per chunk of `K` steps, from the last to the first, load the state before it and its
-inputs, compute the chunk's states again, then walk back through the step's VJP. What is left of `T` is a chunk whose
-last steps are masked: the gradients pass them unchanged. Saving: the VJP takes the kept intermediates instead.
+Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
+the chunk and the chunk's inputs, computes the chunk's states again, then walks back through the step's VJP. The rest of
+`T` is a chunk whose last steps are masked: gradients pass them unchanged. Saving: the VJP takes the saved intermediates
+instead.
 
-The gradient of an input with delays is written to the steps that its values came from. The last of its steps, which
-no step reads, are zeros.
+The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
+which no step reads, have zero gradients.
 
-Where inputs count down, a program begins with the last of its elements that has not ended, as in the forward.
+If inputs count down, a program begins with the last of its elements that has not ended, as in the forward.
 """
 
 from __future__ import annotations
@@ -30,17 +31,16 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step as in the forward, to recompute states with if the VJP takes any; `None` when intermediates
-            were saved.
+        core: the step of the forward, which recomputes states if the VJP takes any; `None` if intermediates were saved.
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
-        spec: what is read and written, and how.
+        spec: the tensors that are read and written, and their layouts.
     """
     template = SkewedBackward if late_alone(spec.inputs) is not None else BackwardTemplate
     return template(core, vjp, spec).write(name)
 
 
 class BackwardTemplate:
-    """The lines of a backward kernel; those of segments of time write some of them in another way."""
+    """The lines of a backward kernel; subclasses for segments of time write some lines differently."""
 
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
@@ -79,16 +79,16 @@ class BackwardTemplate:
         doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
         return w.finish(name, self._cores, doc)
 
-    # The walk's last chunk is the one in front of chunk `_behind`; `_count` chunks are walked.
+    # The last chunk of the walk is the chunk before number `_behind`; `_count` chunks are walked.
     _behind = "chunks"
     _count = "chunks"
 
     def _where_rest(self, condition: str) -> str:
-        """The condition under which what is left of T is walked, where `condition` holds of its length."""
+        """The condition under which the rest of T is walked; `condition` is about the length of the rest."""
         return condition
 
     def _whole(self) -> None:
-        """From the last step to the first."""
+        """Writes the walk from the last step to the first."""
         w = self._writer
         if self._counting:
             self._walk_lengths()
@@ -103,7 +103,7 @@ class BackwardTemplate:
             w.store(param, f"grad_state_{i}")
 
     def _walk(self) -> None:
-        """From the last step to the first of those that are walked."""
+        """Writes the walk over all chunks, from the last step to the first."""
         w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
             w.point(param, self._behind, chunk)
@@ -124,13 +124,13 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {self._count}")
 
     def _walk_once(self) -> None:
-        """All steps, where they are one chunk: what the last one receives is a constant, and so are zero states."""
+        """Writes all steps if they are one chunk; gradients at the last step and zero states are constants."""
         for param in self._moving():
             self._writer.point(param)
         self._chunk(None, self._spec.chunk)
 
     def _walk_lengths(self) -> None:
-        """All steps, where inputs count down."""
+        """Writes all steps if inputs count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("whole", f"least // {chunk}")
@@ -141,7 +141,7 @@ class BackwardTemplate:
         self._counted_chunks("behind", "whole")
 
     def _counted_chunks(self, behind: str, count: str) -> None:
-        """From the chunk in front of `behind` to `whole`, where elements may have ended, and `count` chunks more."""
+        """Writes the chunks from `behind` down to `whole`, where elements may have ended, and `count` more chunks."""
         w, chunk = self._writer, self._spec.chunk
         for param in self._moving():
             w.point(param, behind, chunk)
@@ -159,7 +159,7 @@ class BackwardTemplate:
             self._chunk("c", chunk, early=f"i + 1 < {count}")
 
     def _skip(self, first: str, behind: str) -> None:
-        """The steps after the end of all elements: gradients of states pass, those of inputs are zeros."""
+        """Writes the steps after the end of all elements: states' gradients pass, and inputs' are zeros."""
         w = self._writer
         if self._grad_state_seqs:
             with w.loop("n", first, behind):
@@ -175,7 +175,7 @@ class BackwardTemplate:
                         w.store(param, "ended", w.row(param, "t"))
 
     def _shift_gradients(self, behind: str) -> None:
-        """Zeros in the last steps of inputs that are late, which no step before `behind` reads; shifts the others."""
+        """Writes zeros to late inputs' last steps, which no step before `behind` reads; shifts the others."""
         w = self._writer
         for i, late in self._late.items():
             if i not in self._grad_inputs:
@@ -195,7 +195,7 @@ class BackwardTemplate:
         self._late = load_delays(self._writer, layouts, self._inputs)
 
     def _declare_lifted(self) -> None:
-        """And what is the same in each step."""
+        """Declares lifted tensors, and the values that are the same in each step."""
         w, spec = self._writer, self._spec
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         for i, param in lifted.items():
@@ -217,9 +217,9 @@ class BackwardTemplate:
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _declare_read(self) -> None:
-        """Operands of the steps other than inputs and captured tensors."""
+        """Declares operands of the steps other than inputs and captured tensors."""
         w, spec = self._writer, self._spec
-        # The states before a segment: only those that something in it is computed from.
+        # The states before a segment, if something in the segment is computed from them.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
             i: w.add(Role.STATE, i, layout)
@@ -236,7 +236,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Values that pass from step to step, as the last step receives them."""
+        """Declares values that pass from step to step, as the last step receives them."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
@@ -257,7 +257,7 @@ class BackwardTemplate:
         ]
 
     def _load_early(self, exists: str) -> None:
-        """Loads what is loaded a chunk before its use, of the chunk before this one."""
+        """Loads those inputs of the chunk before this one that are loaded a chunk before their use."""
         w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
         for k in range(chunk):
             for i, param in self._inputs.items():
@@ -265,13 +265,13 @@ class BackwardTemplate:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
     def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
-        """Walks back through `steps` steps from where the pointers are.
+        """Walks back through `steps` steps from the position of the pointers.
 
         Args:
-            number: of the chunk; `None`: it is the only one.
-            partial: through the first `left` of them.
-            early: the condition under which there is a chunk before, of which some inputs are loaded here, as those of
-                this one have been; `None`: all are loaded now.
+            number: number of the chunk; `None`: it is the only one.
+            partial: walks only the first `left` steps.
+            early: the condition under which a chunk precedes this one. Some of the preceding chunk's inputs are loaded
+                here, as this chunk's were loaded one chunk earlier; `None`: all inputs of this chunk are loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
@@ -292,8 +292,10 @@ class BackwardTemplate:
         return f"{k} < left" if partial else None
 
     def _load_states(self, number: str | None) -> None:
-        """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
-        the loads after it from being issued."""
+        """Loads the states before the chunk: a checkpoint, or the initial states.
+
+        The code has no branch, which would delay the loads after it.
+        """
         w = self._writer
         for i in self._needed_states:
             if number is None:
@@ -324,15 +326,15 @@ class BackwardTemplate:
             w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        """The condition under which an input has a value at step `k` of the chunk."""
+        """The condition under which an input has a value at step `k` of the chunk; always holds if `None`."""
         return both(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
-        """The condition under which an input has a value at step `k` of the chunk; `None`: always."""
+        """The condition under which an input with delays has begun at step `k` of the chunk; always holds if `None`."""
         return f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
 
     def _recompute(self, k: int) -> None:
-        """The states before step `k + 1`."""
+        """Computes the states before step `k + 1`."""
         assert self._core is not None
         new = [f"state_{i}_{k + 1}" for i in range(self._num_states)]
         results = [f"unused_{i}" for i in range(self._spec.num_outputs)] + new
@@ -348,7 +350,7 @@ class BackwardTemplate:
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
             self._store_gradient(i, param, gradient, k, exists)
-        # Not by multiplying with zero: what is computed beyond T may be infinite.
+        # Not by multiplying with zero: values beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
             self._update(f"grad_state_{i}", before, exists)
@@ -368,7 +370,7 @@ class BackwardTemplate:
     def _update(
         self, name: str, value: str, exists: str | None, before: str | None = None, *, flag: bool = False
     ) -> None:
-        """Gives `name` a value; where the step does not exist, that of `before`, by default its own."""
+        """Assigns `value` to `name`; where the step does not exist, assigns `before`, by default `name` itself."""
         if exists is None:
             self._writer.assign(name, value, flag=flag)
         else:
@@ -378,7 +380,7 @@ class BackwardTemplate:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
     def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
-        """Computes a step or its VJP; `instead`: by argument, a text that replaces its name."""
+        """Computes a step or its VJP; `instead` replaces the names of some arguments by other texts."""
         arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
@@ -389,10 +391,10 @@ class BackwardTemplate:
 
 
 class SkewedBackward(BackwardTemplate):
-    """The backward of a step with one input that is late: each element walks later by the whole steps of its delay.
+    """The backward of a step with one late input: each element walks later by the whole steps of its delay.
 
-    So a program reads that input and writes its gradient row by row; what else has steps, it reads from the row of each
-    element. Scattered stores take several times as long as scattered loads.
+    Therefore a program reads this input and writes its gradient row by row. It reads other operands that have steps
+    from the row of each element. Scattered stores take several times as long as scattered loads.
     """
 
     def _declare_inputs(self) -> None:
@@ -422,7 +424,7 @@ class SkewedBackward(BackwardTemplate):
     def _declare_carried(self) -> None:
         super()._declare_carried()
         w = self._writer
-        for flag in self._spec.flags:  # elements differ
+        for flag in self._spec.flags:  # elements differ, so the flag is not a constant
             compared = "==" if flag.given else "!="
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
@@ -431,7 +433,8 @@ class SkewedBackward(BackwardTemplate):
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         for param in self._moving():
             w.point(param, "behind", chunk)
-        # Chunks of which all elements have all steps need no conditions, but code that takes as long to compile.
+        # Chunks in which all elements have all steps need no conditions, but their code would take as long to compile
+        # again.
         with w.loop("i", "0", f"behind + {self._rows}"):
             for param in self._moving():
                 w.move(param, -chunk)

@@ -1,15 +1,15 @@
-"""The forward scan: one program walks `BLOCK` elements through time, their states in registers.
+"""The forward scan: one program walks `BLOCK` elements through time, with their states in registers.
 
-Per chunk of `K` steps: issue the loads of all `K` inputs, then compute and store step by step. A store may alias a
-later load, so the compiler would not move loads up by itself. With several stages, the loads of later chunks are under
-way while one is computed. The rest of `T` goes step by step.
+For each chunk of `K` steps, a program issues the loads of all `K` inputs, then computes and stores step by step. A
+store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
+later chunks are under way while one chunk is computed. The rest of `T` is computed step by step.
 
-An input with delays is loaded earlier by their whole steps, from where its elements are in memory: each element of a
-program from its own row.
+An input with delays is loaded earlier by their whole steps, from the addresses of its elements: each element of a
+program has its own row.
 
-Inputs that count down (lengths of sequences) are a number for each element, loaded once. In chunks in which all are
-above 0 they are a constant, so that what depends on it vanishes. A program ends with the last of its elements; later
-steps are zeros, which are stored and not computed.
+Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all of
+them are above 0 they are constant, so that code which depends on them vanishes. A program ends with the last of its
+elements; later steps are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
     Args:
         name: start of the kernel's name.
-        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; arguments that it does not use
-            may be absent.
-        spec: what is read and written, and how.
+        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; unused arguments may be absent.
+        spec: the tensors that are read and written, and their layouts.
     """
     template = SkewedForward if late_alone(spec.inputs) is not None and spec.segment else ForwardTemplate
     return template(core, spec).write(name)
 
 
 def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
-    """Inputs that kernels load once, whatever the step reads: counts end programs, and delays shift other inputs."""
+    """Inputs that kernels load once, read or not: counts end programs, and delays shift other inputs."""
     return frozenset(
         Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once or layout.late
     )
 
 
 def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
-    """The one input that is late and its delays, where no input counts down; else `None`."""
+    """The only late input and its delays, if no input counts down; else `None`."""
     late = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
     if len(late) != 1 or any(layout.counts_down for layout in layouts):
         return None
@@ -53,12 +52,12 @@ def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
 
 
 def rows_before(delays: Late, segment: int) -> int:
-    """Rows of checkpoints that are added where elements begin segments by their delays: see `SkewedForward`."""
+    """Rows of checkpoints that are added because elements begin segments by their delays: see `SkewedForward`."""
     return -(-delays.most // segment)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Loads the inputs that count down, as they are at the first step; returns their names, by number."""
+    """Loads the inputs that count down, with their values at the first step; returns their names, by number."""
     names = {i: f"count_{i}" for i in inputs if layouts[i].counts_down}
     for i, name in names.items():
         w.load(name, inputs[i])
@@ -66,7 +65,7 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Shifts the inputs that are late; returns the names of their whole steps, by number."""
+    """Shifts the late inputs; returns the names of their whole steps, by number."""
     names = {}
     for i, port in inputs.items():
         late = layouts[i].late
@@ -79,7 +78,7 @@ def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def both(*conditions: str | None) -> str | None:
-    """The condition that all of these hold; `None` always holds."""
+    """The conjunction of conditions; `None` always holds."""
     present = [condition for condition in conditions if condition]
     if len(present) > 1:
         present = [f"({condition})" for condition in present]
@@ -91,7 +90,7 @@ def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
 
     Args:
         first: its value at the first step.
-        step: a scalar; `None`: one in which the value is above 0 at all elements.
+        step: number of the step, as a scalar; `None`: a step at which the value is above 0 for all elements.
     """
     if step is None:
         w.assign(name, f"{w.zeros(torch.int32)} + 1")
@@ -100,14 +99,14 @@ def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
 
 
 class ForwardTemplate:
-    """The lines of a forward kernel; those of segments of time write some of them in another way."""
+    """The lines of a forward kernel; subclasses for segments of time write some lines differently."""
 
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
         self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
-        self._first = "0"  # the step that the pointers are at, as a scalar
+        self._first = "0"  # number of the step at the pointers, as a scalar
 
     def write(self, name: str) -> KernelSource:
         w, spec, chunk = self._writer, self._spec, self._spec.chunk
@@ -143,7 +142,7 @@ class ForwardTemplate:
             self._move(chunk)
 
     def _walk_once(self, chunk: int) -> None:
-        """All steps, where they are one chunk."""
+        """Writes all steps if they are one chunk."""
         segment = self._spec.segment
         self._load_inputs(chunk)
         for k in range(chunk):
@@ -152,7 +151,7 @@ class ForwardTemplate:
             self._step(k)
 
     def _walk_lengths(self, chunk: int) -> None:
-        """All steps, where inputs count down."""
+        """Writes all steps if inputs count down."""
         w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
@@ -166,7 +165,7 @@ class ForwardTemplate:
             self._rest(chunk, "behind")
 
     def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
-        """Chunks in which some elements may have ended; the last one may be beyond T where steps end."""
+        """Writes chunks in which elements may have ended; the last chunk may be beyond T if steps end."""
         w, segment, ends = self._writer, self._spec.segment, self._spec.ends
         with w.loop("c", first, behind):
             w.integer("begun", f"c * {chunk}")
@@ -181,7 +180,7 @@ class ForwardTemplate:
             self._move(chunk)
 
     def _after_all_ends(self, first: str, behind: str) -> None:
-        """Steps after the end of all elements: outputs are zeros, states stay."""
+        """Writes the steps after the end of all elements: outputs are zeros, and states stay."""
         w = self._writer
         with w.loop("t", first, behind):
             w.assign("ended", w.zeros(torch.float32))
@@ -251,7 +250,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads what is loaded a chunk before its use, of the chunk that begins `shift` steps from here."""
+        """Loads those inputs of the chunk `shift` steps from here that are loaded a chunk before their use."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():
@@ -264,9 +263,9 @@ class ForwardTemplate:
         """Loads the inputs of `steps` steps.
 
         Args:
-            begun: the first one, as a scalar; `None`: all counts are above 0 in these steps.
-            exists: for each step, the condition under which it exists; by default, all do.
-            early: what is loaded a chunk before its use has been.
+            begun: number of the first step, as a scalar; `None`: all counts are above 0 in these steps.
+            exists: for each step, the condition under which it exists; by default, all steps exist.
+            early: inputs that are loaded a chunk before their use are loaded already.
         """
         w = self._writer
         for k in range(steps):
@@ -282,13 +281,13 @@ class ForwardTemplate:
                     w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
-        """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
+        """Writes the states before segment `j` to row `j - 1`, if `begins` holds: a segment begins here."""
         w = self._writer
         for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
 
     def _compute(self, k: int) -> None:
-        """One step, of which nothing is written."""
+        """Computes one step without writing its results."""
         results = [port.name for port in self._core.results]
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
         self._writer.call(results, self._core, [*arguments, *self._numbers])
@@ -313,8 +312,8 @@ class ForwardTemplate:
 class SkewedForward(ForwardTemplate):
     """The forward for a `SkewedBackward`: each element's segments begin later by the whole steps of its delay.
 
-    Segment `j` of an element begins at step `j * segment + delay`, also of `j` below 0. Row `j - 1 + rows_before(...)`
-    of the checkpoints has the states before it. In each segment of the kernel's own, one of these steps is.
+    Segment `j` of an element begins at step `j * segment + delay`; `j` may be negative. Row `j - 1 + rows_before(...)`
+    of the checkpoints has the states before this step. Each of the kernel's own segments contains one such step.
     """
 
     def _declare_written(self) -> None:

@@ -1,4 +1,4 @@
-"""Specifications of what a scan kernel reads and writes. Each distinct one is one kernel; sizes are its arguments."""
+"""Specifications of a scan kernel's operands. Each distinct specification is one kernel; sizes are its arguments."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ class ForwardSpec:
 
     Attributes:
         inputs: layout of each input sequence.
-        states: layout of each initial state; `None` starts at zero and has no argument.
-        state_dtypes: of each state.
+        states: layout of each initial state; `None`: the state starts at zero and has no argument.
+        state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
-        lifted_like: for each, the first one whose layout has the same numbers, so that a program computes where its
-            elements are once for both. Empty: not known.
+        lifted_like: for each lifted tensor, the first one whose layout has the same numbers, so that a program computes
+            the positions of its elements once for both. Empty: unknown.
         ends: where all inputs that count down are 0 or less, outputs are zeros and states stay as they are. Programs
-            end with the last of their elements then. A backward needs the same.
-        follows: pairs of a state and a late input, whose value of the step before it is, and 0 at first: of such a
-            state there are no checkpoints.
-        outputs, state_seqs, final_states: which of them are written.
+            then end with the last of their elements. The backward must have the same value.
+        follows: pairs of a state and a late input. The state is the input's value at the previous step, and 0 at first,
+            so it has no checkpoints.
+        outputs, state_seqs, final_states: for each of them, whether it is written.
         saved: number of intermediates that follow the new states among the step's results and are written.
-        segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
+        segment: steps per segment. `chunk` is a multiple of it, unless T is one chunk; the last segment may be shorter.
             The states before each segment but the first are written. 0: no checkpoints.
-        chunk: steps whose loads are issued together.
-        stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
-            where few warps run. 1: none.
-        rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
+        chunk: number of steps whose loads are issued together.
+        stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Several
+            stages pay if few warps run. 1: no chunks are copied.
+        rest: whether T may be no multiple of `chunk`. If false, less code has to be compiled.
         single: T is `chunk`, and no input counts down: the kernel has no loop over chunks.
-        strided: layouts of what is written; what is not in it is dense.
-        bits: which outputs are (also) written as bits, one for each element: whether it is not 0. Empty: none.
+        strided: layouts of written tensors; a tensor without a layout here is dense.
+        bits: for each output, whether it is written (also) as bits: one for each element, set if it is not 0. Empty:
+            none.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -65,25 +66,27 @@ class BackwardSpec:
     Attributes:
         inputs, states, state_dtypes, lifted, lifted_like, ends, follows: as in the forward.
         num_outputs: number of outputs of the step.
-        grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
-        gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
-            results, or `None`: it is zero.
-        grad_inputs, grad_states, grad_lifted: which gradients are written.
-        lifted_dtypes: of each lifted tensor; its gradient is summed in the dtype that registers hold it in.
+        grad_outputs, grad_state_seqs, grad_final_states: for each of them, whether its gradient comes in. Absent
+            gradients are zero.
+        gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's results, or
+            `None`: it is zero.
+        grad_inputs, grad_states, grad_lifted: for each of them, whether its gradient is written.
+        lifted_dtypes: dtype of each lifted tensor; its gradient is summed in the dtype that registers hold it in.
         saved: number of intermediates that the forward kept; the VJP takes them instead of the states. 0: if the
             VJP takes states, they are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: as in the forward.
-        summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
-            its elements: for what is one number for the whole step. Empty: of none.
+        summed_inputs, summed_lifted: for each of them, whether each program writes only one number (for each time
+            step): the gradient's sum over the program's elements. This is for operands that have one number for the
+            whole step. Empty: none.
         rest, single: as in the forward.
-        rows: each program walks the rows of the step, one after the other, and adds up over them what it writes of the
-            gradients of lifted tensors, which are the same for all rows; the target must have `rows`. The kernel takes
-            the integers ``"ROWS"`` and ``"ROW"``, the elements of a row; of the last row there may be fewer. No input's
-            gradient that is written can be summed then.
-        flags: those that the VJP takes.
-        strided: layouts of what the forward kept, of the gradients that come in, and of those that are written; what
-            is not in it is dense.
+        rows: each program walks the rows of the step, one after the other, and adds up over them the gradients of
+            lifted tensors that it writes, because these tensors are the same for all rows. The target must have `rows`.
+            The kernel takes the integers ``"ROWS"`` and ``"ROW"``, the number of elements of a row; the last row may
+            have fewer. No written gradient of an input can be summed then.
+        flags: the flags that the VJP takes.
+        strided: layouts of tensors that the forward kept, of gradients that come in, and of written gradients; a tensor
+            without a layout here is dense.
     """
 
     inputs: tuple[InputLayout, ...]

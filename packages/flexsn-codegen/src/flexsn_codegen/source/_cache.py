@@ -1,7 +1,7 @@
 """Generated sources on disk, and the modules made of them.
 
-Triton reads a kernel's source from its file, so each source is written to a per-user folder, under a name
-that holds its hash: the same source is the same file, and a file is never changed once it exists.
+Triton reads a kernel's source from its file, so each source is written to a per-user folder, under a name that contains
+its hash: equal sources are one file, and an existing file never changes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from flexsn_codegen.source._source import identifier
 
 _VARIABLE = "FLEXSN_CACHE_DIR"
 
-# Most attempts to write a source that is deleted before it is read.
+# The largest number of attempts to write a source that is deleted before it is read.
 _MOST_TRIES = 100
 
-# Definitions of each source, the source used last at the end. A function that is in use needs no module.
+# Definitions of each source; the most recently used source is the last. A function in use needs no module.
 _loaded: dict[Path, dict[str, Any]] = {}
 _MOST_LOADED = 1024
 _lock = threading.Lock()
@@ -54,21 +54,21 @@ def compile_triton_code_str(
     """Turns the source of a module into the kernel that it defines.
 
     The source is kept in a per-user folder (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
-    this user in the temporary folder); the same source is loaded once per process. Safe under threads and
+    this user in the temporary folder); each source is loaded once per process. Safe under threads and
     processes.
 
     Args:
         triton_code: source of a module that defines a `@triton.jit` function `kernel_name`.
-        verbose: prints whether the source was written or reused, and where.
-        name_space: globals for the module; updated afterwards with what the module defines. With it, the
+        verbose: prints the path of the source, and whether it was written or reused.
+        name_space: globals for the module; updated afterwards with the module's definitions. If it is given, the
             module is loaded again on each call.
 
     Returns:
         The `triton.JITFunction` (under Triton's interpreter, its replacement).
 
     Raises:
-        KernelNameError: the source defines no `kernel_name`; one in `name_space` does not count.
-        CacheFolderError: the folder belongs to or can be written by others, or nothing can be written there.
+        KernelNameError: the source does not define `kernel_name`; a function in `name_space` does not count.
+        CacheFolderError: the folder belongs to others, is writable by others, or cannot be written.
         TritonMissingError: triton is not installed.
     """
     _require_triton()
@@ -80,7 +80,7 @@ def compile_triton_code_str(
         for _ in range(_MOST_TRIES):
             if defined is not None:
                 break
-            # Without the name that is looked for: an older thing of this name must not pass for the kernel.
+            # Without `kernel_name`: an older object of this name must not be returned as the kernel.
             given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
             try:
                 defined = _load(path, given)
@@ -89,7 +89,7 @@ def compile_triton_code_str(
                     raise
                 path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
         if defined is None:
-            raise CacheFolderError(f"{path} was deleted whenever it had been written: something empties {path.parent}.")
+            raise CacheFolderError(f"{path} was deleted after each write: another program empties {path.parent}.")
         if name_space is None:
             _loaded[path] = defined
             while len(_loaded) > _MOST_LOADED:
@@ -102,10 +102,11 @@ def compile_triton_code_str(
 
 
 def cache_folder() -> Path:
-    """The folder for generated sources, made if need be; private to this user.
+    """The folder for generated sources, made if necessary; private to this user.
 
     Raises:
-        CacheFolderError: it, or a folder that it is in, belongs to or can be written by others; or none can be made.
+        CacheFolderError: the folder, or a folder that contains it, belongs to others or is writable by others; or no
+            folder can be made.
     """
     explicit = os.environ.get(_VARIABLE)
     if explicit:
@@ -118,7 +119,7 @@ def cache_folder() -> Path:
     except (OSError, RuntimeError) as error:
         if isinstance(error, CacheFolderError):
             raise
-        # A read-only home, a full one, or none: a folder of this user's own in the temporary folder.
+        # The home is read-only, full or absent: use this user's own folder in the temporary folder.
         return _temporary_folder()
 
 
@@ -142,7 +143,7 @@ def _unusable(path: Path, error: OSError) -> CacheFolderError:
 
 
 def prune_cache(days: float) -> int:
-    """Deletes the sources that were last written or loaded more than `days` days ago; returns how many."""
+    """Deletes the sources that were last written or loaded more than `days` days ago; returns their number."""
     limit = time.time() - days * 86400
     deleted = 0
     for path in cache_folder().iterdir():
@@ -156,9 +157,9 @@ def prune_cache(days: float) -> int:
 
 
 def kept(name: str) -> Path | None:
-    """A file of this name in the cache folder, or, where that was full, in the temporary one; `None`: there is none.
+    """A file of this name in the cache folder, or, if that was full, in the temporary folder; `None` without one.
 
-    The name holds a hash of what the file was made from; `keep` has written its content.
+    The name contains a hash of everything that the file was made from; `keep` has written its content.
     """
     folders = [cache_folder()]
     if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
@@ -167,14 +168,16 @@ def kept(name: str) -> Path | None:
         path = folder / name
         if not path.is_symlink() and path.is_file():
             with contextlib.suppress(OSError):
-                os.utime(path)  # in use: not to be pruned
+                os.utime(path)  # marks the file as in use, so that it is not pruned
             return path
     return None
 
 
 def keep(name: str, content: bytes) -> tuple[Path, bool]:
-    """A file of this name and content in the cache folder, or the temporary one where that is full; whether it was
-    written now.
+    """Writes a file to the cache folder, or, if that is full, to the temporary folder; does nothing if it exists.
+
+    Returns:
+        The file, and whether it was written now.
     """
     path = cache_folder() / name
     if _holds(path, content):
@@ -184,7 +187,7 @@ def keep(name: str, content: bytes) -> tuple[Path, bool]:
     except OSError as error:
         if os.environ.get(_VARIABLE):
             raise _unusable(path, error) from error
-        # The disk of the home is full: the temporary folder may be on another one.
+        # The disk of the home is full; the temporary folder may be on another disk.
         aside = _temporary_folder() / name
         if _holds(aside, content):
             return aside, False
@@ -205,13 +208,14 @@ def _private_folder(path: Path) -> Path:
             "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
     for parent in path.resolve().parents:
-        # Users with write access to a parent can replace this folder. Not so in a folder such as /tmp, whose sticky bit
-        # lets only owners move or delete files.
+        # Users with write access to a parent can replace this folder. In a folder such as /tmp they cannot, because its
+        # sticky bit lets only owners move or delete files.
         status = parent.stat()
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             raise CacheFolderError(
-                f"{path} is private, but {parent}, which it is in, can be written by others, who could put a folder of "
-                f"theirs in its place. Make that one private (chmod go-w {parent}), or name another one in {_VARIABLE}."
+                f"{path} is private, but others can write to {parent}, which contains it, and could replace it by a "
+                f"folder of their own. Make {parent} private (chmod go-w {parent}), or name another folder in "
+                f"{_VARIABLE}."
             )
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -219,14 +223,14 @@ def _private_folder(path: Path) -> Path:
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """True if other users may write, not counting a group of one user and the administrator's."""
+    """True if other users may write. A group of one user and the administrator's group do not count."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
 
 
 def _own_group() -> int | None:
-    """This user's group, if it has the user's name: then it has no other member."""
+    """This user's group, if it has the user's name, because then it has no other member."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
@@ -237,7 +241,7 @@ def _own_group() -> int | None:
 def _has_name(number: int) -> bool:
     try:
         pwd.getpwuid(number)
-    except KeyError:  # as in a container that was started with some number
+    except KeyError:  # for example in a container that was started with some user number
         return False
     return True
 
@@ -255,18 +259,18 @@ def _holds(path: Path, content: bytes) -> bool:
         return False
     if found:
         with contextlib.suppress(OSError):
-            os.utime(path)  # in use: not to be pruned
+            os.utime(path)  # marks the file as in use, so that it is not pruned
     return found
 
 
 def write_private(path: Path, text: str | bytes) -> None:
-    """Writes a file that is this user's alone, in `cache_folder()` say.
+    """Writes a file that is private to this user, for example in `cache_folder()`.
 
-    It is written aside and moved: a process that reads or writes it at the same time sees all of it or nothing,
-    and so does one that comes after a disk was full.
+    It is written to a temporary file and then renamed: a process that reads or writes it at the same time sees all of
+    it or nothing, also if a disk was full.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no part of it remains.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
@@ -276,7 +280,7 @@ def write_private(path: Path, text: str | bytes) -> None:
         try:
             os.replace(temporary, path)
         except IsADirectoryError:
-            path.rmdir()  # raises for a folder that is not empty, which stays
+            path.rmdir()  # raises an error if the folder is not empty, and leaves it as it is
             os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -293,7 +297,7 @@ def _module_name(path: Path) -> str:
 
 
 def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Runs the source; returns what it defines, or had been given and changed."""
+    """Runs the source; returns its definitions, and those of `given` that it changed."""
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

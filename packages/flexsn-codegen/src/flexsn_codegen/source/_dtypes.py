@@ -1,4 +1,4 @@
-"""Torch dtypes in memory, and what holds their values in registers."""
+"""Torch dtypes in memory, and the dtypes of their values in registers."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import functools
 
 import torch
 
-# Half values live in float32 registers, rounded wherever eager rounds; memory keeps the narrow dtype.
+# Half values are float32 in registers and are rounded where eager mode rounds; memory has the narrow dtype.
 HALF_DTYPES = frozenset({torch.float16, torch.bfloat16})
 
-# So do float8 values, which eager mode only converts.
+# Float8 values are float32 in registers, too; eager mode only converts them.
 FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 NARROW_DTYPES = HALF_DTYPES | FLOAT8_DTYPES
 
 
 def register_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are computed with."""
+    """The dtype in which kernels compute with values of `dtype`."""
     return torch.float32 if dtype in NARROW_DTYPES else dtype
 
 
 def rounding(dtype: torch.dtype) -> str:
-    """The name of the function that rounds to a narrow dtype, behind ``round_``.
+    """The name, without ``round_``, of the function that rounds to a narrow dtype.
 
-    Beyond its largest number, 448, newer versions of torch give that one for float8_e4m3fn, and older ones NaN.
+    For values beyond the largest float8_e4m3fn number, 448, newer versions of torch return 448, and older versions NaN.
     """
     name = str(dtype).removeprefix("torch.")
     return f"{name}_saturating" if dtype == torch.float8_e4m3fn and _saturates() else name

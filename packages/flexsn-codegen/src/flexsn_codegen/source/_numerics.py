@@ -1,4 +1,4 @@
-"""How exactly a kernel computes: where half values are rounded, and whether functions may be approximate."""
+"""Exactness of a kernel: the places where half values are rounded, and whether functions may be approximate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Numerics:
 
     Attributes:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
-            ``"float32"`` keeps them in float32 inside the core, and rounds its results alone.
-        fast_math: approximate division and functions (`FAST` in `_functions.py`), fused multiply-add,
-            denormals that may count as zero. The same on every run, but not eager mode's bits.
+            ``"float32"`` keeps them in float32 inside the core, and rounds only the core's results.
+        fast_math: uses approximate division and functions (`FAST` in `_functions.py`) and fused multiply-add;
+            denormals may count as zero. Results are equal on every run, but differ from eager mode's bits.
     """
 
     precision: Precision = "eager"
@@ -36,11 +36,11 @@ class Numerics:
 
 
 def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
-    """The options of Triton's compiler with which a kernel computes what its source says.
+    """The options of Triton's compiler that make a kernel compute exactly as its source says.
 
     Args:
         backend: Triton's name, ``"cuda"`` or ``"hip"``.
-        fast_math: allow fused multiply-add and, on NVIDIA GPUs, denormals that count as zero. Without, neither.
+        fast_math: allows fused multiply-add and, on NVIDIA GPUs, denormals that count as zero. If false, neither.
 
     Returns:
         Keyword arguments of a kernel's launch, or `options` of `triton.compile`.

@@ -27,6 +27,16 @@ DENSE: StepLayout = -1
 RUN: StepLayout = -2
 
 
+class Like(NamedTuple):
+    """The layout of an operand whose elements are at the offsets of an earlier one's, which its kernel computes once.
+
+    Attributes:
+        operand: the number of the earlier one.
+    """
+
+    operand: int
+
+
 class Late(NamedTuple):
     """Delays of an input, a number for each element of the step.
 
@@ -107,6 +117,7 @@ class RowStage:
         written: which results of the whole function its results are.
         whole: they have an element for each of a row; else there is one for the row.
         dtypes: of its results.
+        again: numbers of results that are written twice, as the last of `written`.
     """
 
     core: CoreSource
@@ -114,6 +125,12 @@ class RowStage:
     written: tuple[Port, ...] = ()
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
+    again: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """For each of `written`, the number of the core's result."""
+        return (*range(len(self.core.results)), *self.again)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from flexsn_codegen.source._source import DENSE, RUN, StepLayout
+from flexsn_codegen.source._source import DENSE, RUN, Like, StepLayout
 
 
 def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
@@ -30,13 +30,21 @@ def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
     return tuple(layouts), numbers
 
 
-def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
-    """As `by_terms`; an operand whose elements are evenly spaced has the layout `RUN`, and its stride as its number."""
-    layouts: list[StepLayout] = []
+def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
+    """As `by_terms`; an operand whose elements are evenly spaced has the layout `RUN`, and its stride as its number.
+    One whose offsets an earlier operand has, too, is `Like` that."""
+    layouts: list[StepLayout | Like] = []
     numbers: list[int] = []
     numel = math.prod(sizes)
-    for own in strides:
+    first: dict[tuple[tuple[int, int, int], ...], int] = {}
+    for i, own in enumerate(strides):
         terms = terms_of(sizes, own)
+        # A compiler's symbols are not compared, since that would bind the graph to their values.
+        is_known = all(type(number) is int for term in terms for number in term)
+        known = first.setdefault(tuple(terms), i) if is_known else i
+        if known != i and terms and layouts[known] != DENSE:
+            layouts.append(Like(known))
+            continue
         if numel != 1 and len(terms) == 1 and terms[0][:2] == (1, numel) and terms[0][2] != 1:
             layouts.append(RUN)
             numbers.append(terms[0][2])

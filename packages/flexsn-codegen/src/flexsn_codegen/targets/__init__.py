@@ -1,4 +1,4 @@
-"""Targets of kernels: a language, and how it is compiled."""
+"""Targets of kernels: a language and its compiler."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from flexsn_codegen.source._source import (
     CoreSource,
     InputLayout,
     KernelSource,
+    Like,
     StepLayout,
     Strided,
     framed,
@@ -231,8 +232,7 @@ class Target(ABC):
         """
         w = self.writer(sizes=["N"])
         w.begin()
-        operands = zip((*core.arguments, *core.results), layouts, strict=True)
-        ports = [w.add(port.role, port.index, layout) for port, layout in operands]
+        ports = w.add_operands((*core.arguments, *core.results), layouts)
         inputs, results = ports[: len(core.arguments)], ports[len(core.arguments) :]
         numbers = w.add_numbers(core)
         for port in inputs:
@@ -272,6 +272,7 @@ class Target(ABC):
         split: int,
         launch: RowLaunch,
         sums: Sequence[Summed],
+        after: Sequence[int | None],
     ) -> tuple[tuple[Any, ...], list[int]]:
         """As `walk`, for a kernel on rows and columns; a size may be one.
 
@@ -279,6 +280,8 @@ class Target(ABC):
             split: number of dimensions that rows are counted in; the others are those of columns.
             launch: from `row_launch`.
             sums: for each operand. Memory of `OVER_ROWS` is dense, one sum for each program and column.
+            after: for each operand, the number of the earlier one that it is interleaved with, element by element, and
+                each of whose elements is just before its own; `None`: there is none.
         """
         raise NotImplementedError
 
@@ -388,6 +391,17 @@ class KernelWriter(ABC):
             terms.append((inner, size, stride))
         self._declare(port, None if layout == DENSE else terms, strided_time=strided_time)
         return port
+
+    def add_operands(self, ports: Sequence[Port], layouts: Sequence[StepLayout | Like]) -> Sequence[Port]:
+        """Declares operands of layouts from `Target.walk`, and returns them."""
+        for port, layout in zip(ports, layouts, strict=True):
+            if isinstance(layout, Like):
+                of = layouts[layout.operand]
+                assert not isinstance(of, Like)
+                self.add(port.role, port.index, of, like=ports[layout.operand])
+            else:
+                self.add(port.role, port.index, layout)
+        return ports
 
     def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
         """Declares the inputs, by number, that are among the arguments `used`."""

@@ -1,4 +1,4 @@
-"""Adding ops: one row of facts, and a rule for each target."""
+"""Adding ops: an op has one row of facts, and a rule for each target."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flexsn_graph import OpFacts, facts_of, register_facts
 def register_op(
     overload: Op, *, exact: bool | None = None, facts: OpFacts | None = None, target: Target = TRITON
 ) -> Callable[[Rule], Rule]:
-    """Adds or replaces the rule of an op, which is then not decomposed.
+    """Adds or replaces the rule of an op, so that the op is not decomposed.
 
     Args:
         overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
         exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
-        facts: what else is true of the op, whatever it is written in; by default, what is known already.
-        target: what the rule is for.
+        facts: other facts about the op, independent of the target; by default, the known facts.
+        target: the target that the rule is for.
 
     Returns:
-        A decorator for the rule, a function from `OpCall` to an expression of the target's. Half operands and
-        results are float32 there.
+        A decorator for the rule, a function from `OpCall` to an expression in the target's language. Half operands and
+        results are float32 in this expression.
 
     Example:
         >>> @register_op(torch.ops.aten.celu.default)

@@ -1,14 +1,14 @@
-"""Functions that cut a dimension: halves, thirds, channels, pairs. Each piece is an argument of its own, a *cell*.
+"""Functions that cut a dimension: halves, thirds, channels, pairs. Each piece becomes an argument, called a *cell*.
 
-`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` read and write other elements of the same row. For a kernel
-they are no such thing: it counts the elements of one half, and each half of `x` is an operand with strides. So a
-dimension of `n` elements is a product of factors, outermost first: *axes*, which the kernel counts, and *cells*, which
-are written out, one operand or value each. Halves are `(2 cells, axis of n/2)`; even and odd elements
-`(axis of n/2, 2 cells)`; the channels of an image `(3 cells)`.
+`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` read and write other elements of the same row. In a kernel,
+they do not: the kernel counts the elements of one half, and each half of `x` is an operand with strides. So a
+dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel counts. *Cells*
+are factors that are written out, one operand or value each. Halves are `(2 cells, axis of n/2)`; even and odd elements
+are `(axis of n/2, 2 cells)`; the channels of an image are `(3 cells)`.
 
-How a dimension is made of factors follows from what the function does with it. This is found by trying: each dimension
-begins as one axis, and whatever cuts it raises `Refined`, whereupon everything begins again. Two axes that an op
-combines are one. No value may then have the same axis twice, or it would be an element and another one at once.
+The ops of the function determine the factors of each dimension. They are found by trial: each dimension begins as one
+axis. An op that cuts it raises `Refined`, and the pass begins again with the factors of this exception. Two axes that
+an op combines are one axis. No value may have the same axis twice: one count cannot address two elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from flexsn_graph.cells import _products, _rules, _tables  # noqa: F401  they say what ops do
+from flexsn_graph.cells import _products, _rules, _tables  # noqa: F401  registers the rules of ops
 from flexsn_graph.cells._parts import Axis, CellModule, CellResult, Cells, CutModule, Part
 from flexsn_graph.cells._pass import MAX_CELLS, Pass
 from flexsn_graph.cells._pieces import Pieces, StepPieces
@@ -44,7 +44,7 @@ _MAX_ATTEMPTS = 256
 
 _aten = torch.ops.aten
 
-# Cut or join, and are not decomposed.
+# Ops that cut or join, and are not decomposed.
 CUTTING_OPS = frozenset(
     {
         _aten.bucketize.Tensor,
@@ -61,14 +61,14 @@ CUTTING_OPS = frozenset(
 
 
 def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) -> CutModule:
-    """Turns a lowered graph, views and cuts included, into those on elements of a step.
+    """Turns a lowered graph with views and cuts into graphs on the elements of a step.
 
     Args:
-        sums_allowed: over elements, which are taken after the kernel: the graph computes gradients.
-        rows: reductions of one dimension, the last one of what is reduced, are taken within the kernel.
+        sums_allowed: True if the graph computes gradients. Its sums over elements are taken after the kernel.
+        rows: True if the kernel itself reduces one dimension: the last one of the value that is reduced.
 
     Raises:
-        NonPointwiseError: it mixes elements otherwise than by cutting and joining.
+        NonPointwiseError: the graph mixes elements in a way other than cutting and joining.
     """
     refined: dict[Key, tuple[Spec, ...]] = {}
     blamed: dict[Key, fx.Node] = {}

@@ -12,14 +12,14 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of a dimension that the kernel counts; in a finished graph, `number` is that among the step's axes."""
+    """A factor of a dimension that the kernel counts. In a finished graph, `number` indexes the step's axes."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A factor of a dimension that is written out; `chosen`: which one this is."""
+    """A factor of a dimension that is written out: cell `chosen` of `count`."""
 
     count: int
     chosen: int
@@ -30,13 +30,13 @@ Dimension: TypeAlias = tuple[Axis | Cells, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a tensor that a kernel reads or writes: for each dimension its factors, outermost first."""
+    """The part of a tensor that a kernel reads or writes, as the factors of each dimension, outermost first."""
 
     tensor: int
     dimensions: tuple[Dimension, ...]
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """The elements of `tensor`, at their places in a step of `shape`."""
+        """The elements of `tensor` that belong to this part, as a view of `shape`, the shape of a step."""
         strides, offset = [0] * len(shape), tensor.storage_offset()
         for dimension, stride in zip(self.dimensions, tensor.stride(), strict=True):
             for factor in reversed(dimension):
@@ -54,10 +54,10 @@ class CellResult:
     """A result of a function that cuts.
 
     Attributes:
-        step: which step computes it; -1: none, it is a constant.
+        step: index of the step that computes it; -1 for a constant.
         dimensions: its shape, as factors.
-        constant: the number that all of it is, if it is.
-        summed: the axes of the step that it is summed over, after the kernel has written the terms.
+        constant: the number that all its elements equal, or `None`.
+        summed: axes of the step over which it is summed, after the kernel has written the terms.
     """
 
     step: int
@@ -66,7 +66,7 @@ class CellResult:
     summed: tuple[int, ...] = ()
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Its shape in a step of `sizes`."""
+        """Shape of the result in a step of `sizes`."""
         return tuple(
             math.prod(f.count if isinstance(f, Cells) else sizes[f.number] for f in dim) for dim in self.dimensions
         )
@@ -74,16 +74,16 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class CellModule:
-    """A graph on elements of a step alone, `[*parts of the arguments] -> [*parts of some results]`.
+    """A graph on the elements of a step, `[*parts of the arguments] -> [*parts of some results]`.
 
     Attributes:
-        module: of pointwise ops and constants.
-        inputs: the part of an argument that each placeholder is.
-        outputs: the part of a result that each entry of its output is.
-        sizes: of the step's axes.
-        where: of each axis of the step, `(argument, dimension)` that is it and nothing else; `None`: there is none, so
-            that its size belongs to the graph.
-        rows: True if the step's last axis is one that the graph reduces by `ROW_OPS`.
+        module: the graph, of pointwise ops and constants.
+        inputs: for each placeholder, the part of an argument that it stands for.
+        outputs: for each entry of the output, the part of a result that it stands for.
+        sizes: sizes of the step's axes.
+        where: for each axis of the step, an `(argument, dimension)` that consists of this axis alone. `None`: no such
+            dimension exists, so the graph holds for one size of the axis.
+        rows: True if `ROW_OPS` in the graph reduce the step's last axis.
     """
 
     module: fx.GraphModule
@@ -96,13 +96,13 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts: one step for each set of results with the same elements, mostly one step.
+    """A function that cuts: one step for each set of results with the same elements, usually one step.
 
     Attributes:
-        steps: what computes them.
-        results: what becomes of the function's results.
-        free: of each argument's dimensions, which size it has, counted over all of them, if it may have another one;
-            `None`: it may not.
+        steps: the graphs that compute the results.
+        results: the origin and shape of each result of the function.
+        free: for each dimension of each argument, an index of its size among all free sizes, or `None` if the size is
+            fixed. Dimensions with equal indices have equal sizes.
     """
 
     steps: tuple[CellModule, ...]

@@ -42,7 +42,7 @@ _prims = torch.ops.prims
 
 
 class Pass:
-    makes_numbers = False  # True: a range of numbers becomes cells
+    makes_numbers = False  # if True, a range of numbers becomes cells
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Pass:
         self._module = module
         self._most_cells = most_cells
         self._rows = rows
-        self._row: OpenAxis | None = None  # the axis that is reduced
+        self._row: OpenAxis | None = None  # the axis that ops reduce
         self._refined = refined
         self._blamed = blamed
         self._sums_allowed = sums_allowed
@@ -154,7 +154,7 @@ class Pass:
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
     def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
-        """A small table of numbers."""
+        """A small table of numbers, as cells."""
         self._limit(node, [len(values)])
         dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
         nodes = tuple(self._number(value, node.meta["val"]) for value in values)
@@ -229,7 +229,7 @@ class Pass:
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
     ) -> Value | tuple[Value, ...]:
-        """Applies an op element by element to values and numbers. `like`: the fake result, which gives the dtype."""
+        """Applies an op element by element to values and numbers. `like` is the fake result, which has the dtype."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         dims, aligned = self._aligned(node, list(operands.values()))
         counts = counts_of(dims)
@@ -279,7 +279,7 @@ class Pass:
         return found
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that the result is summed over. Refuses an op that is not linear in a sum, as `_positions` does."""
+        """The axes that the result is summed over. Refuses ops that are not linear in a sum, as `_positions` does."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
@@ -301,7 +301,7 @@ class Pass:
     # -- dimensions ----------------------------------------------------------------------------------------
 
     def _aligned(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
-        """The dimensions that values broadcast to, and the cells of each value, with size 1 where it is broadcast."""
+        """The dimensions that the values broadcast to, and the cells of each value, of size 1 where it is broadcast."""
         rank = max((len(v.dims) for v in values), default=0)
         padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
         dims = []
@@ -471,7 +471,7 @@ class Pass:
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
         split = [self._leading(node, v.dims[dim], unit) for v in values]
         alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
-        # Without the cells in front, the dimensions have to be the same.
+        # The dimensions have to agree, apart from the leading cells.
         without = [replace(v, dims=(*v.dims[:dim], v.dims[dim][1:], *v.dims[dim + 1 :])) for v in alike]
         dims = without[0].dims
         for other in without[1:]:
@@ -526,7 +526,7 @@ class Pass:
         """Adds up cells in the graph. Sums over axes follow after the kernel, except for a sum over the row.
 
         Args:
-            op: combines two cells.
+            op: combines two cells; an addition by default.
         """
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
@@ -557,7 +557,7 @@ class Pass:
         return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
 
     def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
-        """A sum: the kernel computes its part over the row, and the rest follows after the kernel."""
+        """A sum that the kernel computes along the row. Sums over other axes follow after the kernel."""
         if not self._sums_allowed:
             (axis,) = self._reduced_axes(node, value, dims)
         else:
@@ -572,9 +572,9 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each axis can be the row: it has the row's size, and no value has both axes.
+        """True if each of these axes can be the row: it has the row's size, and no value has both it and the row.
 
-        An example is an axis of a gradient that is an argument.
+        An axis of a gradient that is an argument is an example.
         """
         if self._row is None:
             return True
@@ -587,9 +587,9 @@ class Pass:
         return True
 
     def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
-        """The axis of the row that is reduced, in a list, which is empty if the row consists of cells.
+        """The axis of the row that is reduced, in a list. The list is empty if the row consists of cells.
 
-        Refuses other reductions. A short row becomes cells: this raises `Refined`.
+        Refuses other reductions. Raises `Refined` to turn a short row into cells.
         """
         rank, reduced = len(value.dims), self._reduced(value, dims)
         if reduced != [rank - 1]:
@@ -622,7 +622,7 @@ class Pass:
         return sorted({d % rank for d in dims if size_of(value.dims[d % rank]) != 1})
 
     def _of_row(self, node: fx.Node, op: Op, value: fx.Node, size: int) -> fx.Node:
-        """A reduction of one value over a row."""
+        """Reduces one value over a row."""
         if value.op == "call_function" and value.target is _prims.scalar_tensor.default:
             number: Any = value.args[0]
             return self._number(number * size if op is ROW_SUM else number, value.meta["val"])
@@ -680,8 +680,8 @@ class Pass:
         parts: Sequence[Part],
         results: dict[int, CellResult],
     ) -> CellModule:
-        """The module that computes the results in `group`, which have the same axes."""
-        # The axes are in the order of the result with the fewest summed axes, mostly none.
+        """The module that computes the results in `group`, which have equal axes."""
+        # The axes have the order of the result with the fewest summed axes, which usually has none.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -712,7 +712,10 @@ class Pass:
         return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        """Dimensions of a result. Axes that the step lacks, as in a constant, become cells; which one is arbitrary."""
+        """Dimensions of a result.
+
+        Axes that the step lacks, as in a constant, become cells, and any cell may be chosen.
+        """
         return tuple(
             tuple(
                 Axis(numbers[self._root(f)])
@@ -730,7 +733,7 @@ class Pass:
             for factor in dim:
                 if isinstance(factor, OpenAxis):
                     number = numbers.get(self._root(factor))
-                    # No result has this axis, so no result uses this part.
+                    # No result has this axis, so no result uses the part.
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
                     factors.append(Cells(*factor))
@@ -738,7 +741,7 @@ class Pass:
         return tuple(found)
 
     def _whole(self) -> dict[Key, list[tuple[int, int]]]:
-        """By axis, the dimensions of arguments that consist of this axis alone."""
+        """For each axis, the dimensions of arguments that consist of this axis alone."""
         found: dict[Key, list[tuple[int, int]]] = {}
         for index, value in enumerate(self._inputs):
             for d, dim in enumerate(value.dims):

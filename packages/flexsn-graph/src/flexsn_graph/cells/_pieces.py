@@ -1,4 +1,4 @@
-"""How tensors of a step consist of pieces, each with one value for each element of the step."""
+"""Tensors of a step as pieces, each with one value for each element of the step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ Factors: TypeAlias = tuple[Axis | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A tensor as pieces `[*step]`, of a size of 1 where it is the same along an axis of the step.
+    """The factors by which a tensor splits into pieces `[*step]`.
+
+    A piece has size 1 along each axis of the step on which the tensor does not depend.
 
     Attributes:
-        dimensions: for each dimension of the tensor its factors: axes of the step, and cells.
+        dimensions: the factors of each dimension of the tensor: axes of the step, and cells.
         rank: number of the step's axes.
 
     Example:
@@ -56,17 +58,17 @@ class Pieces:
 
     @property
     def _order(self) -> list[int]:
-        """Places of the factors: axes by their numbers, then cells."""
+        """Indices of the factors: first the axes, by number, then the cells."""
         factors = self._factors
         axes = [i for i, factor in enumerate(factors) if isinstance(factor, Axis)]
         axes.sort(key=lambda i: factors[i].number)  # type: ignore[union-attr]
         return [*axes, *(i for i, factor in enumerate(factors) if not isinstance(factor, Axis))]
 
     def split(self, tensor: Tensor, lead: int = 0) -> list[Tensor]:
-        """The pieces of a tensor, views of it.
+        """The pieces of a tensor, as views.
 
         Args:
-            lead: number of dimensions in front of the step's, as time.
+            lead: number of dimensions before those of the step, such as time.
         """
         at = lead
         for factors in self.dimensions:
@@ -87,7 +89,10 @@ class Pieces:
         return list(tensor.unbind(-1))
 
     def join(self, pieces: Sequence[Tensor], lead: int = 0) -> Tensor:
-        """The tensor of these pieces; for each axis of the step that it lacks, they have a size of 1."""
+        """The tensor that consists of these pieces.
+
+        They have size 1 along each axis of the step that the tensor lacks.
+        """
         counts = self._counts
         tensor = torch.stack(list(pieces), -1) if counts else pieces[0]
         if len(counts) > 1:
@@ -108,7 +113,7 @@ class Pieces:
         return tensor
 
     def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The shape of a piece, from that of the tensor; sizes may be symbols."""
+        """The shape of a piece, from the sizes of the tensor, which may be symbols."""
         found: list[Any] = [1] * self.rank
         for factors, size in zip(self.dimensions, sizes, strict=True):
             cells = math.prod(f for f in factors if not isinstance(f, Axis))
@@ -123,8 +128,8 @@ class StepPieces:
     """The pieces of a step's arguments and results.
 
     Attributes:
-        inputs, states, outputs: of each.
-        lifted: of each lifted tensor, whose axes are numbered in the tensor's own order.
+        inputs, states, outputs: one `Pieces` each.
+        lifted: one `Pieces` for each lifted tensor. Its axes are numbered in the tensor's own order.
     """
 
     inputs: tuple[Pieces, ...]
@@ -140,19 +145,19 @@ class StepPieces:
         return inputs, states, outputs
 
     def core(self, core: Callable[..., Any], *values: Tensor) -> tuple[Tensor, ...]:
-        """A step function, on pieces."""
+        """Calls a step function with the tensors that these pieces form, and returns the pieces of its results."""
         results = core(*joined((*self.inputs, *self.states), values))
         every = tuple(results) if isinstance(results, tuple | list) else (results,)
         return tuple(split((*self.outputs, *self.states), every))
 
 
 def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
-    """All pieces of some tensors."""
+    """All pieces of these tensors, in order."""
     return [piece for one, tensor in zip(pieces, tensors, strict=True) for piece in one.split(tensor, lead)]
 
 
 def joined(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
-    """The tensors that consist of all these pieces."""
+    """The tensors that these pieces form, in order."""
     found, at = [], 0
     for one in pieces:
         found.append(one.join(values[at : at + one.count], lead))

@@ -1,4 +1,4 @@
-"""Products of small dimensions, written out: sums of products of cells, in order."""
+"""Products of small dimensions, written out as ordered sums of products of cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _product(work: Pass, node: fx.Node, *args: fx.Node, beta: Any = 1, alpha: An
     left, right = (_converted(work, node, work.value(args[i]), wide) for i in facts.factors)
     assert facts.contracted is not None
     dim = facts.contracted[0]  # the last one of the left factor
-    if len(right.dims) > dim:  # no vector
+    if len(right.dims) > dim:  # a matrix, not a vector
         left = work.unsqueeze(left, len(left.dims))
         right = work.unsqueeze(right, dim - 1)
     product = work.sum(node, work.one(node, "mul", left, right, dtype=wide), [dim])

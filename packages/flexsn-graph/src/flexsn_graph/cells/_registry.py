@@ -1,4 +1,4 @@
-"""Which function says what an op does to dimensions."""
+"""Registry of the rules by which ops act on dimensions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RULES: dict[Any, Rule] = {}
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Registers a rule for `ops`: `rule(work, node, *arguments)` returns the value of a call of one of them."""
+    """Registers a rule for `ops`: `rule(work, node, *arguments)` returns the value of a call of one of these ops."""
 
     def decorate(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(ops, rule))

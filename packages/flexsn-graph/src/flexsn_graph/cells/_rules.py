@@ -1,4 +1,4 @@
-"""Rules of ops that cut, join, move and sum dimensions."""
+"""Rules for ops that cut, join, move and sum dimensions."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = No
 def _var(
     work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, correction: float = 1.0, **_: Any
 ) -> Value:
-    """The mean, and that of squares of the distances from it."""
+    """The mean of squared distances from the mean."""
     value, dtype = work.value(x), node.meta["val"].dtype
     reduced = _dims(value, dims)
     count = math.prod(size_of(value.dims[d]) for d in reduced)

@@ -1,9 +1,9 @@
-"""Steps whose tensors have more dimensions than others: each as pieces that have one value for each element.
+"""Steps in which some tensors have more dimensions than others, split into pieces with one value per element.
 
-A state `[B, N, K]` beside another one `[B, N]` is K states `[B, N]`: the dimension that not all results have consists
-of cells, and so does each one that the step reduces or multiplies, unless it is too large to be written out.
-`pieces_of` finds the pieces of a step's arguments and results. The step on pieces is one on elements alone:
-`in_elements` gives its graph, without what joins and cuts pieces.
+A state `[B, N, K]` and another state `[B, N]` become K + 1 states `[B, N]`: a dimension that some results lack consists
+of cells. A dimension that the step reduces or multiplies consists of cells, too, unless it is too large to be written
+out. `pieces_of` finds the pieces of a step's arguments and results. The step on pieces works on elements alone, and
+`in_elements` returns its graph, without the ops that cut and join pieces.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flexsn_graph.ir._ops import Op
 _prims = torch.ops.prims
 
 _MAX_ATTEMPTS = 256
-# Of a dimension that a step reduces or multiplies, the most elements that are written out.
+# The largest dimension that a step may reduce or multiply, since its elements are written out.
 MAX_REDUCED = 16
-# Of one value in a step: products of small matrices have one for each of their elements.
+# The most cells of one value of a step. Products of small matrices have one cell for each of their elements.
 _MOST_CELLS = 256
 _Refinements = dict[Key, tuple[Spec, ...]]
 
@@ -39,11 +39,11 @@ class Elements:
     """A step on elements.
 
     Attributes:
-        module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants. In
-            place of the gradient of a lifted tensor, it returns those of all its pieces.
+        module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants.
+            Instead of the gradient of a lifted tensor, it returns the gradients of all its pieces.
         lifted: the pieces of each lifted tensor.
-        layouts: how the step reads each of these pieces.
-        refined: how the dimensions of lifted tensors are factored, for the other graphs of the step.
+        layouts: by index of a piece that the step reads, how the step reads it.
+        refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
     """
 
     module: fx.GraphModule
@@ -53,7 +53,7 @@ class Elements:
 
 
 class _StepPass(Pass):
-    """A try at a step."""
+    """One attempt to translate a step."""
 
     makes_numbers = True
 
@@ -66,7 +66,7 @@ class _StepPass(Pass):
         """Raises `Refined` unless a dimension consists of cells.
 
         Raises:
-            NonPointwiseError: it has more elements than are written out.
+            NonPointwiseError: the dimension is too large to be written out.
         """
         for factor in dim:
             if isinstance(factor, OpenAxis):
@@ -92,7 +92,7 @@ class _StepPass(Pass):
         return self.sum(node, value, dims, _prims.maximum.default if largest else _prims.minimum.default)
 
     def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
-        """Dimensions with the numbers of their axes."""
+        """The dimensions, with each axis replaced by its number."""
         found = []
         for dim in dims:
             factors: list[Axis | int] = []
@@ -107,7 +107,7 @@ class _StepPass(Pass):
         return tuple(found)
 
     def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
-        """The pieces of a lifted tensor, whose axes keep their order."""
+        """The pieces of a lifted tensor. Its axes keep their order."""
         own = {self._root(axis): number for number, axis in enumerate(value.axes)}
         return Pieces(self.numbered(value.dims, own, node), len(own))
 
@@ -124,10 +124,10 @@ def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outp
     """The pieces of a step.
 
     Args:
-        module: lowered, views, cuts and products included: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
+        module: the lowered step with views, cuts and products: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
 
     Raises:
-        NonPointwiseError: it mixes elements in another way.
+        NonPointwiseError: the step mixes elements in another way.
     """
     refined: _Refinements = {}
     blamed: dict[Key, fx.Node] = {}
@@ -183,7 +183,7 @@ class _Cut(_StepPass):
         )
 
     def _unite_samples(self, values: Sequence[Value]) -> None:
-        """Makes the first dimension of all results one: that of the samples of a batch."""
+        """Unites the first dimensions of all results: the samples of a batch."""
         first = [value.dims[0][0] for value in values if value.dims and len(value.dims[0]) == 1]
         axes = [axis for axis in first if isinstance(axis, OpenAxis)]
         if len(axes) == len(values) and len({axis.size for axis in axes}) == 1:
@@ -207,17 +207,17 @@ def in_elements(
     gradient_of: Sequence[int | None],
     known: Mapping[Key, tuple[Spec, ...]] | None = None,
 ) -> Elements:
-    """A step on pieces, `[*step]` each, as one on elements.
+    """Turns a step on pieces, `[*step]` each, into a step on elements.
 
     Args:
-        module: lowered, views, cuts and products included.
+        module: the lowered step with views, cuts and products.
         step_shape: shape of one step.
-        lifted: for each placeholder, the index of the lifted tensor that it is, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`.
-        known: of a VJP: `refined` of the forward.
+        lifted: for each placeholder, the index of its lifted tensor, or `None`.
+        gradient_of: for each result, the placeholder of which it is the gradient, or `None`.
+        known: for a VJP, `refined` of the forward.
 
     Raises:
-        NonPointwiseError: it mixes elements of the step.
+        NonPointwiseError: the step mixes elements.
     """
     refined: _Refinements = dict(known or {})
     blamed: dict[Key, fx.Node] = {}
@@ -242,7 +242,7 @@ class _OnElements(_StepPass):
         super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
-        # Their keys are the smallest ones, so that they stand for all axes that are one with them.
+        # Their keys are the smallest, so each of them is the root of all axes that it is united with.
         self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
@@ -253,7 +253,7 @@ class _OnElements(_StepPass):
         return value, described
 
     def _stand_in_step(self, node: fx.Node, value: Value) -> None:
-        """Makes the dimensions of an argument or a result those of the step."""
+        """Unites the dimensions of an argument or a result with those of the step."""
         missing = len(self._own) - len(value.dims)
         for d, dim in enumerate(value.dims):
             if not dim:
@@ -302,7 +302,7 @@ class _OnElements(_StepPass):
 
     def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
         if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
-            # Each element would be counted once for each element of the step that shares it.
+            # Otherwise each element would be counted once for each element of the step that shares it.
             raise self.refusal(
                 node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
             )
@@ -319,7 +319,7 @@ class _OnElements(_StepPass):
             pieces.append(self._in_own_order(value, node))
             read = [i for i, new in enumerate(value.nodes) if new.users]
             if read:
-                self.numbered(value.dims, numbers, next(iter(node.users)))  # or it is cut further
+                self.numbered(value.dims, numbers, next(iter(node.users)))  # may raise `Refined`
                 own = [numbers[self._root(axis)] for axis in value.axes]
                 layout = LiftedLayout(_strides(value.axes, own, len(numbers)), 0)
                 layouts.update((count + i, layout) for i in read)
@@ -328,10 +328,10 @@ class _OnElements(_StepPass):
 
 
 def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Strides of a contiguous tensor with these axes, by axis of the step; 0 where it has none.
+    """Strides of a contiguous tensor with these axes, for each axis of the step; 0 for an axis that it lacks.
 
     Args:
-        numbers: of the axes of the step that they are.
+        numbers: the numbers of these axes among the step's.
     """
     strides, stride = [0] * rank, 1
     for axis, number in zip(reversed(axes), reversed(numbers), strict=True):

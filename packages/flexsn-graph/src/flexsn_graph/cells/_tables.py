@@ -1,4 +1,4 @@
-"""Small tables: looked up by index, and searched."""
+"""Small tables, which are indexed or searched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 
 
 def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]) -> tuple[int, Value]:
-    """The dimension that is indexed, and by what."""
+    """The dimension that is indexed, and the index."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
         raise work.refusal(node, f"{called_op(node)} picks elements otherwise than by numbers, along one dimension")
@@ -34,7 +34,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
 
 
 def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """Indices from the end, counted from the beginning."""
+    """The indices, with negative ones replaced by their distance from the beginning."""
     like = index.nodes[0].meta["val"].dtype
     negative = work.one(node, "lt", index, 0, dtype=torch.bool)
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
@@ -49,14 +49,14 @@ def _iota(work: Pass, node: fx.Node, length: int, *, start: int, step: int, **_:
 
 @rule(_aten.index.Tensor)
 def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> Value:
-    """`table[index]`: each of the table's entries is an operand, and one after the other is chosen."""
+    """`table[index]`: each entry of the table is an operand, and a chain of `where` selects one."""
     table = work.value(x)
     dim, index = _looked_up_at(work, node, len(table.dims), indices)
     count = size_of(table.dims[dim])
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    found: Any = math.nan if dtype.is_floating_point else 0  # eager mode refuses an index that is out of range
+    found: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
@@ -74,7 +74,7 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> Value:
-    """The gradient of `table[index]`: to each entry, the sum of what was given to it."""
+    """The gradient of `table[index]`: for each entry, the sum of the gradients at its places."""
     table, given = work.value(x), work.value(values)
     dim, index = _looked_up_at(work, node, len(table.dims), indices)
     if not accumulate or not table.zero:
@@ -97,7 +97,7 @@ def _index_put(
 
 
 def _counted(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) -> Value:
-    """How many numbers of a sorted sequence are less than `x`, or not more if `right`; NaN is behind all."""
+    """The number of entries of a sorted sequence below `x`, or up to `x` if `right`. NaN sorts after all numbers."""
     dtype, total = node.meta["val"].dtype, None
     for i in range(size_of(sequence.dims[0])):
         entry = replace(work.slice(node, sequence, 0, i, i + 1), dims=())

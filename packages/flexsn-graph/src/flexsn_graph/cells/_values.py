@@ -1,4 +1,4 @@
-"""Values in the making: dimensions as products of axes and cells."""
+"""Values during a pass: dimensions as products of axes and cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, fx
 _prims = torch.ops.prims
 
 
-# Which axis: the number of the one that was made first, and of its factors.
+# Identifies an axis: the number of the axis that was made first, then the index of each factor within the one before.
 Key: TypeAlias = tuple[int, ...]
 
 
@@ -24,13 +24,13 @@ class OpenAxis:
 
 
 Factor: TypeAlias = "OpenAxis | int"
-# An axis or cells, of a size.
+# One factor: (True, size) for an axis, (False, size) for cells.
 Spec: TypeAlias = tuple[bool, int]
 Dim: TypeAlias = tuple[Factor, ...]
 
 
 class Refined(Exception):
-    """An axis is a product."""
+    """An axis turned out to be a product of factors."""
 
     def __init__(self, node: fx.Node, axis: OpenAxis, *factors: Spec) -> None:
         self.node = node
@@ -41,12 +41,12 @@ class Refined(Exception):
 @dataclass(frozen=True, slots=True)
 class Value:
     """Attributes:
-    dims: of each dimension, its factors without those of one element.
-    cells: of the sizes of all cells, in order; which of `nodes` each is.
-    nodes: of the new graph.
-    summed: the axes that it is summed over, afterwards.
-    zero: it is 0 whatever the arguments are.
-    wide: of a sum that was converted, as it was before.
+    dims: the factors of each dimension, without factors of one element.
+    cells: a table of the sizes of all cells, in order; its entries are indices of `nodes`.
+    nodes: nodes of the new graph.
+    summed: the axes over which it is summed afterwards.
+    zero: True if it is 0 for all arguments.
+    wide: for a converted sum, the value before the conversion.
     """
 
     dims: tuple[Dim, ...]
@@ -78,7 +78,7 @@ def num_values(args: Sequence[Any]) -> int:
 
 
 def number_of(value: Value) -> bool | int | float | None:
-    """The number that all of a value is; `None`: it is none."""
+    """The number that all cells of a value equal; `None` if there is no such number."""
     (node, *others) = {value.nodes[i] for i in value.cells.flatten().tolist()}
     if others or node.op != "call_function" or node.target is not _prims.scalar_tensor.default:
         return None
@@ -87,7 +87,7 @@ def number_of(value: Value) -> bool | int | float | None:
 
 
 def with_chosen(dims: Sequence[Dim], flat: int, counts: Sequence[int]) -> Any:
-    """The dimensions, with `(count, which one)` for cells."""
+    """The dimensions, with each count of cells as `(count, chosen cell)`."""
     chosen = []
     for count in reversed(counts):
         chosen.append(flat % count)

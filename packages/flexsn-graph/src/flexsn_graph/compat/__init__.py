@@ -1,3 +1,3 @@
-"""Names kept for other projects; this one does without them."""
+"""Names that other projects use. FlexSN itself does not."""
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
 
     Args:
         fn: a pointwise function of tensors, returning a tensor or a list or tuple of tensors.
-        example_inputs: any shape and dtype; neither changed nor kept. They may be fake tensors.
+        example_inputs: tensors of any shape and dtype, or fake tensors. They are neither changed nor kept.
 
     Returns:
-        `[*example_inputs, *captured tensors] -> [*results]`. The placeholder of a captured tensor has it
-        as `meta["captured"]`, and how it is read as `meta["layout"]` (a `LiftedLayout`; `None`: not at all).
+        `[*example_inputs, *captured tensors] -> [*results]`. The placeholder of a captured tensor has the tensor as
+        `meta["captured"]`, and its layout as `meta["layout"]` (a `LiftedLayout`, or `None` if it is never read).
 
     Raises:
         TraceError: `fn` returns neither a tensor nor a list or tuple of tensors.
-        UnsupportedCoreError: `fn` does what a kernel cannot honour; names op and line.
+        UnsupportedCoreError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     with undisturbed():
         tracer = Tracer(unwrap_compiled(fn), example_inputs, as_tensors)
@@ -43,17 +43,18 @@ def generate_forward_and_backward_graph(
     example_inputs: tuple[Tensor, ...],
     requires_grad: Sequence[bool] | None = None,
 ) -> tuple[fx.Graph, fx.Graph]:
-    """Traces `fn` and its gradient, split where the fewest bytes have to be kept (min-cut).
+    """Traces `fn` and its gradient, and splits them where the fewest bytes have to be saved (min-cut).
 
     Args:
         fn, example_inputs: as in `generate_inference_graph`.
-        requires_grad: for each example, whether its gradient is required; `None`: of every
-            floating-point one. Integer and bool inputs never have one.
+        requires_grad: for each example, True if its gradient is required. `None`: the gradients of all floating-point
+            examples are. Integer and bool inputs never have a gradient.
 
     Returns:
-        `forward`: `[*examples, *captured] -> [*results, *intermediates]`, with the same `meta`;
+        `forward`: `[*examples, *captured] -> [*results, *intermediates]`, with the `meta` of
+            `generate_inference_graph`;
         `backward`: `[*intermediates, *gradients of the differentiable results] -> [*gradients]`, one for
-        each of `[*examples, *captured]`, `None` where there is none. The gradient of an argument that
+        each of `[*examples, *captured]`, or `None` where no gradient exists. The gradient of an argument that
         broadcasts has the shape of the results: sum it afterwards.
 
     Raises:
@@ -109,7 +110,7 @@ def _primal_names(tracer: Tracer) -> list[str]:
 
 
 def _with_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:
-    """Puts `None` where a primal has no gradient."""
+    """Puts `None` at the place of each primal without a gradient."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     present: Any = output.args[0]
     output.args = (tuple(None if p is None else present[p] for p in positions),)

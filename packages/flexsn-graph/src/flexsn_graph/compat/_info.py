@@ -1,4 +1,4 @@
-"""How the results of a step graph become the results of its kernel."""
+"""The mapping from the results of a step graph to those of its kernel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class FlexSNInfo(NamedTuple):
     Attributes:
         num_inputs, num_outputs, num_states: as announced.
         fwd_core_args: names of the graph's arguments, in order.
-        fwd_core_returns: names of what the graph returns, duplicates included.
-        fwd_core_recipients: the name that receives each return; `"_"` for a duplicate.
-        fwd_kernel_returns: the returns without duplicates.
-        num_fwd_kernel_returns: how many these are.
-        c2k_return_mapping: for intermediate `i`, the position in `fwd_kernel_returns` that holds it.
+        fwd_core_returns: names of the graph's results, duplicates included.
+        fwd_core_recipients: the name that receives each result; `"_"` for a duplicate.
+        fwd_kernel_returns: the results without duplicates.
+        num_fwd_kernel_returns: number of these.
+        c2k_return_mapping: for intermediate `i`, its position in `fwd_kernel_returns`.
     """
 
     num_inputs: int

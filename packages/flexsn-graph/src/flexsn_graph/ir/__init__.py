@@ -1,3 +1,3 @@
-"""Steps as data: graphs, their ports, facts about ops, layouts of captured tensors."""
+"""Steps as data: graphs, their ports, facts about ops, and layouts of captured tensors."""
 
 from __future__ import annotations

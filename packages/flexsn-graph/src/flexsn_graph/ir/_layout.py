@@ -1,4 +1,4 @@
-"""How each element of the step finds its element of a lifted tensor."""
+"""The map from elements of the step to elements of a lifted tensor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LiftedLayout:
-    """How a step reads a lifted tensor.
+    """The elements of a lifted tensor that a step reads.
 
-    Element `(i_0, i_1, …)` of the step reads element `offset + Σ i_d * strides[d]` of the lifted tensor,
-    laid out contiguously. A stride of 0 is a broadcast dimension.
+    Element `(i_0, i_1, …)` of the step reads element `offset + Σ i_d * strides[d]` of the lifted tensor, which is
+    contiguous. A stride of 0 marks a broadcast dimension.
     """
 
     strides: tuple[int, ...]

@@ -1,8 +1,7 @@
-"""Facts about the ops of a lowered function: one row for each op that works element by element; and which others are
-views, constants, sums.
+"""Facts about the ops of a lowered function: a row for each op that works element by element, and sets of other ops.
 
-A target says how each of these ops is written: `flexsn_codegen.register_op`. How other ops come down to them:
-`_decompositions`.
+The sets hold views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
+`_decompositions` expresses all other ops in terms of these.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Op = OpOverload
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
-# Each element of the result is an element of the argument, found through strides. `view.dtype` and
-# `as_strided` are not here: the one works element by element, the other depends on how the memory is laid out.
+# Each element of the result is an element of the argument, at an address that strides define. Two ops are missing:
+# `view.dtype` works element by element, and `as_strided` depends on how the memory is laid out.
 VIEW_OPS: frozenset[Op] = frozenset(
     {
         _aten.alias.default,
@@ -51,7 +50,7 @@ VIEW_OPS: frozenset[Op] = frozenset(
     }
 )
 
-# The same, in memory of its own: only the shape of the result matters.
+# Views that are copied into new memory. Only the shape of the result matters.
 RESHAPE_OPS: frozenset[Op] = frozenset(
     {
         _aten._unsafe_view.default,
@@ -65,7 +64,7 @@ RESHAPE_OPS: frozenset[Op] = frozenset(
 
 ALIAS_OPS = VIEW_OPS | RESHAPE_OPS
 
-# Filled with one value whatever their tensor argument holds: `(op, position of the value)`; no position: with zeros.
+# By op that ignores the values of its tensor argument and fills its result: the position of the value, or `None` for 0.
 FILL_OPS: dict[Op, int | None] = {
     _aten._efficientzerotensor.default: None,
     _aten.full.default: 1,
@@ -77,7 +76,7 @@ FILL_OPS: dict[Op, int | None] = {
     _prims.scalar_tensor.default: 0,
 }
 
-# Memory without values; allowed as long as no op reads it.
+# Uninitialized memory, allowed as long as no op reads it.
 EMPTY_OPS: frozenset[Op] = frozenset(
     {
         _aten.empty.memory_format,
@@ -92,8 +91,8 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 
 SUM_OP: Op = _prims.sum.default
 
-# Between the gradient of an argument without dimensions, a sum over the elements, and the terms of that sum. Each is
-# the adjoint of the other. See `_pointwise`.
+# `terms` turns the gradient of an argument without dimensions, a sum over the elements, into the terms of that sum, and
+# `uniform` does the reverse. Each is the adjoint of the other. See `_pointwise`.
 library = torch.library.Library("flexsn_graph", "DEF")
 library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
 library.define("uniform(Tensor terms) -> Tensor")
@@ -102,7 +101,7 @@ library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExpl
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 
-# Reductions of the last axis of a step on whose elements a graph works. See `cells`.
+# Reductions of the last axis of a step, in a graph on its elements. See `cells`.
 for _name in ("row_sum", "row_max", "row_min"):
     library.define(f"{_name}(Tensor x) -> Tensor")
 ROW_SUM: Op = torch.ops.flexsn_graph.row_sum.default
@@ -115,7 +114,7 @@ _ELEMENTWISE_OF_ZERO = frozenset({_prims.neg.default, _prims.convert_element_typ
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True for the constant 0 of a lowered graph, and for views and conversions of it."""
+    """True for a constant 0 of a lowered graph, and for its views and conversions."""
     target: Any = node.target
     if target in FILL_OPS:
         position = FILL_OPS[target]
@@ -126,13 +125,14 @@ def is_zero(node: fx.Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """Facts about an op that works element by element, independent of the target.
+    """Facts about an op that works element by element, for all targets.
 
     Attributes:
-        linear: sets of arguments, by position. In those of one set together the op is linear, the others being fixed
-            and its result floating-point.
-        continuous: the arguments, by position, in which it has no jumps where its result is floating-point.
-        exact: each result is a value of an operand, or of no half dtype: it needs no rounding to one.
+        linear: sets of arguments, by position. The op is linear in the arguments of one set together while the others
+            are fixed, if its result is floating-point.
+        continuous: positions of the arguments in which the op has no jumps, if its result is floating-point.
+        exact: True if the result needs no rounding to a half dtype, since it is a value of an operand or has another
+            dtype.
     """
 
     linear: tuple[frozenset[int], ...] = ()
@@ -144,12 +144,12 @@ _FACTS: dict[Op, OpFacts] = {}
 
 
 def register_facts(op: Op, facts: OpFacts) -> None:
-    """Adds or replaces what is known of an op. It is then kept as it is called, and not decomposed."""
+    """Adds or replaces the facts about an op. Lowering then leaves calls of the op as they are."""
     _FACTS[op] = facts
 
 
 def facts_of(op: object) -> OpFacts | None:
-    """Returns the facts about an op; `None` if it does not work element by element, or has no row."""
+    """Returns the facts about an op; `None` if it mixes elements or has no row."""
     return _FACTS.get(op)  # type: ignore[call-overload, no-any-return]
 
 
@@ -159,21 +159,21 @@ def known_ops() -> tuple[Op, ...]:
 
 
 def kept_ops() -> Iterator[Op]:
-    """The ops that are left as they are called: views, and those of which facts are known."""
+    """The ops that lowering leaves as they are: views, and ops with facts."""
     return chain(VIEW_OPS, _FACTS)
 
 
 def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
-    Ops of other namespaces than torch's own are given the benefit of the doubt (their shapes are
-    compared): their kernel rules state what they are.
+    Assumed of ops outside of torch's own namespaces. Their shapes are compared, and their kernel rules define their
+    meaning.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
 
 
 def lacks_a_rule(op: object) -> bool:
-    """True if `op` works element by element and has no row that says how a kernel computes it."""
+    """True if `op` works element by element, but has no row with a rule for kernels."""
     return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
 
 
@@ -183,7 +183,7 @@ _WITHOUT_RULE = {_prims.cbrt.default}
 def _rows(
     names: str, *linear: Sequence[int], continuous: Sequence[int] = (), exact: bool = False, namespace: str = "prims"
 ) -> None:
-    """Rows that are alike, by the names of the ops."""
+    """Adds equal rows for several ops, by name."""
     facts = OpFacts(tuple(map(frozenset, linear)), frozenset(continuous), exact)
     for name in names.split():
         register_facts(getattr(getattr(torch.ops, namespace), name).default, facts)
@@ -208,9 +208,9 @@ _rows(
     shift_right_arithmetic signbit sinh spherical_bessel_j0 sqrt tan zeta
     """
 )
-# The same bits as another dtype of the same width.
+# Returns the bits unchanged, as another dtype of equal width.
 register_facts(_aten.view.dtype, OpFacts(exact=True))
-# Those that torch does not decompose. Integers come unconverted.
+# Ops that torch does not decompose. Kernels receive integer arguments unconverted.
 _rows(
     """
     angle polygamma special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
@@ -220,7 +220,7 @@ _rows(
     namespace="aten",
 )
 
-# Of `(x, degree)`.
+# Polynomials, called with `(x, degree)`.
 POLYNOMIALS = (
     *(f"special_{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
     *(f"special_{name}" for name in ("hermite_polynomial_h", "hermite_polynomial_he")),

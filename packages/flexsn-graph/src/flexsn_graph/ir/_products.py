@@ -1,4 +1,4 @@
-"""Products of a step's values with matrices, reductions of its rows, and other ops of such a step that stages lack."""
+"""Matrix products, reductions of rows, and other ops that separate the stages of a step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ProductFacts:
 
     Attributes:
         factors: positions of the two factors among its arguments.
-        added: position of what is added, or `None`.
-        contracted: for each factor, the dimension that is summed over; `None`: a convolution, of any dimensions.
-        batched: the first dimension of both counts matrices.
+        added: position of the addend, or `None`.
+        contracted: for each factor, the dimension that is summed over; `None` for a convolution, of any rank.
+        batched: True if the first dimension of both factors counts matrices.
     """
 
     factors: tuple[int, int]
@@ -33,7 +33,7 @@ class ProductFacts:
 
 
 CONVOLUTION: Op = _aten.convolution.default
-# Each has an overload that writes to memory given as `out`.
+# Each op has an overload that writes to memory passed as `out`.
 PRODUCTS: dict[Op, ProductFacts] = {
     _aten.mm.default: ProductFacts((0, 1), None, (1, 0)),
     _aten.addmm.default: ProductFacts((1, 2), 0, (1, 0)),
@@ -44,21 +44,22 @@ PRODUCTS: dict[Op, ProductFacts] = {
     CONVOLUTION: ProductFacts((0, 1), 2, None),
 }
 
-# Reductions of rows of a step, `(value, dims, *numbers)`. Each has an overload that writes to memory given as `out`.
+# Reductions of rows of a step, `(value, dims, *numbers)`. Each op has an overload that writes to memory passed as
+# `out`.
 REDUCTIONS: frozenset[Op] = frozenset(
     {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
 )
 
-# Puts values side by side: the gradient of what has been taken apart.
+# Joins values: the gradient of splitting a value.
 CAT_OP: Op = _aten.cat.default
-# The gradient of a part: it is zero elsewhere.
+# Gradients of a part of a value, which are zero elsewhere.
 SLICE_BACKWARD_OP: Op = _aten.slice_backward.default
 SELECT_BACKWARD_OP: Op = _aten.select_backward.default
-# A copy that a view needs, which has no strides without it.
+# The copy of a value for a view that no strides express.
 COPY_OP: Op = _prims.clone.default
 ASSEMBLIES = frozenset({CAT_OP, SLICE_BACKWARD_OP, SELECT_BACKWARD_OP, COPY_OP})
 
-# What is not decomposed in a step that may have products.
+# Ops that are not decomposed in a step that may have products.
 KEPT_OPS = ASSEMBLIES | PRODUCTS.keys() | {_aten.convolution_backward.default}
 
 
@@ -76,9 +77,9 @@ def convolution_weight(
     """The gradient of a convolution's weight.
 
     Args:
-        gradient: of the result.
-        value: what was convolved.
-        weight_shape, stride, padding, dilation, transposed, output_padding, groups: of the convolution.
+        gradient: gradient of the result.
+        value: the argument that was convolved.
+        weight_shape, stride, padding, dilation, transposed, output_padding, groups: parameters of the convolution.
     """
     weight = gradient.new_empty(1).expand(tuple(weight_shape))
     numbers = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
@@ -87,23 +88,23 @@ def convolution_weight(
 
 
 def reduced_dims(node: fx.Node) -> tuple[int, ...]:
-    """The dimensions of more than one element that a node of `REDUCTIONS` reduces."""
+    """The dimensions with more than one element that a node of `REDUCTIONS` reduces."""
     value = node.all_input_nodes[0].meta["val"]
     dims: Any = node.args[1]
     return tuple(d for d in dims if value.shape[d] != 1)
 
 
 def reduces(node: fx.Node) -> bool:
-    """True if a node is a reduction. A sum of one element is none."""
+    """True if a node is a reduction. A sum over one element does not count."""
     return node.target in REDUCTIONS and (node.target is not SUM_OP or bool(reduced_dims(node)))
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""An op on one value: the op, its arguments without the value, which is the first, and its keyword arguments."""
+"""A call of an op on one value: the op, its arguments after the first one, the value, and its keyword arguments."""
 
 
 def replay(calls: Sequence[Call], value: Any) -> Any:
-    """The value after these ops."""
+    """Applies calls to a value, one after the other."""
     for target, args, kwargs in calls:
         if target in _TO_SHAPE:
             value = value.view(args[0])
@@ -118,7 +119,7 @@ _TO_SHAPE = frozenset({_aten._unsafe_view.default, _prims.reshape.default})
 
 
 def _collapsed(value: Tensor, start: int, end: int) -> list[int]:
-    """The shape of a tensor with the dimensions from `start` to `end` as one."""
+    """The shape of a tensor after the dimensions from `start` to `end` are merged."""
     shape = list(value.shape)
     size = 1
     for n in shape[start : end + 1]:
@@ -127,12 +128,12 @@ def _collapsed(value: Tensor, start: int, end: int) -> list[int]:
 
 
 def call_of(node: fx.Node) -> Call:
-    """A node of one argument that is a node, its first, as a call."""
+    """The call that a node makes. Only its first argument may be a node."""
     return node.target, tuple(node.args[1:]), dict(node.kwargs)
 
 
 def is_linear_in_one(node: fx.Node) -> bool:
-    """True if a node is linear in its first argument, the only one that is a node."""
+    """True if a node is linear in its first argument and has no other argument that is a node."""
     target: Any = node.target
     if len(node.all_input_nodes) != 1 or not node.args or not isinstance(node.args[0], fx.Node):
         return False

@@ -1,17 +1,16 @@
-"""Random numbers as functions: Philox of a key and a counter, the same bits in PyTorch and in kernels.
+"""Random numbers as functions: Philox of a key and a counter, with equal bits in PyTorch and in kernels.
 
-A number belongs to a key (64 bits), a stream (a number for each draw of a step), a step in time, a row and a column.
-Nothing is stored, and nothing depends on the order in which numbers are computed. It takes two stages, so that what a
-kernel does in each step is short:
+A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
+column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
 
-- An element of the step has three words of its own: the first of Philox 4x32-10 of the counter `(column, row, 0, 0)`,
+- Each element of the step has three words: the first ones of Philox 4x32-10 of the counter `(column, row, 0, 0)`,
   under the key. Kernels compute them once, before the loop over time.
-- A pair of time steps has two words: Philox 2x32-7 under the element's first word of the counter `(step // 2, stream)`,
-  which the element's other words are added to, bit by bit. An even step has the first one of the two uniform numbers,
-  or the cosine of the normal ones, an odd step the second one, or the sine.
+- Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
+  element's second and third word, under the element's first word. An even step uses the first of the two uniform
+  numbers, or the cosine of the normal ones; an odd step uses the second one, or the sine.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (Their 2x32 passes all
-tests from 7 rounds on, their 4x32 as well.)
+tests from 7 rounds on, and so does their 4x32.)
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32(counter: _Four, key: tuple[Tensor, Tensor]) -> _Four:
-    """The four words of a counter after 10 rounds; all int64 from 0 to `2**32 - 1`."""
+    """The four words of a counter after 10 rounds; all are int64 from 0 to `2**32 - 1`."""
     a, b, c, d = counter
     low, high = key
     for i in range(10):
-        # int64 wraps without loss: the lower 64 bits of a product are exact, and the mask removes the sign's.
+        # int64 wraps around: the lower 64 bits of a product are exact, and the mask removes the bits of the sign.
         of_a, of_c = a * 0xD2511F53, c * 0xCD9E8D57
         a = ((of_c >> 32) ^ b ^ (low + i * 0x9E3779B9)) & _MASK
         c = ((of_a >> 32) ^ d ^ (high + i * 0xBB67AE85)) & _MASK
@@ -41,7 +40,7 @@ def philox_4x32(counter: _Four, key: tuple[Tensor, Tensor]) -> _Four:
 
 
 def philox_2x32(a: Tensor, b: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The two words of a counter after 7 rounds; all int64 from 0 to `2**32 - 1`."""
+    """The two words of a counter after 7 rounds; all are int64 from 0 to `2**32 - 1`."""
     for i in range(7):
         product = a * 0xD256D193
         a, b = ((product >> 32) ^ b ^ (key + i * 0x9E3779B9)) & _MASK, product & _MASK
@@ -69,24 +68,24 @@ def words_of_steps(first: Tensor, second: Tensor, third: Tensor, step: Tensor, s
     """The two words of a pair of steps, int64 from 0 to `2**32 - 1`, in the shape that the arguments broadcast to.
 
     Args:
-        first, second, third: of `words_of_elements`.
+        first, second, third: the results of `words_of_elements`.
         step: int32, not negative.
-        stream: the number of the draw.
+        stream: index of the draw.
     """
     first, second, third, step = torch.broadcast_tensors(*(t.long() & _MASK for t in (first, second, third, step)))
     return philox_2x32((step >> 1) ^ second, third ^ stream, first)
 
 
 def uniform(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int, bits: int) -> Tensor:
-    """Multiples of `2**-bits` in [0, 1), float32; the arguments as of `words_of_steps`."""
+    """Multiples of `2**-bits` in [0, 1), float32. The arguments are those of `words_of_steps`."""
     a, b = words_of_steps(first, second, third, step, stream)
     return (torch.where(step & 1 == 0, a, b) >> (32 - bits)).float() * 2.0**-bits
 
 
 def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream: int) -> Tensor:
-    """Numbers of mean 0 and variance 1, float32, by a cosine or a sine; the arguments as of `words_of_steps`.
+    """Numbers of mean 0 and variance 1, float32, from a cosine or a sine. The arguments are those of `words_of_steps`.
 
-    Each operation is rounded by itself, in the same order in each language, so that the bits are the same.
+    Each operation is rounded separately and in the same order in each language, so that the bits are equal.
 
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
     """
@@ -101,7 +100,7 @@ def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream
 
 
 SINE = (-70.9934310913086, 81.34076690673828, -41.33714294433594, 6.283164024353027)
-"""sin(2 pi x) / x, from x**6 on, for x from 0 to 1/4: to 6e-7 of the sine."""
+"""Coefficients of sin(2 pi x) / x, from x**6 on, for x from 0 to 1/4; the error is below 6e-7 of the sine."""
 
 LOGARITHM = (
     0.2858414053916931,
@@ -111,11 +110,14 @@ LOGARITHM = (
     0.9998043775558472,
     -2.000009059906006,
 )
-"""-2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2): to 7e-6."""
+"""Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2); the error is below 7e-6."""
 
 
 def _radius(word: Tensor) -> Tensor:
-    """`sqrt(-2 log(word / 2**31))`, to 7e-6. Without a square root, which would be a branch on a GPU."""
+    """`sqrt(-2 log(word / 2**31))`, with an error below 7e-6.
+
+    A square root would be a branch on a GPU, so it has none.
+    """
     x = word.float()
     bits = x.view(torch.int32)
     exponent = (bits - 0x3F3504F3) >> 23  # of x / sqrt(1 / 2)
@@ -126,7 +128,7 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method; the error is below 0, so half of it is added
+    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method; its error is negative, so half of it is added
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 

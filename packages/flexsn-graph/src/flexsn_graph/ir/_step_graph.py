@@ -1,4 +1,4 @@
-"""The tracer's result: a graph, the roles of its arguments and results, and how it reads captured tensors."""
+"""The tracer's result: a graph, the roles of its arguments and results, and its layouts of captured tensors."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import fx
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ports import Port, Role
 
-# The gradient of an argument, as a result.
+# By role of an argument: the role of its gradient as a result.
 GRADIENTS = {Role.INPUT: Role.GRAD_INPUT, Role.STATE: Role.GRAD_STATE, Role.LIFTED: Role.GRAD_LIFTED}
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """One step as a normalised graph: forward, or its vector-Jacobian product (VJP).
+    """One step as a normalised graph: the forward, or its vector-Jacobian product (VJP).
 
-    Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, and `*SAVED` behind them where a VJP needs some. VJP:
-    `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`, with the
-    cotangents that are present and the gradients that are required and not zero whatever the values are. The gradient
-    of an argument that broadcasts to the step has the step's shape: sum it afterwards.
+    Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, followed by `*SAVED` if a VJP needs intermediates.
+    VJP: `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`. It
+    has the cotangents that are present, and returns the gradients that are required and not zero for all values. The
+    gradient of an argument that broadcasts to the step has the step's shape: sum it afterwards.
 
     Attributes:
-        graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers for constants.
+        graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers as constants.
             Each node has `meta["val"]`, a fake tensor, and, where known, a stack trace that ends in the user's line
             (`location_of`). The output is a tuple of nodes.
-        arguments: of its placeholders, used or not, in order.
-        results: of its output's entries, in order.
-        layouts: index of a lifted tensor to its layout, the same in a step's forward graph and VJPs; one that the graph
-            never reads has none.
+        arguments: ports of its placeholders, used or not, in order.
+        results: ports of its output's entries, in order.
+        layouts: by index of a lifted tensor, its layout, which a step's forward graph and VJPs share. A tensor that the
+            graph never reads has none.
     """
 
     graph: fx.Graph
@@ -46,7 +46,7 @@ class StepGraph:
 
     @property
     def used(self) -> frozenset[Port]:
-        """The arguments that something is computed from."""
+        """The arguments that the graph computes with."""
         return frozenset(port for port, node in self.placeholders.items() if node.users)
 
     @property
@@ -57,7 +57,7 @@ class StepGraph:
 
     @property
     def is_of_any_batch(self) -> bool:
-        """True if no lifted tensor has elements of its own along the step's first dimension."""
+        """True if no lifted tensor varies along the step's first dimension."""
         return all(layout.strides[:1] == (0,) for layout in self.layouts.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Ops in terms of others, as eager mode computes them: torch's own table, and what that leaves or does differently."""
+"""Ops in terms of others, as eager mode computes them. Extends and corrects torch's table of decompositions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """`target[mask] = value`, the usual way to write a reset; other indices are not pointwise."""
+    """`target[mask] = value`, the usual way to write a reset. Other indices are not pointwise."""
     mask = indices[0]
     if (
         len(indices) == 1
@@ -37,9 +37,9 @@ def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 
 
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
-    """Numbers and tensors without dimensions are rounded to the others' half dtype first, as eager mode does.
+    """Rounds numbers and tensors without dimensions to the half dtype of the other arguments first, as eager mode does.
 
-    So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
+    Then the bfloat16 value 0.30078125 is not above 0.3. Torch's table compares in float32.
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
@@ -54,16 +54,16 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """Where eager mode adds on the CPU, numbers are rounded to the others' half dtype first; on a GPU they are not."""
+    """Rounds numbers to the half dtype of the other arguments first if eager mode adds on the CPU, but not on a GPU."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
-    # Where it is 1, torch's table would multiply by it.
+    # With an `alpha` of 1, torch's table would multiply by it.
     return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
-    """Where it multiplies or divides there, a tensor without dimensions is rounded if it is the first argument."""
+    """Rounds a first argument without dimensions to the half dtype if eager mode multiplies or divides on the CPU."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
         x = x.to(dtype)
@@ -75,7 +75,7 @@ def _is_on_cpu(*values: Any) -> bool:
 
 
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
+    """Writes out two powers as eager mode does, with half values rounded in between (not float16 on the CPU)."""
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
@@ -85,13 +85,16 @@ def _pow_by_number(x: Tensor, exponent: float) -> Any:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """A GPU drops the sign of a float16 NaN when it widens it, before eager mode looks; the compiler looks first."""
+    """Widening drops the sign of a float16 NaN on a GPU. Eager mode reads the sign afterwards, the compiler before."""
     negative: Tensor = decomposition_table[_aten.signbit.default](x)
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
 def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
-    """`xlogy` and `xlog1py` of half values round the logarithm first; torch's table, the product alone."""
+    """`xlogy` and `xlog1py`: half values round the logarithm, then the product.
+
+    Torch's table rounds only the product.
+    """
     dtype = torch.result_type(x, y)
     if dtype not in _HALF_DTYPES:
         return decomposition(x, y)
@@ -100,7 +103,10 @@ def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callab
 
 
 def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """Multiplies by the rounded reciprocal of the scale, as eager mode does; with the mask of what is not clamped."""
+    """Multiplies by the rounded reciprocal of the scale, as eager mode does.
+
+    Also returns the mask of unclamped values.
+    """
     wide = _widened(x)
     inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
     quantized = torch.round(wide * inverse) + zero_point
@@ -124,7 +130,7 @@ def _fake_quantize_per_channel(
 
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    """Rounds half values once, at the end. Torch's table rounds them after each op."""
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     return (value * torch.sigmoid(gate)).to(x.dtype)
 
@@ -132,13 +138,13 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     value, gate = (_widened(half) for half in x.chunk(2, dim))
     slope, share = _widened(grad), torch.sigmoid(gate)
-    if x.device.type == "cpu":  # where eager mode keeps it in the gradient's memory
+    if x.device.type == "cpu":  # eager mode stores the share in the gradient's memory, which rounds it
         share = _widened(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    """Rounds half values once, at the end. Torch's table rounds them after each op."""
     wide = _widened(x)
     if not wide.is_floating_point():
         wide = wide.to(torch.get_default_dtype())
@@ -148,7 +154,7 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    """Also at -0 and NaN."""
+    """As torch's table, but also correct at -0 and NaN."""
     wide, slope = _widened(x), _widened(grad)
     inside = slope / (wide * (1.0 - wide))
     if eps is not None:
@@ -166,7 +172,7 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:
-    """Also for infinite `x`, where torch's table gives NaN."""
+    """As torch's table, but also correct for infinite `x`, where the table gives NaN."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
@@ -177,7 +183,7 @@ def _bce_with_logits(
 
 
 def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """Also where the arguments are NaN or equal."""
+    """As torch's table, but also correct where the arguments are NaN or equal."""
     slope, distance = _widened(grad), _widened(x) - _widened(target)
     if reduction == 1:
         slope = slope / x.numel()
@@ -186,7 +192,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """In the order of eager mode, which gives NaN where `exp` overflows; torch's table does not."""
+    """Computes in the order of eager mode, which gives NaN where `exp` overflows. Torch's table does not."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad
@@ -197,7 +203,7 @@ def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
 
 
 def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
-    """With a number in place of a tensor, which does not promote."""
+    """Accepts a number for one of the two tensors. The number does not promote the dtype."""
     other = x if isinstance(x, Tensor) else degree
     dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
     tensors = (a if isinstance(a, Tensor) else torch.scalar_tensor(a, dtype=dtype) for a in (x, degree))
@@ -233,7 +239,7 @@ _OF_NUMBERS: Table = {
     for overload in ("n_scalar", "x_scalar")
 }
 
-# What torch's tables leave, because its own backends have kernels for it.
+# Ops that torch's tables leave, because its own backends have kernels for them.
 LEFT: Table = {
     _aten.copy.default: _copy,
     _aten.index_put.default: _index_put,
@@ -243,10 +249,10 @@ LEFT: Table = {
     _aten.__rshift__.Tensor: torch.bitwise_right_shift,
 }
 
-# Views that only torch's own references call, and `functionalize` does not know.
+# Views that only torch's own references call, and that `functionalize` does not support.
 _VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
 
-# Decomposed while it is recorded: `functionalize` has another decomposition of its own, or none.
+# Ops that are decomposed during recording: `functionalize` decomposes them differently, or not at all.
 AS_RECORDED: Table = {
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
@@ -278,9 +284,9 @@ TO_PRIMS: Table = {
 
 
 def prims_of_inductor() -> Table:
-    """Prims that Inductor adds, and writes the gradient of a softmax with; none before it is imported.
+    """Prims that Inductor adds, and in which it writes the gradient of a softmax. Empty until Inductor is imported.
 
-    Kernels round each operation by itself, as eager mode does.
+    Kernels round each operation separately, as eager mode does.
     """
     fma = getattr(torch.ops.prims, "fma", None)
     return {} if fma is None else {fma.default: lambda x, y, z: x * y + z}

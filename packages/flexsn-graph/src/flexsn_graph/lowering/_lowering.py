@@ -1,4 +1,4 @@
-"""From ATen ops, as they were called, to prims and views without mutation."""
+"""Lowers recorded ATen ops to prims and views without mutation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _prims = torch.ops.prims
 
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
-    """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
-    applied = {**table, **prims_of_inductor()}  # a copy of a thousand ops, without hashing one of them
+    """Traces `module` again without mutation, decomposed by `table`. Views and ops with facts stay."""
+    applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them
     for op in kept_ops():
         applied.pop(op, None)
     lowered = trace_again(module, mode, applied)
@@ -50,15 +50,15 @@ def _reduce_one_element(node: fx.Node) -> None:
 def split_joint(
     joint: fx.GraphModule, num_primals: int, num_results: int, mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are kept.
+    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are saved.
 
-    On core ATen ops, not prims: on prims the minimal cut keeps about half as much again.
+    Works on core ATen ops: on prims, the minimal cut saves about half as much again.
     """
     partition = min_cut_partitioner()
     functional = lower(joint, mode, {**core_aten_decompositions(), **LEFT})
     arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
-        # The partitioner knows the roles by these names.
+        # The partitioner reads the roles from these names.
         role = f"primals_{i}" if i < num_primals else f"tangents_{i - num_primals}"
         node._rename(role)
         node.target = node.name

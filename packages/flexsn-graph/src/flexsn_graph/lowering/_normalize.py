@@ -1,7 +1,7 @@
-"""From a lowered graph to the closed set that kernels are generated from.
+"""Turns a lowered graph into the closed set of ops that kernels are generated from.
 
-After it: pointwise ops on homogeneous dtypes (prims), Python scalars for every constant, no aliases, no
-sums, no duplicates, nothing unused, names that depend on the graph alone. `check_positions` has proved that
+The result has pointwise ops on homogeneous dtypes (prims) and Python scalars for all constants. It has no aliases, no
+sums, no duplicates and no unused nodes, and its names depend on the graph alone. `check_positions` has proved that
 aliases and sums can be left out.
 """
 
@@ -27,11 +27,11 @@ def normalize(module: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
     """Turns a lowered and checked graph into a normalised one.
 
     Args:
-        module: the graph, lowered, with a fake value on each placeholder.
+        module: the lowered graph, with a fake value on each placeholder.
         names: new names of the placeholders.
 
     Returns:
-        A graph whose single output is a tuple; each entry is a node, or `None` as recorded. Every node
+        A graph with a tuple as its output; each entry is a node, or `None` where the recorded entry is. Every node
         has `meta["val"]` (a fake tensor) and, where known, a stack trace that ends in the user's line.
 
     Raises:
@@ -46,7 +46,7 @@ class _Normalizer:
         self._module = module
         self._names = names
         self._graph = fx.Graph()
-        # Old node to what stands for it: a new node or a constant.
+        # By old node: its replacement, a new node or a constant.
         self._new: dict[fx.Node, Any] = {}
         self._seen: dict[tuple[Any, ...], fx.Node] = {}
 
@@ -107,6 +107,8 @@ class _Normalizer:
         kwargs = fx.node.map_arg(node.kwargs, self._argument)
         if target is _prims.where.default and isinstance(args[0], bool):
             return args[1] if args[0] else args[2]
+        if target is _prims.bitwise_or.default and _is_certain(args):
+            return True
         folded = _fold(node, args, kwargs)
         if folded is not None:
             return folded
@@ -144,8 +146,15 @@ class _Normalizer:
         return literal
 
 
+def _is_certain(sides: Sequence[Any]) -> bool:
+    """True if a number is equal to itself, or it is not."""
+    of_each = {one.target: one.args for one in sides if isinstance(one, fx.Node)}
+    equal, unequal = of_each.get(_prims.eq.default), of_each.get(_prims.ne.default)
+    return equal is not None and equal == unequal and equal[0] is equal[1]
+
+
 def _unconverted(node: Any) -> Any:
-    """A sum before its last conversion: the dtype may be too narrow for its terms."""
+    """A sum before its last conversion, whose dtype may be too narrow for the terms."""
     source = node
     while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
         source = source.args[0]
@@ -153,7 +162,7 @@ def _unconverted(node: Any) -> Any:
 
 
 def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
-    """The value of an op on constants alone, rounded as its dtype rounds; `None` if it is no constant."""
+    """The value of an op on constants alone, rounded to its dtype; `None` if an argument is no constant."""
     target: Any = node.target
     value = node.meta.get("val")
     if target in EMPTY_OPS or not isinstance(value, Tensor):
@@ -168,10 +177,10 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
 
 
 def _wrap_constants(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Constants that their dtype does not hold, as eager converts them: 300 is 44 in uint8."""
+    """Wraps constants that are out of their dtype's range as eager mode converts them: 300 becomes 44 in uint8."""
     target: Any = node.target
     tensors = [a for a in args if isinstance(a, fx.Node)]
-    # Other ops convert what they take by themselves.
+    # Other ops convert their arguments themselves.
     if facts_of(target) is None or target.namespace != "prims" or not tensors:
         return args
     of_result = node.target is _prims.where.default
@@ -202,13 +211,13 @@ def _is_number(value: object) -> bool:
 
 
 def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Equal for calls that compute the same value: of a node's function, with other arguments in place of its own."""
-    # The dtype too: `where(c, 1, 0)` is another value in int32 than in int64.
+    """A key that is equal for calls with equal values. Takes the node's function, but these arguments."""
+    # Includes the dtype: `where(c, 1, 0)` has another value in int32 than in int64.
     return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
 
 
 def _hashable(value: Any) -> Any:
-    """A key in which 1, 1.0 and True, or 0.0 and -0.0, are different constants."""
+    """A key that distinguishes the constants 1, 1.0 and True, and also 0.0 and -0.0."""
     if isinstance(value, list | tuple):
         return tuple(_hashable(v) for v in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The arithmetic of positions: strided tensors without data, whose strides say where in the step an element is."""
+"""Arithmetic of positions: strided tensors without data, whose strides are positions in the step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flexsn_graph.ir._layout import LiftedLayout
 
 
 class StepAxes:
-    """One step's shape, as a strided tensor, and what is aligned to it.
+    """The shape of one step as a strided tensor, and positions relative to it.
 
     Attributes:
-        shape: as given.
+        shape: shape of the step.
         varying: the axes that have more than one element.
     """
 
@@ -24,7 +24,7 @@ class StepAxes:
         self._strides = contiguous(self.shape).stride()
 
     def place(self, shape: Sequence[int]) -> Tensor:
-        """Where an argument or result of `shape` stands in the step: aligned at the last dimension."""
+        """The positions of an argument or result of `shape` in the step, aligned at the last dimension."""
         sizes = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         extra = len(sizes) - len(self.shape)
         strides = [0] * extra + [
@@ -34,12 +34,12 @@ class StepAxes:
         return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
 
     def reaches(self, shape: tuple[int, ...]) -> bool:
-        """True if an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
+        """True if an argument of `shape` broadcasts to the step. Leading sizes of 1 do not matter."""
         extra = max(0, len(shape) - len(self.shape))
         return numel(shape[:extra]) == 1 and broadcast_shapes([shape[extra:], self.shape]) == self.shape
 
     def axes_of(self, step: Tensor, dim: int) -> Iterator[int]:
-        """The axes of the step along which a value at `step` varies in its dimension `dim`."""
+        """The axes of the step along which a value at positions `step` varies in its dimension `dim`."""
         size, stride = step.shape[dim], step.stride(dim)
         for axis in self.varying if size > 1 and stride > 0 else ():
             one = self._strides[axis]
@@ -47,7 +47,7 @@ class StepAxes:
                 yield axis
 
     def layout(self, step: Tensor, seen: Tensor) -> LiftedLayout | None:
-        """How the step reads a tensor of which elements `seen` are at `step`; `None`: in no strides."""
+        """The layout of a tensor whose elements `seen` are at positions `step`; `None` if no strides express it."""
         dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
         dims.sort(key=step.stride, reverse=True)
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
@@ -64,19 +64,19 @@ class StepAxes:
 
 
 def contiguous(shape: Sequence[int]) -> Tensor:
-    """A tensor of which each element is at a position of its own, in order."""
+    """A tensor without data whose elements have distinct positions, in order."""
     return torch.empty(tuple(shape), device="meta")
 
 
 def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """The tensor without these dimensions, at their first element."""
+    """The first slice of the tensor in each of these dimensions, which are removed."""
     for d in sorted(dims, reverse=True):
         tensor = tensor.select(d, 0)
     return tensor
 
 
 def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at `step` stands at `place`, or is the same all along where it does not."""
+    """True if a value at `step` can stand at `place`. Along dimensions where the two differ, the value is constant."""
     return all(
         size <= 1 or stride in (0, wanted)
         for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)

@@ -1,7 +1,7 @@
-"""Which values of a step may be rounded a little differently without anything jumping.
+"""Values of a step that may be rounded a little differently without a jump in a result.
 
-A gradient is compared with eager to rounding, but a value that is compared with a threshold decides a spike, and
-must be what the forward computed. So a division may only be a fast one where its result reaches no comparison.
+Gradients are compared with eager mode up to rounding. But a value that is compared with a threshold decides about a
+spike, and has to equal the forward's value. So a division may be a fast one only if its result reaches no comparison.
 """
 
 from __future__ import annotations

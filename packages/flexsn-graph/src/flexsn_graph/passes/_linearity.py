@@ -18,11 +18,12 @@ _prims = torch.ops.prims
 def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
     """True if all results are linear in the arguments of these roles together, up to rounding.
 
-    A backward formula is linear in its cotangents, unless a user's own does something else with them, such as clipping.
+    A backward formula is linear in its cotangents, unless a user's own formula does something else with them, such as
+    clipping.
 
     Args:
-        step: forward, or a VJP.
-        roles: of the arguments; the others count as fixed.
+        step: a forward graph or a VJP.
+        roles: roles of the arguments. All others count as fixed.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role in roles}
@@ -35,12 +36,12 @@ def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
 
 
 def linear_part(step: StepGraph) -> StepGraph | None:
-    """The new states of a step as a linear function of its states, without what is added to it.
+    """The new states of a step as a linear function of its states, without the addends.
 
     Returns:
-        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states; `None`: these are no
-        affine functions of the states. Told from what the step computes, not from its gradient, which may be another
-        function's.
+        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states; `None` if these are not
+        affine functions of the states. This is derived from the step's own operations, because its gradient may belong
+        to another function.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}
@@ -65,7 +66,7 @@ def linear_part(step: StepGraph) -> StepGraph | None:
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes, and those that they are computed from."""
+    """The nodes and all nodes that they are computed from."""
     found: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
@@ -79,7 +80,7 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _without_addend(
     graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node], dependent: Collection[fx.Node]
 ) -> fx.Node:
-    """An affine operation of dependent values, with zeros for what it adds to them."""
+    """An affine operation on dependent values, with its addends replaced by zeros."""
     target: Any = node.target
     free = [argument not in dependent for argument in node.args]
     if target in (_prims.add.default, _prims.sub.default) and any(free):
@@ -101,7 +102,7 @@ def _keeps_linearity(node: fx.Node, dependent: Collection[fx.Node], *, affine: b
         return False
     places = {i for i, argument in enumerate(node.args) if argument in dependent}
     if len(places) < sum(argument in dependent for argument in node.all_input_nodes):
-        return False  # given by keyword
+        return False  # passed by keyword
     return any(
         places <= together and (affine or all(_vanishes(node.args[i]) for i in together - places))
         for together in facts.linear

@@ -1,8 +1,8 @@
-"""Which gradients come at which step, and a VJP in which one that has not come is absent, not zero.
+"""Presence of gradients at each step, and VJPs in which an absent gradient is not a zero.
 
-A final state that is in no loss has no gradient, and autograd then calls no formula with it. A kernel has a number
-there, zero, and zero times an infinite derivative is NaN. So where that can happen, a VJP takes a flag for each new
-state that says whether its gradient came, and selects: what depends on absent gradients alone is zero.
+A final state that no loss depends on has no gradient, and autograd then does not call the formulas with it. A kernel
+has a zero for it, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for each new
+state, which is True if its gradient is present. The VJP replaces values that depend on absent gradients alone by zero.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True if the gradient of a new state came: an argument of the VJP, `Port(Role.CAME_STATE, state)`.
+    """The presence of the gradient of a new state, an argument of the VJP: `Port(Role.CAME_STATE, state)`.
 
     Attributes:
-        given: whether it came at the last step.
-        always: whether it comes at every step before the last one.
-        states: if not: it comes where one of these did at the following step.
+        given: True if the gradient is present at the last step.
+        always: True if it is present at every step before the last one.
+        states: if `always` is False, the gradient is present at a step if the gradient of one of these states is
+            present at the following step.
     """
 
     state: int
@@ -38,16 +39,16 @@ class Flag:
 
 
 class Presence:
-    """Where gradients come in a backward scan.
+    """The presence of gradients in a backward scan.
 
     Args:
-        vjp: the step's.
-        num_inputs, num_states: how many of each.
-        given: for each state, whether a gradient comes from outside.
-        every_step: whether those come at every step, or at the last one alone.
+        vjp: the VJP of the step.
+        num_inputs, num_states: numbers of inputs and of states.
+        given: for each state, True if it has a gradient from outside of the scan.
+        every_step: True if gradients from outside exist at every step, otherwise at the last one alone.
 
     Attributes:
-        flags: what the VJP of `with_flags` takes; none, if no zero can become anything else.
+        flags: the flags that the VJP of `with_flags` takes; empty if no zero can become another value.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Presence:
         self._lasting = self._given if every_step else frozenset[int]()
         self._origins = origins_of(vjp)
         results = vjp.entries
-        # By primal: the gradients that its gradient depends on; `None`: it has none.
+        # By primal: the gradients that its gradient depends on; `None` if it has no gradient.
         self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
         self._of_states = self._of[num_inputs : num_inputs + num_states]
         self._first_state, self._num_states = num_inputs, num_states
@@ -73,7 +74,7 @@ class Presence:
         seen: dict[frozenset[int], int] = {}
         step = 0
         while step < num_steps:
-            if there in seen:  # what follows repeats
+            if there in seen:  # from here on, the steps repeat
                 step = num_steps - (num_steps - step) % (step - seen[there])
                 seen = {}
                 if step >= num_steps:
@@ -87,7 +88,7 @@ class Presence:
         return (*reached[: self._first_state], *states, *reached[behind:])
 
     def with_flags(self) -> StepGraph:
-        """The VJP with arguments for `flags`, behind all others."""
+        """The VJP with arguments for `flags`, after all others."""
         flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
         return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
 
@@ -97,12 +98,12 @@ class Presence:
         return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in there for p in origins)
 
     def _before(self, there: frozenset[int]) -> frozenset[int]:
-        """The states whose gradients come at a step, if those in `there` do at the following one."""
+        """The states whose gradients are present at a step, if those in `there` are present at the following one."""
         carried = {i for i, origins in enumerate(self._of_states) if self._comes(origins, there)}
         return self._lasting | carried
 
     def _always_there(self) -> frozenset[int]:
-        """The states whose gradients come at every step."""
+        """The states whose gradients are present at every step."""
         sure = self._given
         while True:
             fewer = sure & self._before(sure)
@@ -141,21 +142,22 @@ def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
 
 
 class Selection:
-    """Where a VJP selects.
+    """Places at which a VJP selects by flags.
 
-    A value of absent gradients alone counts as zero where it meets another gradient's, and where it is returned. It is
-    selected there unless it is zero anyhow, as a gradient is itself, and its products with numbers.
+    A value that depends on absent gradients alone counts as zero where it meets the value of another gradient, and
+    where it is returned. The VJP selects a zero there, unless the value is zero anyway: gradients are, and so are their
+    products with numbers.
 
     Attributes:
-        states: those whose gradients decide a selection.
+        states: states whose flags decide about a selection.
     """
 
     def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_sure: Any) -> None:
         self._graph = graph = vjp.graph
         self._origins = origins
         self._finite = _finite_values(graph)
-        self._zero: set[fx.Node] = set()  # zero wherever all of its gradients are absent
-        self._select: dict[fx.Node, set[fx.Node]] = {}  # by value: those that take the selected one
+        self._zero: set[fx.Node] = set()  # values that are zero wherever all of their gradients are absent
+        self._select: dict[fx.Node, set[fx.Node]] = {}  # by value: the nodes that use the selected value
         self._is_sure = is_sure
         for node in graph.nodes:
             mine = origins.get(node)
@@ -214,7 +216,7 @@ class Selection:
         target: Any = node.target
         mine = self._origins[node]
         operands = [a for a in node.args if isinstance(a, fx.Node) and a in self._origins]
-        # What is selected on the way in is zero.
+        # An operand that is selected on the way in is zero.
         if not all(a in self._zero or node in self._select.get(a, ()) for a in operands):
             return False
         if target in (_prims.neg.default, _prims.convert_element_type.default):
@@ -235,7 +237,7 @@ class Selection:
 
 
 def _finite_values(graph: fx.Graph) -> set[fx.Node]:
-    """Values that are finite whatever the arguments are: masks, and sums and products of them and of numbers."""
+    """Values that are finite for all arguments: masks, numbers, and their sums and products."""
     finite: set[fx.Node] = set()
     closed = (
         *(_prims.add.default, _prims.sub.default, _prims.mul.default, _prims.neg.default, _prims.abs.default),

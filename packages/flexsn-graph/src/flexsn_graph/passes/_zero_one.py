@@ -1,4 +1,4 @@
-"""Which results of a step are zeros and ones, whatever its arguments are."""
+"""Detects results of a step that are zeros and ones for all arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
-# By op: where the operands are that have to be zeros and ones, so that the result is.
+# By op: positions of the operands that must be zeros and ones for the result to be.
 _FROM: dict[object, tuple[int, ...]] = {
     _prims.convert_element_type.default: (0,),
     _prims.mul.default: (0, 1),
@@ -22,13 +22,13 @@ _FROM: dict[object, tuple[int, ...]] = {
 
 
 def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
-    """Finds a node behind a result that may be something else than 0 or 1; `None` if there is none.
+    """Finds a node behind a result that may be neither 0 nor 1; `None` if no node may.
 
     Derived from the operations: comparisons are 0 or 1, and so are products, selections, maxima and minima of such
-    values, and 1 minus one of them.
+    values, and 1 minus such a value.
 
     Args:
-        result: its place among the step's results.
+        result: index among the step's results.
     """
     seen: set[fx.Node] = set()
     waiting: list[object] = [step.entries[result]]
@@ -50,7 +50,7 @@ def _is_flag(node: fx.Node) -> bool:
 
 
 def _made_of(node: fx.Node) -> list[object] | None:
-    """The operands that have to be zeros and ones; `None`: the result may be anything."""
+    """The operands that must be zeros and ones for `node` to be; `None` if the result may be any value."""
     if node.target in FILL_OPS:
         place = FILL_OPS[node.target]
         return [0 if place is None else node.args[place]]

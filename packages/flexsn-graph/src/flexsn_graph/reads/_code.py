@@ -1,4 +1,4 @@
-"""Names in the byte code of a function besides its arguments."""
+"""Names in the byte code of a function, besides those of its arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Names:
 
     Attributes:
         variables: global variables and builtins.
-        attributes: everything that stands behind a dot.
-        imports: modules, as `(level, name)`: the level counts the leading dots.
+        attributes: all names after a dot.
+        imports: modules, as `(level, name)`; the level counts the leading dots.
     """
 
     variables: tuple[str, ...]
@@ -25,7 +25,7 @@ class Names:
 
 @lru_cache(4096)
 def names_of(code: CodeType) -> Names:
-    """Found once for each code object."""
+    """The names that a code object reads. The result is cached for each code object."""
     variables: dict[str, None] = {}
     attributes: set[str] = set()
     imports: list[tuple[int, str]] = []
@@ -43,6 +43,6 @@ def names_of(code: CodeType) -> Names:
 
 
 def nested(code: CodeType) -> list[CodeType]:
-    """The functions that are written in a function, and in these."""
+    """The code of all functions defined inside a function, at any depth."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return [*inner, *(deeper for one in inner for deeper in nested(one))]

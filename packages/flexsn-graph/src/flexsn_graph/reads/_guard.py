@@ -1,4 +1,4 @@
-"""Compares at once what a core read with what is there now."""
+"""One fast comparison of all values that a core read with the present values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function: some 20 ns a place.
+    """A check of all places by identity, as one generated Python function that takes some 20 ns per place.
 
     Args:
-        values: what was read, by place.
+        values: by place, the value that was read.
 
     Attributes:
-        watches: whether there is anything to check.
-        holds: the check. It also fails where an equal object has taken the place of what was read: `changed` decides.
+        watches: True if any place is checked.
+        holds: the check. It also fails if an equal object has replaced one that was read; `changed` then decides.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:
         self._values = dict(values)
         self._names: dict[int, str] = {}
-        # Variables of the check as closure variables: the fastest to read, and neurons that are alike share the code.
+        # Closure variables are the fastest variables to read, and checks of similar neurons share one code object.
         self._cells: dict[str, CellType] = {}
         self._tokens: dict[Place, str] = {}
         conditions = []
@@ -40,7 +40,7 @@ class Guard:
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the present value of each place whose value is not the one that was read."""
+        """Returns the present value of each place whose value differs from the one that was read."""
         found = {}
         for place, before in self._values.items():
             now = place.read()
@@ -53,7 +53,7 @@ class Guard:
         return found
 
     def expect(self, place: Place, value: Any) -> None:
-        """From now on, `value` is what is to be in a place."""
+        """Makes `value` the expected value of a place from now on."""
         self._values[place] = value
         cell = self._cells.get(self._tokens[place])
         if cell is not None:

@@ -1,4 +1,4 @@
-"""Parts of a library that are read once: its functions, and the objects that it keeps for itself."""
+"""Recognizes parts of a library that are read once: its functions, and the objects that it uses internally."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
         *("torch", "numpy", "triton"),
-        # What torch needs, and calls while it traces.
+        # Dependencies of torch, whose code runs during a trace.
         *("filelock", "fsspec", "functorch", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions"),
         *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
     }
 )
-# Classes of libraries whose objects hold what a user puts into them.
+# Modules of library classes whose objects hold a user's values.
 _HOLDERS = (
     *("collections", "argparse", "types", "dataclasses", "weakref", "_weakrefset", "configparser", "queue"),
     *("multiprocessing.sharedctypes", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime"),
@@ -25,12 +25,12 @@ def is_library(module: object) -> bool:
     """True if a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
     if not isinstance(module, str):
         return False
-    # What a named tuple is made by has a module of its own.
+    # The function that makes a named tuple has a module name of its own.
     return module.partition(".")[0] in _LIBRARIES or module.startswith("namedtuple_")
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """By where its code is: a wrapper that a library made of a user's function has that function's name."""
+    """True if a library contains the function's code. A library's wrapper of a user's function has the user's name."""
     return is_library(function.__globals__.get("__name__"))
 
 
@@ -40,7 +40,7 @@ def is_library_class(cls: type) -> bool:
 
 
 def keeps_to_itself(cls: type) -> bool:
-    """True if objects of this class are a library's business: a logger, a lock, a context manager."""
+    """True if a library uses objects of this class internally, such as loggers, locks and context managers."""
     module = cls.__module__
     if not is_library(module):
         return False

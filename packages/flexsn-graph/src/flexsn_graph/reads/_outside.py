@@ -1,7 +1,8 @@
-"""Dependences of library functions besides their arguments: a clock, a setting, a file, a random generator.
+"""Library functions that depend on more than their arguments: a clock, a setting, a file, a random generator.
 
-A call of one from a user's function is seen while the core is traced. It is followed where it can be called again at
-each call; a random generator is refused; the rest is read once, and named.
+Calls of such functions from user code are detected while the core is traced. If a function can be called again, its
+result is compared at each call. Random generators are refused. The results of all other functions are read once, and
+reported by name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Without arguments and without effects: what they return is compared at each call.
+# Functions without arguments and without effects. Their results are compared at each call.
 _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
     torch.get_float32_matmul_precision,
     torch.are_deterministic_algorithms_enabled,
@@ -29,11 +30,11 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
 )
 _BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
 _PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# Settings that a trace is made for, or that are compared whether the core reads them or not.
+# Settings that each trace belongs to, or that are compared even if the core does not read them.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})
-# Modules whose functions depend on their arguments alone, or do something that no result depends on, as a warning.
+# Modules whose functions depend on their arguments alone, or have effects that no result depends on, such as warnings.
 _NAMES_BY_ARGUMENTS = """
     _abc _bisect _collections _collections_abc _contextvars _functools _heapq _operator _pickle _py_abc _sre _struct
     _thread _weakref _weakrefset abc array ast bisect cmath codecs collections colorsys configparser contextlib
@@ -42,7 +43,7 @@ _NAMES_BY_ARGUMENTS = """
     traceback types typing typing_extensions unicodedata warnings weakref zlib
 """
 _BY_ARGUMENTS = frozenset(_NAMES_BY_ARGUMENTS.split())
-# Of the others, the functions that do not.
+# In all other modules: the functions that depend on more than their arguments.
 _OF_MODULES: dict[str, frozenset[str]] = {
     "builtins": frozenset({"id", "input"}),
     "datetime": frozenset({"now", "today", "utcnow"}),
@@ -62,7 +63,7 @@ _OF_MODULES: dict[str, frozenset[str]] = {
     ),
 }
 _OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
-# Functions of a value, or functions that return the same in each trace and in a loop.
+# Functions of a value, or functions that return the same value in each trace and in a loop.
 _OF_A_VALUE = frozenset(
     {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
 )
@@ -70,14 +71,14 @@ _NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.di
 
 
 def asked_again(function: Any) -> Callable[[], Any] | None:
-    """The function, found by itself or by its code, if its result can be compared at each call."""
+    """The function itself if its result can be compared at each call, found by itself or by its code."""
     if isinstance(function, CodeType):
         return _PYTHON_ASKED.get(function)
     return _BUILTIN_ASKED.get(id(function))
 
 
 def is_random(module: str | None, owner: object = None) -> bool:
-    """True if a function of this module, or of this object, is a random generator's."""
+    """True if a function of this module or object belongs to a random generator."""
     if module is not None and (module in _RANDOM or module.startswith("numpy.random")):
         return True
     return any(
@@ -87,7 +88,7 @@ def is_random(module: str | None, owner: object = None) -> bool:
 
 
 def depends_on_more(module: str | None, name: str) -> bool:
-    """True if a library's function may return something else for the same arguments."""
+    """True if a library's function may return different results for equal arguments."""
     if not module:
         return False
     top = module.partition(".")[0]
@@ -103,12 +104,15 @@ def depends_on_more(module: str | None, name: str) -> bool:
 
 
 def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:
-    """The module and the name of a builtin function; no module where a value's method depends on the value alone."""
+    """The module and the name of a builtin function.
+
+    The module is `None` for a method that depends on its value alone.
+    """
     owner, name = function.__self__, function.__name__
     if isinstance(owner, ModuleType):
         return function.__module__ or owner.__name__, name
     if isinstance(owner, type):
         definer = next((cls for cls in owner.__mro__ if name in cls.__dict__), owner)
         return definer.__module__, name
-    # A file's content is no part of the file.
+    # The content of a file is no part of the file object.
     return ("_io", f"{type(owner).__name__}.{name}") if type(owner).__module__ == "_io" else (None, name)

@@ -1,4 +1,4 @@
-"""Where a core reads something: a place can be read again, and compared with what was there."""
+"""Places that a core reads. A place can be read again, and compared with the value that was read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from flexsn_graph._torch_private_modules import without_fx_wrapper
 from flexsn_graph.reads._values import MISSING, same
 
-# Gives the name that an object has in the generated check.
+# Returns the name of an object in the generated check.
 Bind = Callable[[Any], str]
 
 ANY_NAME = "*"
@@ -23,29 +23,29 @@ _GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeE
 
 
 class NotTwinsError(Exception):
-    """Another core reads something else, or the counterpart of an object cannot be found."""
+    """The other core reads different values, or an object has no counterpart."""
 
 
 class Counterparts(Protocol):
-    """Maps objects of one core to those of another core: see `_twins.py`."""
+    """Maps objects of one core to those of another core. See `_twins.py`."""
 
     def counterpart(self, value: Any) -> Any:
-        """The object of the other core; raises `NotTwinsError`."""
+        """Returns the object of the other core, or raises `NotTwinsError`."""
 
     def function(self, function: Any) -> Any:
-        """Counterpart of a function that a place calls."""
+        """Returns the counterpart of a function that a place calls."""
 
     def pair(self, value: Any, other: Any) -> None:
-        """Takes two values for counterparts; raises `NotTwinsError`."""
+        """Takes two values as counterparts, or raises `NotTwinsError`."""
 
 
 class Place:
-    """Something that was read.
+    """A place that a core read.
 
     Attributes:
-        name: for people: ``self.tau``.
-        in_backward: whether (also) a backward formula reads it.
-        in_forward: whether (also) the step itself reads it.
+        name: the name for messages, such as ``self.tau``.
+        in_backward: True if a backward formula reads it. Both flags may be True.
+        in_forward: True if the step itself reads it.
     """
 
     __slots__ = ("in_backward", "in_forward", "name")
@@ -56,16 +56,16 @@ class Place:
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same place."""
+        """A value that is equal for equal places."""
         raise NotImplementedError
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        """The object that holds the place, and the name or key in it; `None`: anything in it."""
+        """The object that holds the place, and the name or key within it; the key is `None` for the whole object."""
         raise NotImplementedError
 
     def get(self) -> Any:
-        """Returns the value in the place; raises if there is none."""
+        """Returns the value in the place, or raises if the place has none."""
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
@@ -77,7 +77,7 @@ class Place:
         raise NotImplementedError
 
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
-        """Compares what was read with what is in the counterpart."""
+        """Compares the value that was read with the value in the counterpart."""
         twins.pair(before, other)
 
     def _compare(self, before: Any, other: Any) -> None:
@@ -95,7 +95,7 @@ class Place:
         """Python source that is true if the place still has `before`; `None` if other places decide.
 
         Args:
-            token: the name of `token(before)`.
+            token: the variable in this source that holds `token(before)`.
         """
         if before is MISSING:
             return f"{bind(self.read)}() is {token}"
@@ -106,12 +106,12 @@ class Place:
         return before
 
     def same(self, now: Any, before: Any) -> bool:
-        """True if a core that reads `now` does what it did when it read `before`."""
+        """True if a core behaves equally whether it reads `now` or `before`."""
         return same(now, before)
 
 
 class DictEntry(Place):
-    """`mapping[key]` of a dictionary: an attribute, a global variable, an item."""
+    """`mapping[key]` of a dictionary, such as an attribute, a global variable or an item."""
 
     __slots__ = ("_key", "_mapping")
 
@@ -144,7 +144,7 @@ class DictEntry(Place):
 
 
 class ClassEntry(DictEntry):
-    """An entry of a class, whose dictionary is another object each time it is read."""
+    """An entry of a class. The class returns a new dictionary object at each access."""
 
     __slots__ = ("_cls",)
 
@@ -168,10 +168,11 @@ class ClassEntry(DictEntry):
 
 
 class ClassKeys(Place):
-    """The names that a class defines: one more may come before what was read.
+    """The names that a class defines. A new name may take precedence over one that was read.
 
     Args:
-        relevant: the names that were read of its objects; `ANY_NAME` among them: of the class itself, whichever.
+        relevant: the names that were read from objects of the class. If it contains `ANY_NAME`, all names of the class
+            were read.
     """
 
     __slots__ = ("_cls", "_entries", "_relevant")
@@ -239,7 +240,7 @@ class Cell(Place):
 
 
 class Attribute(Place):
-    """`owner.attribute`, where that runs no code of the user's."""
+    """`owner.attribute`, if reading it runs no user code."""
 
     __slots__ = ("_attribute", "_owner")
 
@@ -297,7 +298,7 @@ class Result(Place):
 
 
 class Equal(Result):
-    """A result of a call that makes another object each time; compared by equality."""
+    """The result of a call that makes a new object each time. Compared by equality."""
 
     __slots__ = ()
 
@@ -312,7 +313,7 @@ class Equal(Result):
 
 
 class Content(Place):
-    """All elements of a container, in their order: of a dictionary, keys and values."""
+    """All elements of a container in order. For a dictionary, its keys, then its values."""
 
     __slots__ = ("_container", "_length", "_read")
 
@@ -353,14 +354,14 @@ class Content(Place):
         return f"{length}({container}) == {elements} and all(map({bind(is_)}, {read}({container}), {token}))"
 
     def same(self, now: Any, before: Any) -> bool:
-        # Tensors among them have places of their own.
+        # Tensors in the container have places of their own.
         return len(now) == len(before) and all(
             (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b) for a, b in zip(now, before, strict=True)
         )
 
 
 class TensorAttributes(Content):
-    """Attributes that have been set on a tensor, without those of torch's compiler."""
+    """Attributes that were set on a tensor, without those of torch's compiler."""
 
     __slots__ = ()
 
@@ -384,7 +385,7 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 
 class Cached(Place):
-    """Entries of a function under `functools.lru_cache` that it had when the trace was made."""
+    """Entries that a function under `functools.lru_cache` had when the trace was made."""
 
     __slots__ = ("_cache",)
 
@@ -431,7 +432,7 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# By type: the elements, and their number, whatever a subclass makes of `__iter__` and `__len__`.
+# By type: readers of the elements and of their number that ignore `__iter__` and `__len__` of subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
     OrderedDict: (_ordered, dict.__len__),
@@ -443,5 +444,5 @@ _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]
 
 
 def base_of(container: Any) -> type | None:
-    """The type of container that `container` is, if its content can be changed."""
+    """The mutable container type that `container` is an instance of, or `None`."""
     return next((kind for kind in type(container).__mro__ if kind in _READERS), None)

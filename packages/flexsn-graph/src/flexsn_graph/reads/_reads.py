@@ -1,4 +1,4 @@
-"""Values that a core reads besides its arguments, and checks that they are the same."""
+"""Values that a core reads besides its arguments, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
 
 
 class Reads:
-    """The tensors, and everything else, that a core reads besides its arguments.
+    """All tensors and other values that a core reads besides its arguments.
 
-    Parameters keep their identity when they are updated or moved; buffers do not (`module.to()` puts new tensors in
-    their place), nor do closure variables that are assigned again. So each tensor is remembered by its place. Numbers,
-    functions and objects become part of a trace; they are remembered by their places, too, to be compared.
+    Parameters keep their identity when they are updated or moved. Buffers do not (`module.to()` replaces them), nor do
+    closure variables that are assigned again. So each tensor is identified by its place. Numbers, functions and objects
+    become part of a trace. They are stored by place, too, and compared.
 
     Args:
         core: the step function.
-        follow: whether anything can change; otherwise nothing is recorded, and the tensors are held.
+        follow: True if values can change. Otherwise nothing is recorded, and the tensors are held.
 
     Attributes:
-        holds: a check at once of all places; it may say no where nothing counts, and then `fetch` decides.
-        changed_by_core: names of what the core itself changes each time it runs, as a counter, which is not compared.
+        holds: a fast check of all places. It may fail for irrelevant reasons; then `fetch` decides.
+        changed_by_core: names of values that the core itself changes each time it runs, such as a counter. They are not
+            compared.
     """
 
     def __init__(self, core: Callable[..., Any], *, follow: bool = True) -> None:
@@ -47,14 +48,14 @@ class Reads:
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
         self._is_kept = False
-        self._kinds: list[tuple[Any, ...]] = []  # of the tensors, when the trace was made
+        self._kinds: list[tuple[Any, ...]] = []  # kinds of the tensors when the trace was made
         self._guard = Guard({})
         self.holds = self._guard.holds
         self._backward_guard = self._guard
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """While the core runs: what it reads is taken for what the trace was made with."""
+        """Records the values that the core reads while it runs: the values that the trace is made with."""
         if self._recorder is None:
             yield
             return
@@ -69,11 +70,11 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Around a whole trace: at its end, every object that the core reaches is as it was."""
+        """Context of a whole trace. At its end, every object that the core reaches is as it was before."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
-        """Around one run of the core, or of its backward formulas, within `restored`.
+        """Context of one run of the core or of its backward formulas, within `restored`.
 
         Raises:
             StatefulCoreError: the core keeps a tensor.
@@ -82,17 +83,20 @@ class Reads:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Around a run of a core that `run` has checked: every object that the core reaches is as it was."""
+        """Context of a run of a core that `run` has checked.
+
+        At its end, every object that the core reaches is as before.
+        """
         with self.restored(), self.run(_CHECKED):
             yield
 
     @property
     def derived(self) -> list[str]:
-        """Names of attributes that the core sets to tensors which it computes from captured tensors alone."""
+        """Names of attributes to which the core assigns tensors that it computes from captured tensors alone."""
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Values that the core sets before it reads them are not compared."""
+        """Removes values that the core sets before it reads them; they are not compared."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -100,13 +104,13 @@ class Reads:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that are compared, as they were last."""
+        """The compared tensors, as of the last comparison."""
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """Reads of another core, which is not run; `None` if it reads anything else.
+        """The reads of another core, which is not run; `None` if its reads would differ.
 
-        A core that reads more than places, as a clock or an identity, has no twin.
+        A core whose reads are not all places, such as one that reads a clock or an identity, has no twin.
         """
         if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
@@ -117,7 +121,7 @@ class Reads:
             twins = Twins(self._core, core)
             values = twins.values(read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
-            # Tensors of the first core may have changed since the trace: it was made for those that were recorded.
+            # Tensors of the first core may have changed since the trace, which was made for the recorded ones.
             for place, before in self._values.items():
                 if _is_note(place) and place.counterpart(twins).read()[1:] != before[1:]:
                     return None
@@ -134,7 +138,7 @@ class Reads:
 
     @contextmanager
     def of_backward(self) -> Iterator[None]:
-        """While its backward formulas run."""
+        """Context in which the backward formulas run."""
         if self._recorder is None:
             yield
             return
@@ -145,7 +149,10 @@ class Reads:
             self._recorder.in_backward = False
 
     def settle(self) -> None:
-        """To be called when the core has run once more: what has changed since, it changes itself."""
+        """Call this after the core has run again.
+
+        Values that have changed since then are changed by the core itself.
+        """
         for place, before in list(self._values.items()):
             if not place.same(place.read(), before):
                 self.changed_by_core.append(place.name)
@@ -155,7 +162,7 @@ class Reads:
         """Compares from now on.
 
         Args:
-            tensors: those that the core's operations met.
+            tensors: the tensors that the core's operations used.
         """
         if not self._is_kept:
             self._kinds = [_kind(tensor) for tensor in tensors]
@@ -171,7 +178,7 @@ class Reads:
             if id(value) in number:
                 self._places[number[id(value)]].append(place)
                 continue
-            # Of one that no operation met, or under another name, the core may have read what it is.
+            # The core may have read the properties of a tensor that no operation used, or used under another name.
             description = Equal(place.name, _NOTE, _described, value)
             if description.key not in known:
                 known.add(description.key)
@@ -182,7 +189,10 @@ class Reads:
         self._arm()
 
     def keep_more(self) -> None:
-        """Compares also what another trace has read, but for what the core changes itself. Call it after the trace."""
+        """Compares the reads of another trace, too, except for values that the core changes.
+
+        Call this after that trace.
+        """
         self.settle()
         self.keep(self._tensors)
 
@@ -193,10 +203,10 @@ class Reads:
         self._backward_guard = Guard({p: v for p, v in read_backward.items() if not isinstance(v, Tensor)})
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The tensors that are in their places now; `None` when the core is to be traced again.
+        """The tensors that are in their places now; `None` if the core has to be traced again.
 
-        That is when something else than a tensor is another one, or a tensor is gone, or was replaced in one of several
-        places.
+        A new trace is necessary if a value that is no tensor has changed, if a tensor is absent, or if it was replaced
+        in one of several places only.
         """
         if self._guard.holds():
             return self._tensors
@@ -209,7 +219,7 @@ class Reads:
                 continue
             found = [place.read() for place in places]
             if any(self._values[place] is not self._tensors[i] for place in places):
-                return None  # one under two names, as `w` and `w.data`
+                return None  # one tensor under two names, such as `w` and `w.data`
             if not isinstance(found[0], Tensor) or any(other is not found[0] for other in found[1:]):
                 return None
             tensors[i] = found[0]
@@ -223,19 +233,19 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the present value of each place whose value is not the one that was read."""
+        """Returns the present value of each place whose value differs from the one that was read."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:
-        """Places that are compared."""
+        """All places that are compared."""
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if anything has changed that numbers may come from: anything but flags, texts and tensors."""
+        """True if a value has changed that numbers may come from. Flags, texts and tensors do not count."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if what backward formulas read is there still; if not, `changed_for_backward` says what is not."""
+        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists the others."""
         return self._backward_guard.holds()
 
     @property
@@ -244,7 +254,7 @@ class Reads:
         return self._backward_guard.watches
 
     def changed_for_backward(self) -> list[str]:
-        """Names of what backward formulas read and what is not there any more."""
+        """Names of values that backward formulas read and that have changed."""
         return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]
 
     def constants(self) -> dict[str, Any]:
@@ -256,7 +266,7 @@ class Reads:
         return found
 
     def once(self) -> dict[str, SourceLocation | None]:
-        """Names of what was read and is not compared (a clock, say), with their locations."""
+        """Names of values that were read and are not compared (such as a clock), with their locations."""
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:

@@ -1,7 +1,7 @@
-"""Follows what a core reads while it runs: each value that Python hands to it has a place, and so do the value's parts.
+"""Records the values that a core reads while it runs. Each value that Python passes to it, and each part, has a place.
 
-Attributes are seen as they are read. What Python reads without a hook (global variables, closures, elements of
-containers, special methods) is taken from the function that runs, or from the value that was handed out.
+Attributes are recorded as they are read. Python reads global variables, closures, elements of containers and special
+methods without a hook. These are taken from the function that runs, or from the value that was handed out.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# More could not be compared at every call.
+# Limits, since all of it is compared at every call.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
-# Of a class: what Python puts there, and what nothing reads while a function runs.
+# Entries of a class that Python adds, and entries that no running function reads.
 _NOT_DATA = """
     __module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __firstlineno__ __static_attributes__
     __dataclass_fields__ __dataclass_params__ __match_args__ __slots__ __parameters__ __orig_bases__ _abc_impl
     __abstractmethods__ __annotations_cache__ __annotate_func__ __getattribute__ __hash__
 """
 _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
-# By these, a function reads what another one has.
+# Names by which a function reads the properties of another one.
 _OF_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
-# By these, a function may distinguish one object from another one like it.
+# Names by which a function may distinguish one object from an equal one.
 _OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
 _STARTED = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
@@ -96,11 +96,11 @@ class Recorder:
     """Records the places that a core reads.
 
     Attributes:
-        places: what was read, by key, in order.
-        once: names of what the core read from a library and cannot be compared, and where.
+        places: by key, the places that were read, in order.
+        once: by name of a library value that was read and cannot be compared, where it was read.
         surroundings: objects that the core can write to.
-        overwritten: names of places that the core sets to tensors itself.
-        in_backward: whether what is read now is read by a backward formula.
+        overwritten: names of places that the core itself sets to tensors.
+        in_backward: True while a backward formula reads.
         reads_identities: True if the core names a function that may distinguish one object from an equal one.
     """
 
@@ -111,34 +111,36 @@ class Recorder:
         self.overwritten: dict[str, None] = {}
         self.in_backward = False
         self.reads_identities = False
-        self._classes: dict[type, set[str]] = {}  # of objects that were met, with the names that were read of them
+        self._classes: dict[type, set[str]] = {}  # by class of an object that was met: the names that were read of it
         self._everything = False
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Forgets what is of use in one recording alone."""
+        """Resets everything that belongs to a single recording."""
         self._watch = AttributeWatch(self._read)
-        self._paths: dict[int, str] = {}  # of objects whose attributes are watched
-        # By whether a backward formula met it, and id; kept, so that an id is not given to another one meanwhile.
+        self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
+        # By (met in a backward formula, id). Keeps the object alive, so that its id is not given to another one
+        # meanwhile.
         self._met: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
         self._entered: set[type] = set()
         self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
-        self._methods: dict[int, list[tuple[type, str]]] = {}  # where classes have a function, by its id
+        self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: (class, name)s
         self._written_inside: set[CodeType] = set()
-        self._ran: dict[CodeType, bool] = {}  # whether a backward formula did
+        self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
         self._of_user: set[CodeType] = set()
-        # By whether a backward formula does it: a library's functions that are called from there, names behind a dot.
+        # Pairs are indexed by `in_backward`: the library functions that user code called, and later the names after a
+        # dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
-        self._seeded: dict[int, random.Random] = {}  # generators that the core made of a seed, by id; kept, too
+        self._seeded: dict[int, random.Random] = {}  # by id: generators that the core made from a seed, kept alive
         self._attributes: tuple[set[str], set[str]] = (set(), set())
-        self._modules: dict[str, ModuleType] = {}  # of libraries, by path
+        self._modules: dict[str, ModuleType] = {}  # library modules, by path
         self._met_libraries: dict[tuple[bool, int], Any] = {}
 
     @contextmanager
     def run(self, origin: Origin) -> Iterator[None]:
-        """Around one run of the core, or of its backward formulas: traced tensors are removed from the user's objects.
+        """Context of one run of the core, or of its backward formulas. Removes traced tensors from the user's objects.
 
         Raises:
             StatefulCoreError: the core keeps a tensor.
@@ -168,14 +170,14 @@ class Recorder:
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
-        """Records what runs in this context in this thread."""
+        """Records everything that runs in this context and this thread."""
         self._begin_anew()
         try:
             with self._watch.paused():
                 for name, default in DEFAULTS.items():
                     self._place(Result(name, name, default))
                 self._meet_core(core)
-            # What a collection of garbage calls in the middle of a core, as finalizers, is no part of the core.
+            # Garbage collection in the middle of a core calls finalizers, which are no part of the core.
             with _no_collection(), calls_watched(self._begin_unseen, self._call_builtin, self._of_user):
                 yield
             with self._watch.paused():
@@ -187,7 +189,7 @@ class Recorder:
     # -- values ------------------------------------------------------------------------------------------
 
     def _meet_core(self, core: Any) -> None:
-        """The root, which people know as `self`, whatever this project has wrapped around it."""
+        """Meets the root, which messages call `self`, within the wrappers of this project."""
         if isinstance(core, partial) and isinstance(core.func, FunctionType) and is_library_function(core.func):
             for argument in core.args:
                 self._meet_core(argument)
@@ -198,7 +200,7 @@ class Recorder:
             self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
     def _meet(self, value: Any, path: str) -> None:
-        """Follows a value that was handed out: its parts, and, as they are read, its attributes."""
+        """Follows a value that was handed out: its parts now, and its attributes when they are read."""
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
@@ -215,7 +217,7 @@ class Recorder:
             self._meet_object(value, path)
 
     def _meet_function(self, function: FunctionType, path: str) -> None:
-        """Registers a function, whose reads are found once it runs."""
+        """Registers a function. Its reads are recorded once it runs."""
         self._register(function, path)
         if function.__dict__ and not is_library_function(function):
             self._meet_content(function.__dict__, path, ".")
@@ -236,7 +238,7 @@ class Recorder:
                 if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
                     continue
                 if isinstance(entry, FunctionType | staticmethod | classmethod | property):
-                    continue  # met by `_enter_class`; it has a place once it runs
+                    continue  # `_enter_class` registers it, and it has a place once it runs
                 self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
 
     def _meet_module(self, module: ModuleType, path: str) -> None:
@@ -246,7 +248,7 @@ class Recorder:
             self._observe(module, path)
 
     def _meet_wrapper(self, value: Any, path: str) -> bool:
-        """Meets the value that a wrapper leads to; returns True if `value` is a wrapper."""
+        """Meets the value within a wrapper. Returns True if `value` is a wrapper."""
         if isinstance(value, MethodType):
             self._meet(value.__func__, path)
             self._meet(value.__self__, path.rpartition(".")[0] or path)
@@ -320,7 +322,10 @@ class Recorder:
                 self._enter_class(kind)
 
     def _enter_class(self, cls: type) -> None:
-        """Meets its functions, which may run without an attribute that is read, as `__call__` does."""
+        """Registers the functions of a class.
+
+        They may run without a recorded read of an attribute, as `__call__` does.
+        """
         names = self._classes.setdefault(cls, set())
         if not is_library_class(cls):
             self._place(ClassKeys(cls, names))
@@ -336,7 +341,7 @@ class Recorder:
             self._meet_class(type(cls), type(cls).__qualname__)
 
     def _meet_content(self, container: Any, path: str, before: str = "[", place: Content | None = None) -> None:
-        """Follows all elements of a container that can be changed."""
+        """Follows all elements of a mutable container."""
         place = place or Content(f"what is in {path}", container)
         if place.key in self.places:
             self._mark(self.places[place.key])
@@ -366,7 +371,7 @@ class Recorder:
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _refused(
                 f"{path} has {count} bytes, and the core reads more than the {MAX_BYTES} that could be compared at "
-                "every call. Make it a tensor, outside of the core, or read what is needed of it there."
+                "every call. Make it a tensor, outside of the core, or read only the necessary part of it there."
             )
         self._place(place)
 
@@ -375,11 +380,12 @@ class Recorder:
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _refused(
                 f"{path} has {count} elements, and the core reads more than the {MAX_ELEMENTS} that could be "
-                "compared at every call. Make it a tensor, outside of the core, or read what is needed of it there."
+                "compared at every call. Make it a tensor, outside of the core, or read only the necessary part of it "
+                "there."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
-        """Raises for what changes without a trace."""
+        """Refuses objects whose content can change undetected."""
         cls = type(value)
         bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
         what = None
@@ -397,9 +403,9 @@ class Recorder:
             what = "an object of a C extension"
         if what is not None:
             raise _refused(
-                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): what it gives can change from "
-                "call to call in a way that cannot be seen. Read it outside of the core, and give the core a number "
-                "or a tensor."
+                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
+                "call to call, and no check can see it. Read it outside of the core, and pass a number or a tensor to "
+                "the core."
             )
 
     # -- places ------------------------------------------------------------------------------------------
@@ -416,7 +422,7 @@ class Recorder:
             place.in_forward = True
 
     def _meet_place(self, place: Place) -> None:
-        """Records a place, and follows what is there."""
+        """Records a place, and follows its value."""
         place = self._place(place)
         value = place.read()
         if value is not MISSING:
@@ -425,7 +431,7 @@ class Recorder:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _read(self, owner: Any, name: str) -> None:
-        """An attribute of an object that is watched is about to be read."""
+        """Records the read of an attribute of a watched object. Called before the read."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
             self._read_of_module(owner, name, path)
@@ -441,7 +447,7 @@ class Recorder:
             self._place(Result(f"the attributes of {path}", "dict", object.__getattribute__, owner, "__dict__"))
         if name == "__dict__" or not usual or self._everything:
             self._read_all(owner, own, path)
-        if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # it is copied
+        if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # the object is copied
             self._read_all(owner, own, path)
         for kind in cls.__mro__:
             if kind in self._classes:
@@ -449,7 +455,7 @@ class Recorder:
         found, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
-            self._place(ClassEntry(full, kind, name))  # in the classes before, that it is not there
+            self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, where it is absent
             if kind is definer:
                 break
         if found is not MISSING and _is_data_descriptor(found):
@@ -470,7 +476,7 @@ class Recorder:
             self._read_of_registry(own, name, path)
 
     def _read_of_registry(self, own: dict[str, Any], name: str, path: str) -> None:
-        """A parameter, a buffer or a child of a module, where `nn.Module.__getattr__` looks for it."""
+        """Records a parameter, a buffer or a child of a module, which `nn.Module.__getattr__` finds in a registry."""
         for registry in REGISTRIES:
             entries = own.get(registry)
             if entries is None:
@@ -520,7 +526,7 @@ class Recorder:
                 raise _refused(_HOOKS, self._user_of(frame))
 
     def _call_builtin(self, frame: FrameType, function: Any) -> None:
-        """A function of the user's calls one that is not written in Python."""
+        """Records the call of a builtin function by a user's function."""
         if not isinstance(function, BuiltinFunctionType):
             return
         module, name = origin(function)
@@ -533,7 +539,10 @@ class Recorder:
                 self._ask(function, module, name, frame)
 
     def _of_a_seed(self, frame: FrameType) -> bool:
-        """True if a function is one of a generator that the core makes of a seed, which draws alike at each call."""
+        """True if a function belongs to a generator that the core made from a seed.
+
+        It draws equal numbers at each call.
+        """
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):
             return False
@@ -542,7 +551,7 @@ class Recorder:
         return id(generator) in self._seeded
 
     def _ask(self, function: Any, module: str, name: str, caller: FrameType) -> None:
-        """A library's function is called, by its code or itself."""
+        """Records the call of a library's function, which is passed as its code or itself."""
         again = asked_again(function)
         if again is not None:
             self._place(Equal(f"{module}.{name}()", name, again))
@@ -550,7 +559,7 @@ class Recorder:
             self._meet(os.environ, "os.environ")
         elif is_random(module):
             raise _refused(
-                f"the core calls {module}.{name}(), of a random generator: what it gives changes from call to call. "
+                f"the core calls {module}.{name}(), of a random generator, whose numbers change from call to call. "
                 "Draw the numbers outside of the core, and pass them as an input.",
                 caller,
             )
@@ -558,7 +567,10 @@ class Recorder:
             self.once.setdefault(f"{module}.{name}()", SourceLocation.of(caller))
 
     def _user_of(self, frame: FrameType) -> FrameType | None:
-        """The user's frame that a library's leads back to, if it is not one of torch's that does so."""
+        """The user's frame that called a library's function, directly or indirectly.
+
+        `None` if torch or Triton called it.
+        """
         caller = frame.f_back
         while caller is not None and caller.f_code not in self._of_user:
             if caller.f_globals.get("__name__", "").partition(".")[0] in ("torch", "triton"):
@@ -570,13 +582,13 @@ class Recorder:
         caller = self._user_of(frame)
         if caller is not None:
             raise _refused(
-                "the core has another thread or process do something: what that reads cannot be seen. Do it in the "
+                "the core runs something in another thread or process, whose reads cannot be recorded. Do it in the "
                 "core itself, or outside of it.",
                 caller,
             )
 
     def _begin(self, frame: FrameType) -> None:
-        """A function begins to run."""
+        """Records that a function begins to run."""
         code = frame.f_code
         self._ran[code] = self.in_backward
         module = frame.f_globals.get("__name__")
@@ -585,7 +597,7 @@ class Recorder:
         library = is_library(module)
         known = self._functions.get(code)
         if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
-            # Reached on a way that was not recorded: from an object of a library, say.
+            # Reached on a path that was not recorded, such as through an object of a library.
             for function in gc.get_referrers(code):
                 if isinstance(function, FunctionType) and function.__code__ is code:
                     self._meet(function, function.__qualname__)
@@ -604,7 +616,7 @@ class Recorder:
             self._place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
         if not is_library_function(function):
             self._place(Attribute(f"the code of {path}", function, "__code__"))
-            # Without defaults, the arguments have been given.
+            # Without defaults, all arguments were passed.
             for part in ("__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
                     self._place(Attribute(f"the defaults of {path}", function, part))
@@ -657,7 +669,7 @@ class Recorder:
                 self._read_of_library(module, path)
 
     def _read_of_library(self, module: ModuleType, path: str) -> None:
-        """Reads a library's module under the names that follow a dot: settings, without its functions."""
+        """Reads settings of a library's module: values without functions, under names that follow a dot in the core."""
         if (self.in_backward, id(module)) in self._met_libraries:
             return
         self._met_libraries[self.in_backward, id(module)] = module
@@ -675,7 +687,7 @@ class Recorder:
             self._read_settings(module, path)
 
     def _read_settings(self, owner: Any, path: str) -> None:
-        """Attributes of torch's that are kept in C++."""
+        """Reads attributes of torch that are stored in C++."""
         for name in sorted(self._attributes[self.in_backward]):
             if name[:1] != "_" and name not in getattr(owner, "__dict__", ()):
                 place = Equal(f"{path}.{name}", name, getattr, owner, name)
@@ -701,7 +713,7 @@ class Recorder:
                 self._meet_place(DictEntry(full, sys.modules, full))
 
     def _enter_module_hooks(self) -> None:
-        """Hooks of all modules, which `nn.Module.__call__` looks for."""
+        """Records the hooks of all modules, which `nn.Module.__call__` reads."""
         for name, hooks in hooks_of_all_modules().items():
             self._meet_content(hooks, name)
 
@@ -729,7 +741,7 @@ def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """True if a function without a module is what torch.fx has written to call the one that it traces."""
+    """True for a function without a module that torch.fx has generated to call the one that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 
@@ -760,7 +772,7 @@ def _is_data_descriptor(value: Any) -> bool:
 
 
 def _functions_of(entry: Any) -> list[FunctionType]:
-    """The functions behind an entry of a class."""
+    """The functions within an entry of a class."""
     if isinstance(entry, staticmethod | classmethod):
         return _functions_of(entry.__func__)
     if isinstance(entry, property):

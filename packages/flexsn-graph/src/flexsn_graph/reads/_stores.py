@@ -1,4 +1,4 @@
-"""Places that a core can write to, each with a snapshot of its values."""
+"""Places that a core can write to. Each can take a snapshot of its values and restore it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph.reads._library import is_library_class
 from flexsn_graph.reads._places import base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
 
-# Attributes that Python or the recorder itself sets on a class.
+# Attributes that Python or the recorder sets on a class.
 _NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
 _MOST_PARTS = 10_000
 
@@ -24,12 +24,13 @@ Values = dict[Any, Any]
 
 
 class Store:
-    """Something with values under keys, which a core can replace.
+    """Values under keys, which a core can replace.
 
     Attributes:
-        name: of the object, for messages: ``self.history``.
-        watched: reads of single values are seen, which distinguishes a write before any read from a memory.
-        lasting: values that hold no tensors of a trace outlast it.
+        name: name of the object for messages, such as ``self.history``.
+        watched: True if reads of single values are recorded. They show whether the core writes a value before it reads
+            it.
+        lasting: True if values without tensors of a trace outlast the trace.
     """
 
     watched = False
@@ -39,18 +40,18 @@ class Store:
         self.name = name
 
     def take(self) -> Values:
-        """The values as they are now, by key."""
+        """The present values, by key."""
         raise NotImplementedError
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets one value; `MISSING` removes it."""
+        """Sets a value, or removes it if it is `MISSING`."""
         raise NotImplementedError
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        """Puts the values of `before` back where they differ.
+        """Restores the values of `before` where they differ.
 
         Args:
-            chosen: takes a key and its present value, and returns True if that is to be put back.
+            chosen: takes a key and its present value, and returns True if the value is to be restored.
         """
         now = self.take()
         for key in now.keys() | before.keys():
@@ -59,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that the core keeps by `value`, which it has put under `key`."""
+        """A tensor that the core keeps in `value`, which it has written under `key`; `None` if it keeps none."""
         return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -168,7 +169,7 @@ class Defaults(Store):
 
 
 class Container(Store):
-    """Elements of a list, a dictionary, a set or a deque; they are put back as a whole, in their order."""
+    """Elements of a list, a dictionary, a set or a deque. They are restored together, in their order."""
 
     def __init__(self, name: str, container: Any) -> None:
         super().__init__(name)
@@ -181,7 +182,7 @@ class Container(Store):
         return dict(enumerate(self._base.__iter__(self._container)))
 
     def put(self, key: Any, value: Any) -> None:
-        raise NotImplementedError  # `restore` puts all of them back
+        raise NotImplementedError  # `restore` writes all elements together
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
         now = self.take()
@@ -209,7 +210,7 @@ class Container(Store):
 
 
 class BufferStore(Store):
-    """Contents of numpy's arrays, `bytearray` and `array.array`."""
+    """Contents of numpy arrays, `bytearray` and `array.array`."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)
@@ -233,7 +234,10 @@ class BufferStore(Store):
 
 
 class Cache(Store):
-    """Results that `functools.lru_cache` keeps. Those of tensors are removed; ones that it has dropped stay away."""
+    """Results that `functools.lru_cache` keeps.
+
+    Results of tensors are removed. Results that it has dropped stay removed.
+    """
 
     lasting = True
 
@@ -249,14 +253,14 @@ class Cache(Store):
             self._cache.pop(key, None)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        return holds_any((key, value), lambda tensor: True)  # the result of a tensor is out of sight in C
+        return holds_any((key, value), lambda tensor: True)  # any tensor: the result may hold it within an object in C
 
     def name_of(self, key: Any) -> str:
         return self.name
 
 
 class Context(Store):
-    """Value of a `ContextVar`. One that had none keeps the new one: Python cannot take it back."""
+    """Value of a `ContextVar`. A variable that was unset becomes `None`: Python cannot unset it."""
 
     def __init__(self, name: str, variable: ContextVar[Any]) -> None:
         super().__init__(name)
@@ -274,7 +278,7 @@ class Context(Store):
 
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
-    """The places of an object that can be written to, each with a key that is equal for the same place."""
+    """The stores of an object, each with a key that is equal for equal places."""
     found: list[tuple[Hashable, Store]] = []
     kind = type(value)
     own = _dict_of(value)

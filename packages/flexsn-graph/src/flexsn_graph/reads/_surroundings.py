@@ -1,4 +1,4 @@
-"""Objects that a core can write to: they are put back as they were, and tensors kept in them are refused."""
+"""Objects that a core can write to. They are restored, and tensors that the core keeps in them are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_graph.reads._code import names_of
 from flexsn_graph.reads._stores import Attributes, Store, Values, stores_of
 from flexsn_graph.reads._values import MISSING
 
-# By these names, a core can write to attributes that its code does not name.
+# Names by which a core can write to attributes that its code does not name.
 _BY_OTHER_NAMES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars", "globals", "exec"})
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR")
 _LAST_NAME = re.compile(r"[^\W\d]\w*(?=[^\w]*$)")
@@ -31,10 +31,10 @@ class Origin:
     """Facts about tensors of one run of the core.
 
     Attributes:
-        is_traced: the tensor belongs to the trace; it has no data.
-        is_derived: a traced tensor was computed from captured tensors alone.
-        is_captured: an operation has read this tensor of the user's.
-        location: line that computed a traced tensor.
+        is_traced: True if the tensor belongs to the trace, and so has no data.
+        is_derived: True if a traced tensor was computed from captured tensors alone.
+        is_captured: True if an operation has read this tensor of the user.
+        location: the user's line that computed a traced tensor.
     """
 
     is_traced: Callable[[Tensor], bool]
@@ -46,11 +46,11 @@ class Origin:
 class Surroundings:
     """Objects that a core reaches, with snapshots of them.
 
-    An object is noted before the core gets hold of it. After each run of the core, traced tensors are removed from all
-    of them; after the whole trace, all of them are as they were before it.
+    An object is noted before the core can use it. After each run of the core, traced tensors are removed from all
+    objects. After the whole trace, all objects are as they were before it.
 
-    While other threads run, which may write to the same objects, only traced tensors are removed, and values under
-    names that the core's own code has.
+    While other threads run, which may write to these objects, only two kinds of values are restored: traced tensors,
+    and values under names in the core's own code.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
@@ -60,14 +60,14 @@ class Surroundings:
     def __init__(self) -> None:
         self.derived: dict[str, None] = {}
         self._stores: dict[Hashable, Store] = {}
-        self._kept: list[Any] = []  # objects, whose ids are parts of keys
+        self._kept: list[Any] = []  # objects kept alive, since keys contain their ids
         self._before_trace: dict[Hashable, Values] | None = None
         self._before_run: dict[Hashable, Values] | None = None
         self._read_first: set[tuple[Hashable, str]] = set()
         self._codes: dict[CodeType, None] = {}
 
     def meet(self, value: Any, name: str) -> None:
-        """Notes an object that the core is about to get hold of."""
+        """Notes an object that the core is about to use."""
         if not isinstance(value, FakeTensor):
             for key, store in stores_of(value, name):
                 self._add(key, store, value)
@@ -78,16 +78,19 @@ class Surroundings:
             self.meet(container, name)
 
     def meet_code(self, code: CodeType, variables: dict[str, Any]) -> None:
-        """Notes a function of the user's that is about to run, and its global variables."""
+        """Notes a user's function that is about to run, and its global variables."""
         self._codes[code] = None
         self._add(("attributes", id(variables)), Attributes("", variables), variables)
 
     def add(self, key: Hashable, store: Store, owner: Any) -> None:
-        """Notes one more place, of an object that is kept alive."""
+        """Notes a store, and keeps the object that it belongs to alive."""
         self._add(key, store, owner)
 
     def note_read(self, key: Hashable, name: str) -> None:
-        """An attribute is about to be read; it counts if the core has not set it in this run."""
+        """Notes an attribute that is about to be read.
+
+        The read counts if the core has not set the attribute in this run.
+        """
         before = (self._before_run or {}).get(key)
         if before is not None and self._stores[key].take().get(name, MISSING) is before.get(name, MISSING):
             self._read_first.add((key, name))
@@ -104,7 +107,7 @@ class Surroundings:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """At the end, all objects are as they were at the beginning."""
+        """Context at whose end all objects are as they were at its beginning."""
         if self._before_trace is not None:
             yield
             return
@@ -119,7 +122,7 @@ class Surroundings:
                     self._stores[key].restore(values, chosen)
 
     def begin_run(self) -> None:
-        """The core, or its backward formulas, begin to run."""
+        """Takes a snapshot before the core, or its backward formulas, run."""
         self._before_run = self._taken()
         self._read_first.clear()
 
@@ -133,7 +136,10 @@ class Surroundings:
         return lambda key, present: anything or not isinstance(key, str) or not key or key in names
 
     def end_run(self, origin: Origin) -> StatefulCoreError | None:
-        """Removes traced tensors from all objects; the error that names the first one that the core must not keep."""
+        """Removes traced tensors from all objects.
+
+        Returns the error for the first tensor that the core must not keep.
+        """
         before, self._before_run = self._before_run or {}, None
         refusal: StatefulCoreError | None = None
         for key, values in before.items():
@@ -168,7 +174,7 @@ class Surroundings:
         )
 
     def _line_of(self, name: str) -> SourceLocation | None:
-        """The user's line that writes under a name, or else the last one that has it."""
+        """The user's line that writes under a name, or else the last line that contains the name."""
         last = _LAST_NAME.search(name.split("[")[0])
         found: SourceLocation | None = None
         for code in self._codes if last is not None else ():

@@ -1,8 +1,8 @@
-"""Places that one core read, found in another core with the same code.
+"""Places that one core read, and their counterparts in another core with the same code.
 
-Two cores are twins if everything that the one read while it was traced has a counterpart in the other one: the same
-code, equal numbers, tensors alike, the same objects of modules and classes, and objects of its own where the first core
-had objects of its own. Then the trace of the one is that of the other, which has not been run.
+Two cores are twins if every value that the first one read during its trace has a counterpart in the other one. Code,
+numbers, modules and classes are equal, tensors are alike, and each object that belongs to the first core alone has an
+object of the other one in its place. Then the trace of the first core is valid for the other one, without running it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _CACHED = type(lru_cache(lambda: None))
 
 
 class Twins:
-    """Objects of a core that was traced, and their counterparts in another core.
+    """Objects of a traced core, and their counterparts in another core.
 
     Args:
-        core: the one that was traced.
-        other: the other one.
+        core: the traced core.
+        other: the other core.
 
     Raises:
-        NotTwinsError: they differ.
+        NotTwinsError: the cores are no twins.
     """
 
     def __init__(self, core: Any, other: Any) -> None:
-        # The originals by their ids; both are kept, so that an id is not given to another object meanwhile.
+        # By id of the original. Both objects are kept alive, so that their ids are not given to other objects
+        # meanwhile.
         self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, int] = {}
         for hooks in hooks_of_all_modules().values():
@@ -53,7 +54,7 @@ class Twins:
         """The other core's object that corresponds to `value`.
 
         Raises:
-            NotTwinsError: no place that was read leads to it.
+            NotTwinsError: no place that was read leads to `value`.
         """
         if is_atom(value) or isinstance(value, type):
             return value
@@ -69,7 +70,7 @@ class Twins:
         raise NotTwinsError
 
     def function(self, function: Any) -> Any:
-        """The counterpart of what a place calls: functions of libraries are their own."""
+        """The counterpart of a function that a place calls. A library's function is its own counterpart."""
         known = self._counterparts.get(id(function))
         if known is not None:
             return known[1]
@@ -78,18 +79,18 @@ class Twins:
         return function
 
     def values(self, values: Mapping[Place, Any]) -> dict[Place, tuple[Place, Any]]:
-        """For each place, its counterpart and what is there.
+        """For each place, its counterpart and the value there.
 
         Args:
-            values: places, and what was read there.
+            values: by place, the value that was read.
 
         Raises:
-            NotTwinsError: something else is there.
+            NotTwinsError: a counterpart has another value.
         """
         found: dict[Place, tuple[Place, Any]] = {}
         waiting = dict(values)
         while waiting:
-            # A place is known as soon as another one has led to the object that it is in.
+            # A place has a counterpart once another place has led to the object that contains it.
             later: dict[Place, Any] = {}
             for place, before in waiting.items():
                 try:
@@ -110,10 +111,10 @@ class Twins:
         return {place: found[place] for place in values}
 
     def pair(self, value: Any, other: Any) -> None:
-        """Takes two values for counterparts.
+        """Takes two values as counterparts.
 
         Raises:
-            NotTwinsError: they cannot be, or have other counterparts.
+            NotTwinsError: they differ, or have other counterparts.
         """
         if value is MISSING or other is MISSING or _is_plain(value) or _is_plain(other):
             equal_sets = type(value) is type(other) is frozenset and _kinds(value) == _kinds(other)
@@ -132,7 +133,7 @@ class Twins:
 
     def _note(self, value: Any, other: Any) -> None:
         if self._originals.setdefault(id(other), id(value)) != id(value):
-            raise NotTwinsError  # two objects there, and one here
+            raise NotTwinsError  # two objects in the first core, but one in the other
         self._counterparts[id(value)] = value, other
 
     def _pair_containers(self, value: Any, other: Any, *names: str) -> None:
@@ -166,7 +167,7 @@ class Twins:
             if value is not other:
                 self.pair(value.__self__, other.__self__)
         elif isinstance(value, weakref.ref | CellType) or base_of(value) is not None:
-            pass  # what is in them has places of its own
+            pass  # the contents have places of their own
         elif value is other:
             self._pair_common(value)
         elif not _is_followed(value):
@@ -177,7 +178,7 @@ class Twins:
                 self._note(mine, others)
 
     def _pair_common(self, value: Any) -> None:
-        """Functions in what both cores share."""
+        """Pairs functions within an object that both cores share with themselves."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):
@@ -207,7 +208,7 @@ class Twins:
 
 
 def _is_followed(value: Any) -> bool:
-    """True if all that an object consists of has places of its own, so that another one may take its place."""
+    """True if all parts of an object have places of their own, so that another object may replace it."""
     if isinstance(value, (*SCALARS, type, frozenset, property, staticmethod, classmethod, cached_property)):
         return False
     kind = type(value)
@@ -217,7 +218,7 @@ def _is_followed(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """True if a value, with all of its parts, is what it is equal to."""
+    """True if equality of a value determines it with all of its parts."""
     return is_atom(value) or (type(value) in (tuple, frozenset) and all(map(_is_plain, value)))
 
 

@@ -1,4 +1,4 @@
-"""When a value that is read again is the one that a trace was made with."""
+"""Comparison of a value that is read again with the value that a trace was made with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Missing:
 
 MISSING: Final = _Missing()
 SCALARS = (bool, int, float, complex, str, bytes, NoneType)
-# They have no parts that could change.
+# These have no mutable parts.
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ATOMS = (*SCALARS, *_OF_TORCH, range, slice, type(...), type(NotImplemented))
 
@@ -26,19 +26,19 @@ _HEAP = 1 << 9
 
 
 def is_python_class(cls: type) -> bool:
-    """True if a class was made by Python code, so that its attributes can be set."""
+    """True if Python code made the class, so that its attributes can be set."""
     return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
 
 
 def is_atom(value: object) -> bool:
-    """True if a value has no parts that could change. Of a class of the user's, even a number has attributes."""
+    """True if a value has no mutable parts. In a user's subclass, even a number has attributes."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 
 def same(now: Any, before: Any) -> bool:
-    """True if both are the same object, or equal to the last bit and of the same type.
+    """True for one object, and for two that have equal types and are equal to the last bit.
 
-    Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a trace does not.
+    To Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes them.
     """
     if now is before:
         return True

@@ -1,4 +1,4 @@
-"""Sees what Python does while a core runs: attributes that are read, and functions that begin to run."""
+"""Observes Python while a core runs: attributes that are read, and functions that begin to run."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ OnRead = Callable[[Any, str], None]
 class AttributeWatch:
     """Calls `on_read(object, name)` before an attribute of a watched object is read, in this thread.
 
-    Python looks `__getattribute__` up on the class, so it is set there, until `close`. Objects of the class that are
-    not watched, and other threads, pass through.
+    Python looks `__getattribute__` up on the class. So it is replaced there until `close`. It has no effect on other
+    objects of the class and on other threads.
     """
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id; kept alive, so that the id is theirs
+        self._watched: dict[int, Any] = {}  # by id; kept alive, so that no other object gets the id
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
         self._busy = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends the reports of reads, since the recorder reads attributes, too."""
+        """Suspends the reports of reads, since the recorder itself reads attributes."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -41,7 +41,7 @@ class AttributeWatch:
             self._busy = before
 
     def watch(self, value: Any) -> None:
-        """Begins to watch an object of a class for which `is_python_class` holds, or a module."""
+        """Begins to watch a module, or an object of a class for which `is_python_class` is True."""
         if id(value) in self._watched:
             return
         self._watched[id(value)] = value
@@ -54,7 +54,7 @@ class AttributeWatch:
             self._patch(cls)
 
     def close(self) -> None:
-        """Leaves all classes as they were."""
+        """Restores all classes."""
         for module, cls in self._modules:
             module.__class__ = cls
         for cls, own in self._classes.items():
@@ -66,7 +66,7 @@ class AttributeWatch:
         self._classes.clear()
 
     def own_getattribute(self, cls: type) -> Any:
-        """The `__getattribute__` of a user's, if the class has one."""
+        """The `__getattribute__` that a user's class defines, or `None`."""
         for kind in cls.__mro__:
             found = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
             if found is not None:
@@ -84,7 +84,7 @@ class AttributeWatch:
                 id(owner) in watched
                 and ident() == thread
                 and not self._busy
-                # What nn.Module looks for behind `__dict__`, `on_read` has found already.
+                # `on_read` has recorded already what `nn.Module` reads from `__dict__`.
                 and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
             ):
                 with self.paused():
@@ -110,7 +110,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
     """Calls `on_call(frame)` when a Python function begins to run in this thread.
 
     Args:
-        on_builtin: called with the frame and the function, when a frame of a code in `of` calls a builtin function.
+        on_builtin: called with the frame and the function when a frame of a code in `of` calls a builtin function.
     """
 
     def profile(frame: FrameType, event: str, function: object) -> None:
@@ -120,8 +120,8 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()
-    is_native = before is not None and not callable(before)  # no function that could be set again
-    can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile's
+    is_native = before is not None and not callable(before)  # it cannot be set again
+    can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile
     if can_pause:
         before.disable()
     elif is_native:
@@ -138,7 +138,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 
 
 def _warn_of_displaced(profiler: object) -> None:
-    """Warns that a profiler sees no calls of Python after a trace."""
+    """Warns that a profiler records no Python calls after a trace."""
     warn(
         f"a step is traced while {type(profiler).__name__} records calls of Python (torch.profiler with "
         "with_stack=True), and only one of them can: its stacks end here, operations are still recorded. Call the "
@@ -147,7 +147,7 @@ def _warn_of_displaced(profiler: object) -> None:
 
 
 def suspend() -> Profile | None:
-    """Leaves off watching calls, where many of them are of no interest; give the result to `resume`."""
+    """Pauses the observation of calls during code whose calls are irrelevant. Pass the result to `resume`."""
     profile = sys.getprofile()
     if profile is None or not _at_work or profile is not _at_work[-1]:
         return None
@@ -156,6 +156,6 @@ def suspend() -> Profile | None:
 
 
 def resume(profile: Profile | None) -> None:
-    """Watches on."""
+    """Continues the observation of calls."""
     if profile is not None:
         sys.setprofile(profile)

@@ -1,7 +1,8 @@
-"""A VJP for all steps, to the first of which some gradients of new states do not come.
+"""VJPs that serve all steps, although gradients of some new states are absent at the first step of the backward.
 
-Without them, that step has a VJP of its own, and so a kernel and a launch. One with a flag serves all steps, as that of
-a pointwise step does: what an absent gradient alone is in is selected to be zero where it meets others.
+Without them, this step would need a VJP of its own, and so a kernel and a launch of its own. A VJP with a flag serves
+all steps, like the VJP of a pointwise step. It replaces values that depend on absent gradients alone by zero where they
+meet other values.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ _PRESENT = Port(Role.GRAD_OUTPUT, 0)
 
 
 def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | None:
-    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`: whether gradients have come.
+    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`, that is set if gradients are present.
 
     Args:
-        absent: the gradients of new states that do not come to the step that is walked first. They have to be zero
-            there.
+        absent: the gradients of new states that are absent at the first step of the backward. Their values there have
+            to be zero.
 
     Returns:
-        `None`: it multiplies, or carries, something of them alone, which is no zero, but is not there either.
+        The VJP; `None` if a product or a carried value is computed from these gradients alone, since no selection makes
+        it zero.
     """
     unseen = frozenset(absent)
     factors = [term.values for term in vjp.terms if term.op is not None]
@@ -55,7 +57,7 @@ def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | N
 
 
 def _selected(stage: Stage, absent: frozenset[Port], present: set[Port]) -> tuple[Stage, list[Port], list[Port]]:
-    """A stage that selects, the gradients among what it writes, and those that are of absent gradients alone: zeros."""
+    """The stage with selections, the gradients that it writes, and the zeros that it writes for absent gradients."""
     graph = stage.graph
 
     def kind(port: Port) -> Port:

@@ -1,4 +1,7 @@
-"""Convolutions apart from biases and gradients: of a value a convolution again, of a weight a product of two values."""
+"""Separates biases and gradients from convolutions.
+
+The gradient of the value is a convolution again. That of the weight is a product of two values.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _BACKWARD: Any = _aten.convolution_backward.default
 
 
 def take_apart(graph: fx.Graph) -> None:
-    """Takes biases and gradients out of the convolutions of a lowered graph."""
+    """Separates biases and gradients from the convolutions of a lowered graph."""
     split_gradients(graph)
     add_biases(graph)
 
 
 def split_gradients(graph: fx.Graph) -> None:
-    """Replaces each result of `aten.convolution_backward` by an op of its own."""
+    """Replaces each result of `aten.convolution_backward` by a separate op."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is _BACKWARD:
             for entry in list(node.users):
@@ -41,7 +44,7 @@ def split_gradients(graph: fx.Graph) -> None:
 
 
 def add_biases(graph: fx.Graph) -> None:
-    """Has stages add the biases of convolutions, where a library adds them in a pass of its own anyway."""
+    """Moves the biases of convolutions into stages, if the library adds them in a separate pass anyway."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
             continue
@@ -63,7 +66,7 @@ def add_biases(graph: fx.Graph) -> None:
 
 
 def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: Any) -> fx.Node:
-    """A new node, with its value and the place of its first argument."""
+    """A new node with a fake value and the stack trace of its first argument."""
     node = graph.call_function(target, (first, *rest), kwargs)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
     node.meta["val"] = target(*values, **kwargs)
@@ -72,7 +75,7 @@ def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: 
 
 
 def _is_added_apart(value: torch.Tensor) -> bool:
-    """True for results of cuDNN, to which PyTorch adds the bias afterwards."""
+    """True for results of cuDNN, after which PyTorch adds the bias."""
     return value.device.type == "cuda"
 
 
@@ -87,7 +90,7 @@ def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
             CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, added, groups)
         )
     around = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
-    if set(stride) == {1} and min(around) >= 0:  # with the weight turned round, which a library has faster kernels for
+    if set(stride) == {1} and min(around) >= 0:  # by flipping the weight, since libraries have faster kernels for this
         turned = _turned(graph, weight, groups)
         return graph.call_function(
             CONVOLUTION, (gradient, turned, None, stride, around, dilation, False, added, groups)
@@ -97,7 +100,7 @@ def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _turned(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
-    """A weight `[out, in / groups, *window]` as that of a convolution from `out` to `in`, each window turned round."""
+    """A weight `[out, in / groups, *window]` as that of a convolution from `out` to `in`, with flipped windows."""
     out, inside, *window = _shape(weight)
     node = _called(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
     node = _called(graph, _aten.transpose.int, node, 1, 2)
@@ -137,7 +140,7 @@ def _missing(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Rows and columns at the end of a value that a convolution with strides leaves out."""
+    """Number of rows and columns at the end of a value that a convolution with strides leaves out."""
     return [
         value[2 + d] - ((result[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1)
         for d in range(len(stride))

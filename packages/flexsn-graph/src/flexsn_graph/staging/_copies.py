@@ -1,4 +1,4 @@
-"""Copies and aliases in the graph of a step, which are what they are of."""
+"""Removes copies and aliases from the graph of a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SAME = frozenset({_aten.detach.default, _aten.alias.default, _prims.view_of.def
 
 
 def drop_copies(graph: fx.Graph) -> None:
-    """Nothing is written to in a functional graph: aliases are what they are of.
+    """Replaces copies and aliases by their sources, since a functional graph never writes to a value.
 
-    So are copies, unless a view of one has no strides otherwise.
+    A copy stays if a view of it has no strides without it.
     """
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _SAME:
@@ -36,9 +36,9 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
-    """A copy that has to stay because of a view of it; `None`: there is no other one."""
+    """A copy that has to stay because of a view of it; `None` if no further copy has to."""
     seen: dict[fx.Node, Any] = {}
-    behind: dict[fx.Node, fx.Node | None] = {}  # the copy that a value is a view of
+    behind: dict[fx.Node, fx.Node | None] = {}  # by value: the copy that it is a view of
     for node in graph.nodes:
         source = node.all_input_nodes[0] if is_view(node) or node.target is COPY_OP else None
         if source is None or node in needed:

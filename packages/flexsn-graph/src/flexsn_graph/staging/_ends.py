@@ -1,4 +1,4 @@
-"""Steps with products that change nothing any more once some of their inputs are 0 or less."""
+"""Detects steps with products that change nothing any more once some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _RESULTS = frozenset({Role.OUTPUT, Role.STATE})
 
 
 def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
-    """As `ends_early`, of a step with products: outputs are zeros and states stay, wherever these inputs are 0 or less.
+    """As `ends_early`, for a step with products.
+
+    True if outputs are zeros and states stay unchanged wherever these inputs are 0 or less.
 
     Args:
         staged: a forward step.
-        counts: numbers of inputs.
+        counts: indices of the inputs.
     """
     if not counts:
         return False
     counting = {Port(Role.INPUT, i) for i in counts}
-    known: dict[Port, Any] = {}  # values of the step that are numbers
+    known: dict[Port, Any] = {}  # by value of the step: the number that it equals
     for part in staged.parts:
         if isinstance(part, Product):
             if part.result.source.role in _RESULTS:

@@ -1,4 +1,4 @@
-"""Which values of two graphs of one step are computed alike."""
+"""Keys by which values of two graphs of one step are recognized as equal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flexsn_graph.ir._ports import Port
 
 
 class Keys:
-    """Tells values of two graphs of one step that are computed alike."""
+    """Identifies values that two graphs of one step compute equally."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def of(self, graph: fx.Graph, arguments: Sequence[Port]) -> dict[fx.Node, int]:
-        """Equal numbers for equal values."""
+        """A number for each node; equal numbers mean equal values."""
         found: dict[fx.Node, int] = {}
         ports = iter(arguments)
         for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Which values of a step have a place in memory, and what depends on them."""
+"""Values of a step that have a place in memory, and the values that depend on them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Places:
     """The values that stages and products read and write.
 
     Args:
-        graph: of the step.
-        arguments: of its placeholders.
-        carried: the role that goes from step to step.
-        keys: equal numbers for values that are computed alike.
-        known: by key, the values that there are already.
+        graph: graph of the step.
+        arguments: ports of its placeholders.
+        carried: role of the values that are carried from step to step.
+        keys: numbers of the nodes, equal for equal values.
+        known: by key, the values that exist already.
 
     Attributes:
-        ports: by the node that is the whole of one, the values that have a place in memory.
-        moving: what depends on values of the step; the rest is made of captured tensors alone.
-        of_carried: what depends on what goes from step to step.
-        saved: those of `known` that are read.
-        assembled: values that parts write a piece of.
-        rows: values with one element for each row, computed of reductions; `find_rows` finds them.
+        ports: values that have a place in memory, by the node that is the whole value.
+        moving: nodes that depend on values of the step. All others depend on captured tensors alone.
+        of_carried: nodes that depend on carried values.
+        saved: the values of `known` that are read.
+        assembled: values of which parts write pieces.
+        rows: values with one element for each row, computed from reductions. `find_rows` sets them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Places:
                 self.of_carried.add(node)
 
     def find_rows(self, graph: fx.Graph) -> None:
-        """Finds what is computed of reductions alone, when those have places."""
+        """Finds values that are computed from reductions alone. Call this when reductions have places."""
         for node in graph.nodes:
             moving = [a for a in node.all_input_nodes if a in self.moving]
             if node in self.ports and node.target in REDUCTIONS:
@@ -77,11 +77,11 @@ class Places:
                     self.rows.add(node)
 
     def moves(self, node: fx.Node) -> bool:
-        """True for a view that stages read from memory: it has some of the elements, or has rows where columns were."""
+        """True for a view that stages read from memory: it drops elements, or turns columns into rows."""
         return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
-        """Nodes that the ends are computed from, up to saved ones, without captured tensors."""
+        """Nodes that the ends are computed from, back to saved values, without captured tensors."""
         found: set[fx.Node] = set()
         waiting = list(ends)
         while waiting:
@@ -94,7 +94,7 @@ class Places:
         return found
 
     def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-        """The node that a node is a view of, and the views between them, the first one first."""
+        """The node that a node is a view of, and the views between them, starting with the first."""
         views: list[fx.Node] = []
         while node not in self.ports and is_view(node):
             views.append(node)
@@ -109,12 +109,12 @@ class Places:
         return View(self.ports[root], tuple(call_of(v) for v in views), tuple(value.shape), value.dtype)
 
     def role(self, node: fx.Node) -> Role | None:
-        """Role of a value that has a place; `None` of others."""
+        """Role of a value that has a place; `None` for other values."""
         port = self.ports.get(node)
         return None if port is None else port.role
 
     def store(self, node: fx.Node, role: Role) -> None:
-        """Gives a value a place."""
+        """Assigns a place to a value."""
         if node not in self.ports:
             self.ports[node] = Port(role, self._counts[role])
             self._counts[role] += 1
@@ -122,13 +122,13 @@ class Places:
                 self.assembled.add(self.ports[node])
 
     def store_root(self, node: fx.Node) -> None:
-        """Gives what a node is a view of a place."""
+        """Assigns a place to the value that a node is a view of."""
         root, _ = self.root(node)
         if root in self.moving:
             self.store(root, Role.OPERAND)
 
     def store_operands(self, node: fx.Node) -> None:
-        """Gives what a node reads from memory a place."""
+        """Assigns places to the values that a node reads from memory."""
         if self.role(node) is Role.SAVED:
             return
         if self.is_product(node):
@@ -144,5 +144,5 @@ class Places:
         return self.role(node) is Role.PRODUCT
 
     def moving_arguments(self, node: fx.Node) -> list[fx.Node]:
-        """The values of the step among its arguments."""
+        """The arguments that depend on values of the step."""
         return [a for a in node.args if isinstance(a, fx.Node) and a in self.moving]

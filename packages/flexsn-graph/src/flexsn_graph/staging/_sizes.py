@@ -1,4 +1,4 @@
-"""A step as stages and products, for another size of its first dimension."""
+"""Changes the size of the first dimension of a staged step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_graph.staging._staged_step import Product, Stage, StagedStep, Term, 
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# Their first lists of integers are sizes.
+# Ops whose first list of integers contains sizes.
 _TO_SIZES = frozenset(
     {
         *(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default),
@@ -23,9 +23,9 @@ _TO_SIZES = frozenset(
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
-    """True if the first dimension of a step `[batch, features]` differs from all others by its size.
+    """True if the first size of a step `[batch, features]` differs from all other sizes.
 
-    And if no captured tensor has an element for each of its elements.
+    Nor may a captured tensor vary along the first dimension.
     """
     if len(step_shape) != 2:
         return False
@@ -40,7 +40,7 @@ def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes
 
 
 def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
-    """This step with another size of the first dimension; no other size in it is `old`."""
+    """The step with another size of its first dimension. No other size in the step may be `old`."""
 
     def shape(sizes: Sequence[int]) -> tuple[int, ...]:
         return tuple(new if size == old else size for size in sizes)
@@ -92,7 +92,7 @@ def _views(staged: StagedStep) -> list[View]:
 
 
 def _knows_sizes(call: Call, batch: int) -> bool:
-    """True if `resized` finds the size in a call, or the call has it nowhere."""
+    """True if `resized` replaces the size in a call, or the size is not in it."""
     target, args, kwargs = call
     if target in _TO_SIZES:
         return not kwargs

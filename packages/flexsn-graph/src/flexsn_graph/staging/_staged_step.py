@@ -1,4 +1,4 @@
-"""Parts of a step with matrix products."""
+"""Data of a step with matrix products: its stages, products and terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 
 
 class Phase(IntEnum):
-    """When something is computed: for all steps at once before the loop over time, in it, or behind it."""
+    """Phase of a computation: for all steps at once before the loop over time, in it, or for all at once after it."""
 
     BEFORE = 0
     LOOP = 1
@@ -31,9 +31,9 @@ class View:
     """A value of one step, seen through views.
 
     Attributes:
-        source: what the value is.
-        calls: the views, one after the other; none: all of it, as it is.
-        shape, dtype: of what is seen.
+        source: port of the value.
+        calls: the views, in order; empty for the whole value.
+        shape, dtype: those of the last view.
     """
 
     source: Port
@@ -49,14 +49,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pointwise part of a step: one kernel.
+    """A pointwise part of a step, which becomes one kernel.
 
     Attributes:
-        phase: when it runs.
-        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values of `shape`, or what broadcasts to it.
-        shape: of what it writes.
-        reads: what each input is.
-        writes: where each output goes: all or a part of a value that is written by this step.
+        phase: the phase in which it runs.
+        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values of `shape`, or of shapes that broadcast to it.
+        shape: shape of the values that it writes.
+        reads: the value of each input.
+        writes: the destination of each output: all or a part of a value that this step writes.
     """
 
     phase: Phase
@@ -71,15 +71,15 @@ class Product:
     """A product of a value of the step with a matrix, or a reduction of its rows.
 
     Attributes:
-        phase: when it is computed.
-        op: which op of torch's.
-        args, kwargs: its arguments, of a reduction `(value, dims, *numbers)` with dims below 0; a `View` stands for a
-            value, of role `MATRIX` for what is the same in all steps.
-        result: where it goes: an own value, or one of the step's results.
-        shape, dtype: of the result.
-        factor_shapes: of the two factors, or of what is reduced.
-        name: what the user's code called.
-        location: where.
+        phase: the phase in which it is computed.
+        op: the torch op.
+        args, kwargs: its arguments; for a reduction, `(value, dims, *numbers)` with negative dims. Values are `View`s.
+            A value that is equal in all steps has role `MATRIX`.
+        result: the destination: a value of its own, or a result of the step.
+        shape, dtype: those of the result.
+        factor_shapes: shapes of the two factors, or of the reduced value.
+        name: the op that the user's code called.
+        location: the line of this call.
     """
 
     phase: Phase
@@ -105,7 +105,7 @@ class Product:
 
     @property
     def kind(self) -> str:
-        """Noun for it: ``"product"``, ``"convolution"`` or ``"reduction of rows"``."""
+        """Noun for messages: ``"product"``, ``"convolution"`` or ``"reduction of rows"``."""
         return "reduction of rows" if self.is_reduction else "convolution" if self.is_convolution else "product"
 
     @property
@@ -116,13 +116,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of the gradient of a lifted tensor, a sum over all steps.
+    """A part of the gradient of a lifted tensor, as a sum over all steps.
 
     Attributes:
-        lifted: of which tensor.
-        op: which product of two values of a step is summed; `None`: the value itself.
+        lifted: index of the tensor.
+        op: the product of two values of a step whose results are summed; `None` to sum a value itself.
         values: these values.
-        calls: linear ops on the sum. A `View` among their arguments stands for what is the same in all steps.
+        calls: linear ops on the sum. A `View` among their arguments is a value that is equal in all steps.
         numbers: arguments of the op after the values.
     """
 
@@ -139,13 +139,14 @@ class StagedStep:
 
     Attributes:
         arguments, results: as for `StepGraph`. Results of role `GRAD_LIFTED` are in `terms` alone.
-        parts: stages and products, in order, those of one phase together.
+        parts: stages and products, in order; each phase is contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.
         assembled: values that parts write a piece of; what no part writes of them is zero.
         matrices: `[*lifted] -> [*matrices]`, before the loop.
         saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
         terms: of a VJP.
         shifts: states that are another one some steps later: that one, which a part writes, and the number of steps.
+        later: of a VJP: products of later steps that stages read: that product, and the number of steps.
         absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
             `absent_at_first`.
     """
@@ -161,6 +162,7 @@ class StagedStep:
     terms: tuple[Term, ...] = ()
     absent: frozenset[Port] = frozenset()
     shifts: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
+    later: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -172,13 +174,14 @@ class StagedStep:
 
     @cached_property
     def has_convolutions(self) -> bool:
-        """True if the memory format of values decides how fast a library is."""
+        """True if the memory format of values matters for the speed of a library."""
         return any(product.is_convolution for product in self.products)
 
     @cached_property
     def sequences(self) -> frozenset[Port]:
-        """The values of which each step needs memory of its own, because they are read when the loop is over."""
+        """The values that need memory for each step, because they are read outside of the loop."""
         found = {view.source for term in self.terms for view in term.values}
+        found |= {source for source, _ in self.later.values()}
         for part in self.parts:
             if part.phase is not Phase.LOOP:
                 writes = part.writes if isinstance(part, Stage) else (part.result,)

@@ -1,13 +1,13 @@
-"""Takes a step with matrix products apart: into pointwise stages, one kernel each, and the products between them.
+"""Splits a step with matrix products into pointwise stages, one kernel each, and the products between them.
 
-A graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
-alone. A pointwise value that a product reads is an operand: a stage writes it. What a stage reads are arguments of the
-step, and products, possibly through views (a quarter of the columns, say, for a gate of an LSTM). What lies between is
-computed again in each stage that needs it: stages read and write nothing else.
+The graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
+alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads arguments of
+the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). Each stage
+computes the intermediate values that it needs again: stages read and write nothing else.
 
-A product belongs to the loop over time if the state after the step depends on it and it depends on the state before.
-One that depends on inputs alone is computed before the loop for all steps at once; one that no later step needs (the
-readout of a layer) behind it, for all steps at once, too.
+A product belongs to the loop over time if it depends on the state before the step, and the state after the step depends
+on it. A product that depends on inputs alone is computed before the loop, for all steps at once. A product that no
+later step needs (the readout of a layer) is computed after the loop, also for all steps at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _prims = torch.ops.prims
 
 
 def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
-    """True if a lowered graph multiplies a value of the step by a matrix, or reduces one."""
+    """True if a lowered graph multiplies a value of the step by a matrix, or reduces a value."""
     moving: set[fx.Node] = set()
     ports = iter(arguments)
     for node in graph.nodes:
@@ -74,28 +74,28 @@ def stage(
     keys: Keys,
     known: Mapping[int, Port] | None = None,
 ) -> tuple[StagedStep, dict[int, Port]]:
-    """Takes a lowered graph apart.
+    """Splits a lowered graph into stages and products.
 
     Args:
-        module: lowered, products and views included.
-        arguments: of its placeholders.
-        results: of its output's entries.
-        carried: the role that goes from step to step: of the forward, `STATE`; of a VJP, `GRAD_STATE`.
-        keys: the same for both graphs of a step.
-        known: of a VJP: by key, the values of the forward that there are.
+        module: the lowered graph, with products and views.
+        arguments: ports of its placeholders.
+        results: ports of its output's entries.
+        carried: role of the values that are carried from step to step: `STATE` in the forward, `GRAD_STATE` in a VJP.
+        keys: one object for both graphs of a step.
+        known: for a VJP, the existing values of the forward, by key.
 
     Returns:
         The parts, and by key, the operands and products.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step in another way than by a product along the last dimension.
+        NonPointwiseError: an op mixes elements of the step other than by a product along the last dimension.
     """
     return _Staging(module, tuple(arguments), tuple(results), carried, keys, known or {}).run()
 
 
 @dataclass(slots=True)
 class _Group:
-    """A stage to be."""
+    """A stage under construction."""
 
     results: list[tuple[fx.Node, View]] = field(default_factory=list)
 
@@ -137,7 +137,7 @@ class _Staging:
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
-        # Without the sums at the end of a broadcasting input's gradient: those are taken after the loop.
+        # Excludes the sums at the end of a broadcasting input's gradient: they are taken after the loop.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
             if node not in self._places.moving or node in self._places.ports:
@@ -191,7 +191,10 @@ class _Staging:
         return finals, leaves
 
     def _shifts(self, finals: Sequence[tuple[fx.Node, Port]]) -> dict[Port, tuple[Port, int]]:
-        """The states whose new value is that which another one had: where memory has it already, no part writes it."""
+        """The states whose new value is the old value of another state.
+
+        It is in memory already, so no part writes it.
+        """
         if self._role is not Role.STATE:
             return {}
         before = {
@@ -201,11 +204,11 @@ class _Staging:
         }
         nodes = dict(zip(self._arguments, self._placeholders, strict=True))
         found: dict[Port, tuple[Port, int]] = {}
-        # From the states that parts write: others that change places, or stay what they are, have no first one.
+        # Start at states that parts write. States that swap places, or keep their value, have no such start.
         latest = [port for port in dict.fromkeys(before.values()) if port not in before]
         while latest:
             port = latest.pop()
-            # One alone follows each: two would differ in their initial values.
+            # At most one state follows each state: two would differ in their initial values.
             following = next((p for p, source in before.items() if source == port), None)
             if following is not None and not differs(nodes[following], nodes[port]):
                 source, steps = found.get(port, (port, 0))
@@ -244,9 +247,9 @@ class _Staging:
         last = shape[-1] if shape else 1
         if seen.shape[dim] > 1 and seen.stride(dim) * (seen.shape[dim] - 1) >= last:
             raise NonPointwiseError(
-                f"{called_op(node)} sums over another dimension than the last one of what it is given, "
-                f"{list(shape)}: a product in a step goes along the step's last dimension. Move the dimension that "
-                "is multiplied to the end, outside of the core.",
+                f"{called_op(node)} sums over a dimension of its operand, {list(shape)}, that is not the last one: a "
+                "product in a step sums over the step's last dimension. Move the dimension to the end, outside of the "
+                "core.",
                 called_op(node),
                 location_of(node),
             )
@@ -258,7 +261,7 @@ class _Staging:
         if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
             return True
         if self._role is Role.GRAD_STATE:
-            return False  # a stage refuses what is no sum at the end of a gradient
+            return False  # stages refuse reductions that are no sums at the end of a gradient
         shape = list(node.all_input_nodes[0].meta["val"].shape)
         raise NonPointwiseError(
             f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may reduce its values "
@@ -311,12 +314,12 @@ class _Staging:
             self._group(phase, last, shape).results.append((node, whole))
 
     def _goes_directly(self, node: fx.Node, port: Port) -> bool:
-        """True if a result is a product, and nothing else reads that."""
+        """True if a result is a product that nothing else reads."""
         root, views = self._places.root(node)
         if not self._places.is_product(root) or root in self._direct:
             return False
         if views and port.role is not self._role:
-            return False  # the owner of the memory decides its layout
+            return False  # the owner of the result's memory decides about its layout
         for one in (root, *views):
             users = [u for u in one.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is one for entry in self._entries)
@@ -344,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # after those of a sequence
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # from the end: sequences have more
             args = (self._product_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]
@@ -399,7 +402,7 @@ class _Staging:
             else:
                 inside.add(node)
                 waiting += node.all_input_nodes
-        if not reads:  # constants: a kernel needs something of the step
+        if not reads:  # only constants: a kernel has to read some value of the step
             some = next(n for n in self._placeholders if n in self._places.moving)
             reads[some] = self._places.view(some)
         graph = fx.Graph()

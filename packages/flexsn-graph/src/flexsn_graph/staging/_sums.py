@@ -1,8 +1,8 @@
-"""Sums over elements in the VJP of a step, moved to its end: kernels give what is summed, and the sum comes after them.
+"""Moves sums over elements to the end of a step's VJP. Kernels return the terms, and the sums are taken afterwards.
 
-The gradient of a number that a step computes, of an input or of a captured tensor that broadcasts, is a sum over
-elements; what the number was computed with is multiplied behind the sum. `sum(x) * y` is `sum(x * y)`, for a `y` that
-is the same along what is summed.
+Some numbers that a step computes, and some inputs and captured tensors, broadcast. Their gradients are sums over
+elements. Factors of such a sum are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant
+along the summed dimensions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flexsn_graph.staging._views import before_sums
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
-# They keep the order of elements.
+# Ops that keep the order of elements.
 _RESHAPES = frozenset(
     {
         _aten.view.default,
@@ -42,7 +42,7 @@ _ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A node with the elements of `of.sum(dims)`, in order."""
+    """A node whose elements equal those of `of.sum(dims)`, in order."""
 
     of: fx.Node
     dims: frozenset[int]
@@ -54,24 +54,24 @@ class _Sum:
         return shape
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
-        """True if it has its shape, with a 1 for what is summed, or none in front."""
+        """True if `shape` is the shape of `of` with 1 for the summed dimensions; leading ones may be missing."""
         padded = [1] * (len(self.shape) - len(shape)) + list(shape)
         return padded == [1 if d in self.dims else n for d, n in enumerate(self.shape)]
 
 
 def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]) -> None:
-    """Rewrites a lowered VJP so that no value of the step is multiplied by a sum over elements.
+    """Rewrites a lowered VJP so that it multiplies no value of the step by a sum over elements.
 
     Args:
-        graph: its output is a list of nodes.
-        arguments: of its placeholders.
-        results: of its output's entries.
+        graph: the VJP; its output is a list of nodes.
+        arguments: ports of its placeholders.
+        results: ports of its output's entries.
     """
     _Sums(graph, arguments).run(results)
 
 
 def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
-    """Copies the last sums of each input's gradient, which kernels leave out, if other values are computed of them."""
+    """Copies the last sums of each input's gradient if other values use them, since kernels leave these sums out."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     entries = list(output.args[0])
     for i, (entry, port) in enumerate(zip(entries, results, strict=True)):
@@ -101,7 +101,7 @@ class _Sums:
             lifted = node.op == "placeholder" and next(ports).role is Role.LIFTED
             if (node.op == "placeholder" and not lifted) or not self._moving.isdisjoint(node.all_input_nodes):
                 self._moving.add(node)
-        # What is computed of a sum over elements.
+        # Values that are computed from a sum over elements.
         self._of_sums: set[fx.Node] = set()
         for node in graph.nodes:
             if node in self._moving and (node.target is SUM_OP or not self._of_sums.isdisjoint(node.all_input_nodes)):
@@ -121,15 +121,15 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """True if a result is a value that no sum is in, or the sum of one, through views: as stages write them."""
+        """True if a result contains no sum, or is the sum of such a value, through views. Stages can write both."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
         return node not in self._of_sums
 
     def _move(self, node: fx.Node) -> fx.Node | None:
-        """Replaces a node by the same value with the sum last; `None` if there is no sum in it."""
+        """Replaces a node by an equal value with the sum last; `None` if the node contains no sum."""
         with self._graph.inserting_after(node):
-            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # what follows is put before it
+            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
         summed = None
         with self._graph.inserting_before(cursor):
             found = self._sum(node)
@@ -143,7 +143,7 @@ class _Sums:
         return summed
 
     def _sum(self, node: fx.Node) -> _Sum | None:
-        """A node as a sum over elements; `None`: it is none."""
+        """A node as a sum over elements; `None` if it is no such sum."""
         if node not in self._of_sums or node.op != "call_function":
             return None
         target: Any = node.target

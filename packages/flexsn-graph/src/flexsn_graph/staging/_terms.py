@@ -1,4 +1,4 @@
-"""Gradients of captured tensors: sums over time of values of each step, or of products of two."""
+"""Gradients of captured tensors: sums over time of a value of each step, or of products of two values."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class SumsOverTime:
     """Sums over time, and the operations on them after the loop.
 
     Args:
-        stored: the values that have a place in memory; some come later.
+        stored: the values that have a place in memory; later additions count.
         moving: the values of the step.
-        view: a node as a view of a value that has a place.
-        fixed: an argument, made of captured tensors alone, as what is the same in all steps.
+        view: maps a node to a view of a value that has a place.
+        fixed: maps an argument that is made of captured tensors alone to a value that is equal in all steps.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class SumsOverTime:
         self._sums: list[tuple[int, fx.Node, tuple[Call, ...]]] = []
 
     def add(self, lifted: int, gradient: fx.Node) -> list[fx.Node]:
-        """Adds the gradient of a lifted tensor; returns the values that a step has to store for it.
+        """Adds the gradient of a lifted tensor. Returns the values that a step has to store for it.
 
         Raises:
-            UnsupportedCoreError: a part of it is made of captured tensors alone.
+            UnsupportedCoreError: a part of the gradient is made of captured tensors alone.
         """
         leaves: list[fx.Node] = []
         for leaf, calls in self._summands(gradient):
@@ -53,7 +53,7 @@ class SumsOverTime:
                     continue
                 raise UnsupportedCoreError(
                     f"the gradient of a captured tensor does not depend on the step ({called_op(leaf)}): an "
-                    "autograd.Function gives a constant. Multiply it by the gradient that its backward gets.",
+                    "autograd.Function returns a constant. Multiply it by the gradient that its backward receives.",
                     called_op(leaf),
                     location_of(leaf),
                 )
@@ -62,7 +62,7 @@ class SumsOverTime:
         return leaves
 
     def made(self) -> Iterator[Term]:
-        """The terms, when all that they read has a place."""
+        """The terms. Call this when all values that they read have places."""
         for lifted, leaf, calls in self._sums:
             factors = self._factors(leaf)
             if factors:
@@ -73,7 +73,7 @@ class SumsOverTime:
                 yield Term(lifted, None, (self._view(leaf),), calls)
 
     def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
-        """A gradient as a sum: what is summed over time, and the linear ops behind the sum."""
+        """A gradient as a sum: the values that are summed over time, each with the linear ops after its sum."""
         found: list[tuple[fx.Node, tuple[Call, ...]]] = []
         waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
         while waiting:
@@ -89,9 +89,9 @@ class SumsOverTime:
         return found
 
     def _linear_in(self, node: fx.Node) -> fx.Node | None:
-        """The value of the step that a node is linear in; captured tensors may be in it, too.
+        """The value of the step that a node is linear in. Captured tensors may be factors.
 
-        So is the gradient of a matrix that a mask is multiplied with, or another matrix.
+        An example is the gradient of a matrix that the core multiplies by a mask or by another matrix.
         """
         if is_linear_in_one(node):
             return node.all_input_nodes[0]
@@ -104,7 +104,7 @@ class SumsOverTime:
         return moving[0] if linear else None
 
     def _calls_on(self, value: fx.Node, node: fx.Node) -> tuple[Call, ...]:
-        """The linear ops from a value to a node."""
+        """The linear ops that lead from a value to a node."""
         if is_linear_in_one(node):
             return (call_of(node),)
         target: Any = node.target
@@ -117,7 +117,10 @@ class SumsOverTime:
         return turn, (target, (turned,), {}), turn
 
     def _is_behind_a_sum(self, node: fx.Node) -> bool:
-        """True if linear ops lead to a sum over elements or a product of two values: they are for after the loop."""
+        """True if linear ops lead to the node from a sum over elements or a product of two values.
+
+        They run after the loop.
+        """
         while node not in self._ports and node.target is not SUM_OP:
             source = self._linear_in(node)
             if source is None:
@@ -130,7 +133,7 @@ class SumsOverTime:
         return bool(self._factors(node))
 
     def _factors(self, node: fx.Node) -> list[fx.Node]:
-        """The factors of a product of two values of the step, as the gradient of a matrix is; empty: it is none."""
+        """The factors of a product of two values of the step, as the gradient of a matrix is; empty for other nodes."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
         if target is convolution_weight:

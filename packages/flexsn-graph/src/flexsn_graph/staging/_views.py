@@ -1,4 +1,4 @@
-"""Views of the values that have a place in memory, by nodes of a graph."""
+"""Nodes of a graph that are views of values with a place in memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _aten = torch.ops.aten
 
 
 def is_view(node: fx.Node) -> bool:
-    """True for a view; of a tuple's entries, those of a tuple of views."""
+    """True for a view, and for an entry of a tuple of views."""
     target: Any = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
     return bool(node.op == "call_function" and target in ALIAS_OPS and target is not COPY_OP)
 
 
 def narrows(node: fx.Node) -> bool:
-    """True if a view has some of the elements only; a part of a tuple of views has."""
+    """True if a view drops elements. An entry of a tuple of views does."""
     if not is_view(node):
         return False
     if node.target is operator.getitem:
@@ -52,7 +52,7 @@ def realigns(node: fx.Node) -> bool:
 
 
 def differs(argument: Any, node: fx.Node) -> bool:
-    """True if an argument of an op broadcasts to the result, or is a number."""
+    """True if an argument of an op is a number, or its shape differs from that of the result."""
     return not isinstance(argument, fx.Node) or argument.meta["val"].shape != node.meta["val"].shape
 
 
@@ -67,7 +67,7 @@ def whole_view(port: Port, node: fx.Node) -> View:
 
 
 def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a gradient before it is summed to that of what it is the gradient of."""
+    """The shape of a gradient before the sums that reduce it to the shape of its argument."""
     shape = tuple(node.meta["val"].shape)
     while is_view(node) or node.target is SUM_OP:
         if node.target is SUM_OP:
@@ -77,14 +77,14 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """The node before the last sums of a node and views of them."""
+    """The value before the last sums of a node, and before views of these sums."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node
 
 
 def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:
-    """Parts of an assembled value, and the place of each in it."""
+    """The pieces of an assembled value, each with its place in it."""
     target: Any = node.target
     args: Any = node.args
     if target is CAT_OP:

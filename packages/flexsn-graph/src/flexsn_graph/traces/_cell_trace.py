@@ -1,4 +1,4 @@
-"""From a function that cuts dimensions into pieces, and joins them, to its graph on elements of a step."""
+"""Traces functions that cut dimensions into pieces and join them, as graphs on the elements of a step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CellStep:
 
     Attributes:
         step: its graph, from parts of the arguments to parts of results.
-        inputs, outputs: what each of its inputs and outputs is.
-        dtypes: of its outputs, wider than the results' where they are summed up.
+        inputs, outputs: the part that each of its inputs and outputs is.
+        dtypes: dtypes of its outputs. Those that are summed afterwards are wider than the results' dtypes.
         sizes, where, rows: see `CellModule`.
     """
 
@@ -48,7 +48,7 @@ class CellStep:
 
     @property
     def whole(self) -> tuple[bool, ...]:
-        """For each output of a step with rows, whether it has an element for each of a row."""
+        """For each output, True if it has elements along the rows of a step with rows."""
         return tuple(self.is_whole(part) for part in self.outputs)
 
     def is_whole(self, part: Part) -> bool:
@@ -69,11 +69,11 @@ class CellGraph:
     """A function that cuts dimensions.
 
     Attributes:
-        steps: what is computed, mostly one.
-        results: what becomes of it.
-        dtypes: of the results.
-        differentiable: for each result, whether a gradient can flow through it.
-        single: the function returns a tensor, not a tuple of tensors.
+        steps: the kernels, usually one.
+        results: how their outputs form the results.
+        dtypes: dtypes of the results.
+        differentiable: for each result, True if a gradient can flow through it.
+        single: True if the function returns a tensor, not a tuple of tensors.
         free: see `CutModule`.
     """
 
@@ -95,27 +95,27 @@ def trace_cells(
     must_cut: bool = True,
     reads: Reads | None = None,
 ) -> CellGraph:
-    """`fn` for arguments of these shapes, of which it may cut dimensions into pieces of one size and join them again.
+    """Traces `fn` for arguments of these shapes. It may cut dimensions into pieces of one size and join these again.
 
     Args:
         fn: from tensors to a tensor or a tuple of tensors.
-        arguments: only shape, dtype and device are looked at.
-        requires_grad: which of them autograd follows.
-        name: of the function, for messages.
-        gradient: whether `fn` is made by `cells_gradient_of`.
-        must_cut: refuses a function that cuts nothing, and of which the arguments broadcast: `trace_pointwise` is for
-            these.
-        reads: records what `fn` reads besides its arguments, in this trace.
+        arguments: tensors, of which only shape, dtype and device matter.
+        requires_grad: for each argument, True if autograd follows it.
+        name: name of the function, for messages.
+        gradient: True if `cells_gradient_of` made `fn`.
+        must_cut: refuses a function that cuts nothing and whose arguments broadcast: `trace_pointwise` is for these.
+        reads: records the values that `fn` reads besides its arguments in this trace.
 
     Raises:
         NothingCutError: see `must_cut`.
         TraceError: `fn` does not return tensors, or captures a tensor.
-        UnsupportedOpError: it does what a kernel cannot honour; names op and line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # Other sizes of what it does not cut, to see whether something else depends on them, then all but rows.
+        # Trace again with other sizes of uncut dimensions to see if the graph depends on them. Then once with a fixed
+        # row.
         row = _row_of(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
@@ -144,21 +144,21 @@ def cells_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds what a function captures, changes and returns; the arguments are those of `trace_cells`.
+    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_cells`.
 
     Args:
-        reads: records what else the function reads.
-        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+        reads: records the other values that the function reads.
+        captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run it.
+        TorchError: torch refuses to run the function.
     """
     with explained():
         return effects_of(unwrap_compiled(fn), arguments, None, reads, captured)
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-# What makes a function one that cuts; all else moves elements, which is refused elsewhere.
+# Ops that cut. All other ops that move elements are refused elsewhere.
 _CUTS = (
     CUTTING_OPS
     | REDUCTIONS
@@ -173,7 +173,7 @@ _CUTS = (
 
 
 def _row_of(graph: CellGraph) -> int | None:
-    """The number, among those of `free`, of the axis that is reduced."""
+    """The number of the reduced axis among the numbers in `free`."""
     for step in graph.steps:
         if step.rows and step.where[-1] is not None:
             argument, dim = step.where[-1]
@@ -231,7 +231,7 @@ def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
     try:
         return in_cells(lowered, sums_allowed=True)
     except NonPointwiseError:
-        # Not all of its sums can be taken after the kernel.
+        # Some of its sums cannot be taken after the kernel.
         return in_cells(lowered, sums_allowed=True, rows=True)
 
 

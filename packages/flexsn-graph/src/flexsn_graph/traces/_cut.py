@@ -19,12 +19,12 @@ from flexsn_graph.tracing._prologue import Hoists
 
 
 class CutTrace(CoreTrace):
-    """A step that reduces, multiplies, cuts or joins small dimensions of its values, made by `trace_core`.
+    """A step that reduces, multiplies, cuts or joins small dimensions of its values; `cut_step` makes it.
 
     Its kernels are those of `in_pieces`, which `trace_step(on_pieces=True)` traces.
 
     Attributes:
-        pieces: of its arguments and results.
+        pieces: pieces of its arguments and results.
     """
 
     pieces: StepPieces
@@ -37,7 +37,7 @@ class CutTrace(CoreTrace):
         results = (*self.outputs, *self.states)
         arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
         if arguments == shape and all(value.shape == shape for value in results):
-            # Whether its dimensions are small enough to be written out may differ from call to call.
+            # From call to call, its dimensions may be small enough to be written out, or too large.
             raise NonPointwiseError("all values of the step have one shape, and are no pieces.", "", None)
         tracer = self._retraced()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
@@ -46,7 +46,7 @@ class CutTrace(CoreTrace):
 
     @property
     def in_pieces(self) -> Callable[..., Any]:
-        """`core` on pieces: each is an argument or a result of its own, of the step's shape."""
+        """`core` on pieces. Each piece is a separate argument or result with the step's shape."""
         return partial(self.pieces.core, self.core)
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
@@ -54,11 +54,11 @@ class CutTrace(CoreTrace):
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The captured tensors: the step on pieces lifts them itself."""
+        """The captured tensors. The step on pieces lifts them itself."""
         return tuple(captured)
 
     def of_twin(self, core: Callable[..., Any]) -> None:
-        """None: each core is looked at for itself. The steps on pieces share their traces."""
+        """Returns `None`: each core is analysed separately. The steps on pieces share their traces."""
 
 
 def cut_step(
@@ -71,7 +71,7 @@ def cut_step(
     follow: bool = True,
     hoist: bool = True,
 ) -> CutTrace:
-    """The pieces of a step; the arguments are those of `trace_core`.
+    """Finds the pieces of a step. The arguments are those of `trace_core`.
 
     Raises:
         The errors of `trace_step`.

@@ -11,7 +11,7 @@ from flexsn_graph.cells import CUTTING_OPS, Elements, in_elements
 from flexsn_graph.ir._products import PRODUCTS
 from flexsn_graph.tracing._tracer import Tracer
 
-# Not decomposed in a step that cuts. A mask chooses elements where they are.
+# Ops that are not decomposed in a step that cuts. Writing by a mask is pointwise.
 CUT_IN_STEPS = (CUTTING_OPS | PRODUCTS.keys()) - {torch.ops.aten.index_put.default}
 
 
@@ -22,10 +22,10 @@ def elements_of(
     positions: Sequence[int | None] = (),
     known: Elements | None = None,
 ) -> Elements:
-    """The step on elements; the arguments are those of `Tracer.lower`.
+    """Turns the recorded graph into a step on elements. The arguments are those of `Tracer.lower`.
 
     Args:
-        known: of the forward.
+        known: the elements of the forward, for a VJP.
     """
     lowered = tracer.lowered(recorded, CUT_IN_STEPS)
     roles, gradient_of = tracer.roles(lowered, positions)

@@ -1,9 +1,9 @@
-"""From a function of single elements, written on tensors, to its graph; and to those of its gradients.
+"""Traces a function of single elements, written on tensors, and its gradients.
 
-All arguments are recorded in one shape, those without dimensions excepted, which promote by other rules. The gradient
-of such an argument is a sum over the elements. A kernel returns its terms, and they are summed up afterwards. So the
-gradient is followed by `terms`, which undoes the sum. To the gradient of a gradient, in turn, comes one number for all
-terms, given once for each: `uniform` is that number.
+All arguments are recorded in one shape. Those without dimensions are exceptions, since other rules of promotion apply
+to them. The gradient of such an argument is a sum over the elements. A kernel returns its terms, and they are summed
+afterwards. So `terms` follows this gradient and undoes the sum. The gradient of the gradient, in turn, receives one
+number for all terms, once for each term: `uniform` is that number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._substitute import Effects, effects_of
 from flexsn_graph.tracing._tracer import Tracer, explained
 
-# Two shapes: where the result depends on the sizes, the two graphs differ.
+# Two shapes are traced. If the result depends on the sizes, the two graphs differ.
 _SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (10007, 10009, 10037, 29, 31, 37, 41, 43))
 MAX_DIMENSIONS = len(_SIZES[0])
 
@@ -39,9 +39,9 @@ class ArgumentType:
     """Properties of an argument that the graph depends on.
 
     Attributes:
-        dtype: of its elements.
-        scalar: it has no dimensions, and others have some.
-        requires_grad: autograd follows what is computed from it.
+        dtype: dtype of its elements.
+        scalar: True if it has no dimensions, but other arguments have some.
+        requires_grad: True if autograd follows it.
     """
 
     dtype: torch.dtype
@@ -55,9 +55,9 @@ class PointwiseGraph:
 
     Attributes:
         step: its graph, from inputs to outputs, on tensors of one shape.
-        dtypes: of the results.
-        differentiable: for each result, whether a gradient can flow through it.
-        single: the function returns a tensor, not a tuple of tensors.
+        dtypes: dtypes of the results.
+        differentiable: for each result, True if a gradient can flow through it.
+        single: True if the function returns a tensor, not a tuple of tensors.
     """
 
     step: StepGraph
@@ -76,19 +76,20 @@ def trace_pointwise(
     gradient: bool = False,
     reads: Reads | None = None,
 ) -> PointwiseGraph:
-    """`fn` for one kind of arguments.
+    """Traces `fn` for one kind of arguments.
 
     Args:
-        fn: from tensors of one shape, or none, to a tensor or a tuple of tensors, each of that shape or none.
-        dimensions: of the arguments that are no scalars, at most `MAX_DIMENSIONS`.
-        name: of the function, for messages.
-        gradient: whether `fn` is made by `gradient_of`.
-        reads: records what `fn` reads besides its arguments, in this trace.
+        fn: from tensors of one shape, or without dimensions, to a tensor or a tuple of tensors, each of that shape or
+            without dimensions.
+        dimensions: number of dimensions of the arguments that are no scalars, at most `MAX_DIMENSIONS`.
+        name: name of the function, for messages.
+        gradient: True if `gradient_of` made `fn`.
+        reads: records the values that `fn` reads besides its arguments in this trace.
 
     Raises:
         TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
             computes with sizes.
-        UnsupportedOpError: it does what a kernel cannot honour; names op and line.
+        UnsupportedOpError: `fn` does something that a kernel cannot do; the message names the op and the line.
     """
     fn = unwrap_compiled(fn)
     with undisturbed():
@@ -98,8 +99,8 @@ def trace_pointwise(
             raise _of_traced_shape(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
         raise TraceError(
-            f"{name} computes something else for other sizes of its arguments (it reads a shape). "
-            "Pass what it computes from them as an argument."
+            f"the result of {name} depends on the sizes of its arguments (it reads a shape). "
+            "Pass the values that it computes from sizes as an argument."
         )
     return first
 
@@ -113,15 +114,15 @@ def pointwise_effects(
     reads: Reads | None = None,
     captured: dict[int, Tensor] | None = None,
 ) -> Effects:
-    """Finds what a function captures, changes and returns; the arguments are those of `trace_pointwise`.
+    """Finds the values that a function captures, changes and returns. The arguments are those of `trace_pointwise`.
 
     Args:
-        reads: records what else the function reads.
-        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+        reads: records the other values that the function reads.
+        captured: receives the captured tensors by id, even if the function fails later.
 
     Raises:
-        TorchError: torch refuses to run it.
-        UnsupportedOpError: it needs the values of tensors.
+        TorchError: torch refuses to run the function.
+        UnsupportedOpError: the function needs the values of tensors.
     """
     sizes = _SIZES[0][:dimensions]
     examples = _examples(arguments, sizes, device)
@@ -134,7 +135,7 @@ def pointwise_effects(
 
 
 def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
+    # One element each, whatever the size: the tracer uses only shape, dtype and device.
     elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
     return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
 
@@ -149,8 +150,8 @@ def gradient_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
-    It computes the results again instead of keeping them. It has a gradient itself. Of an argument without dimensions,
-    it gives the terms of the gradient.
+    It computes the results again instead of saving them, and has a gradient itself. For an argument without dimensions,
+    it returns the terms of the gradient.
     """
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +159,7 @@ def gradient_of(
         shape = cotangents[0].shape
         again = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # Leaves, but for those that a second gradient flows through.
+            # Fresh leaves, except for values that a second gradient flows through.
             leaves = [
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)
@@ -240,7 +241,7 @@ def _trace(
 
 
 class _NoCaptures(Captures):
-    """Refuses what a function captures."""
+    """Refuses captured tensors."""
 
     def __init__(self, name: str, mode: FakeTensorMode) -> None:
         super().__init__(mode)

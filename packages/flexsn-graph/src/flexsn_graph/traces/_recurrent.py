@@ -1,4 +1,4 @@
-"""One time step of a neuron that mixes elements along its last dimension: pointwise stages, and products between."""
+"""Traces a time step that mixes elements along its last dimension: pointwise stages, with products between them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from flexsn_graph.tracing._prologue import Hoists
 
 
 class NoProductsError(Exception):
-    """A step without products with matrices."""
+    """The step has no products with matrices."""
 
 
 class RecurrentTrace(CoreTrace):
     """A traced step function with products of its values and captured matrices, made by `trace_core`.
 
-    Everything that the core computes of captured tensors alone is computed before the loop, by `lift`: a mask times a
-    matrix, for instance.
+    `lift` computes everything that depends on captured tensors alone before the loop, such as a mask times a matrix.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`, as stages and products.
@@ -40,7 +39,10 @@ class RecurrentTrace(CoreTrace):
     forward: StagedStep
 
     def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
-        """The shape of the widest results; results may have different numbers of neurons, but have equal rows."""
+        """The shape of the widest results.
+
+        Results may have different numbers of neurons, but need equal numbers of rows.
+        """
         rows = {value.shape[:-1] for value in results}
         if len(rows) > 1 or any(not value.shape for value in results):
             return super()._shape_of(results)
@@ -72,11 +74,11 @@ class RecurrentTrace(CoreTrace):
 
         Args:
             cotangents, wanted: as for `StepTrace.vjp`.
-            kept: operands and products of the forward that it may read; `None`: all.
+            kept: operands and products of the forward that it may read; `None` for all.
 
         Raises:
             RequiresGradError: the masks do not fit the step.
-            UnsupportedCoreError: a backward formula does what cannot be taken apart into stages and products.
+            UnsupportedCoreError: a backward formula cannot be split into stages and products.
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
@@ -117,16 +119,17 @@ def trace_core(
 ) -> StepTrace | RecurrentTrace | CutTrace:
     """As `trace_step`, for a core that may also combine values of the step.
 
-    It may multiply them by captured matrices, or reduce them along its last dimension; or do with small dimensions,
-    which not all results need to have, whatever pieces of one value for each element can be given for.
+    It may multiply values of the step by captured matrices, or reduce them along the last dimension. Instead, it may
+    combine elements of small dimensions that some results lack, if the step can be split into pieces of one value for
+    each element.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
-        hoist: whether `lift` computes what the core computes of captured tensors alone. In a core that has a gradient
-            of its own, as one `autograd.Function`, this part cannot be separated: it stays a part of the step.
+        hoist: True if `lift` computes everything that depends on captured tensors alone. A core with a gradient of its
+            own, such as an `autograd.Function`, cannot be separated from this part, which then stays in the step.
 
     Returns:
-        What `trace_step` returns, where that takes the core; otherwise the stages and products; otherwise the pieces.
+        The trace of `trace_step` if it accepts the core; otherwise the stages and products; otherwise the pieces.
 
     Raises:
         The errors of `trace_step`.
@@ -142,25 +145,28 @@ def trace_core(
         return trace_step(core, *counts, example_inputs, follow=follow)
     except (NonPointwiseError, CoreReturnError) as error:
         refusal: Exception = error
-    core = unwrap_compiled(core)
-    hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
-    make = partial(RecurrentTrace, core, *counts, example_inputs, follow, hoists)
-    with undisturbed():
-        try:
-            try:
-                return make()
-            except WrittenViewError:
-                return make(keep_views=True)
-        except NoProductsError:
-            pass
-        except (NonPointwiseError, CoreReturnError) as error:
-            refusal = error
     try:
-        return cut_step(core, *counts, example_inputs, follow=follow)
-    except NonPointwiseError as error:
-        if isinstance(refusal, CoreReturnError):
-            raise
-        del error
-    except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
-        pass
-    raise refusal
+        core = unwrap_compiled(core)
+        hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+        make = partial(RecurrentTrace, core, *counts, example_inputs, follow, hoists)
+        with undisturbed():
+            try:
+                try:
+                    return make()
+                except WrittenViewError:
+                    return make(keep_views=True)
+            except NoProductsError:
+                pass
+            except (NonPointwiseError, CoreReturnError) as error:
+                refusal = error
+        try:
+            return cut_step(core, *counts, example_inputs, follow=follow)
+        except NonPointwiseError as error:
+            if isinstance(refusal, CoreReturnError):
+                raise
+            del error
+        except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
+            pass
+        raise refusal
+    finally:  # its traceback has this frame, and so what all callers have: memory that waits for the garbage collector
+        del refusal

@@ -1,4 +1,4 @@
-"""One time step of a neuron, traced: its forward graph, its captured tensors, its VJP graphs."""
+"""A traced time step of a neuron: its forward graph, its captured tensors, its VJP graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepValue:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def of_batch(self, batch: int) -> StepValue:
-        """This value with another size of the first dimension."""
+        """This value with another size of its first dimension."""
         return StepValue((batch, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:
@@ -57,16 +57,16 @@ class CoreTrace:
     """A traced step function.
 
     Attributes:
-        core, num_inputs, num_states, num_outputs: as given (a compiled core unwrapped).
-        inputs, states, outputs: `StepValue` of each.
+        core, num_inputs, num_states, num_outputs: as passed (a compiled core is unwrapped).
+        inputs, states, outputs: a `StepValue` for each.
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
-        captured_values: `StepValue` of each captured tensor.
-        aliases: other captured tensors that are the same memory as one in `captured`, with its position there.
-        lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
+        captured_values: a `StepValue` for each captured tensor.
+        aliases: captured tensors that share the memory of one in `captured`, each with the position of this one.
+        lifted_values: a `StepValue` for each lifted tensor, which `lift` makes from the captured ones.
         step_shape: the shape of every output and new state.
-        differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
-        leads_to: for each of those, the positions in `[*inputs, *states, *lifted]` that a gradient of it may flow to.
-        reads: what the core read besides its arguments: where the captured tensors are, and what became a constant.
+        differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
+        leads_to: for each of these, the positions in `[*inputs, *states, *lifted]` that its gradient may flow to.
+        reads: the values that the core read besides its arguments: places of captured tensors, and constants.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CoreTrace:
         """The step's shape.
 
         Raises:
-            CoreReturnError: the results have several.
+            CoreReturnError: the results have different shapes.
         """
         return _common_shape(results)
 
@@ -126,11 +126,11 @@ class CoreTrace:
         raise NotImplementedError
 
     def of_twin(self, core: Callable[..., Any]) -> Self | None:
-        """This trace as that of another core, which is not run.
+        """This trace, for another core that is not run.
 
         Returns:
-            `None` unless `core` has the same code, and reads equal numbers, the same objects and tensors like those
-            that this one's core read: see `reads/_twins.py`. It holds none of this trace's tensors.
+            `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors like
+            those of this trace's core: see `reads/_twins.py`. The result holds none of this trace's tensors.
         """
         core = unwrap_compiled(core)
         reads = self.reads.of_twin(core)
@@ -153,11 +153,11 @@ class CoreTrace:
         return self._reads_sizes or (self._tracer is not None and self._tracer.captures.reads_sizes)
 
     def of_batch(self, inputs: Sequence[StepValue], states: Sequence[StepValue]) -> Self | None:
-        """This trace for another size of the step's first dimension; the core is not run.
+        """This trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if anything else differs, a size is 0 or 1, or the first dimension is more than a number of equal
-            elements: the core depends on sizes, or a captured tensor has an element for each of them.
+            `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters:
+            the core depends on sizes, or a captured tensor varies along it.
         """
         old, values = self.step_shape, (*inputs, *states)
         mine = (*self.inputs, *self.states)
@@ -184,11 +184,11 @@ class CoreTrace:
         raise NotImplementedError
 
     def _resize(self, old: int, new: int) -> None:
-        """Changes the first dimension of what the forward says of sizes."""
+        """Changes the size of the first dimension in the forward."""
         raise NotImplementedError
 
     def _retraced(self) -> Tracer:
-        """Runs the core: that of a twin when its first VJP is traced."""
+        """The tracer. Runs the core again if there is none, as for the first VJP of a twin."""
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
@@ -209,14 +209,14 @@ class CoreTrace:
         return self._tracer
 
     def _adopt(self, own: Self) -> None:
-        """Takes from a trace of this core what VJPs are traced with."""
+        """Adopts the data of another trace of this core that VJPs are traced with."""
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
-        """The captured tensors, where they are the lifted ones.
+        """The captured tensors, if all lifted tensors are captured ones.
 
         Raises:
-            CaptureError: some are computed of the captured ones before the loop; `lift` does that.
+            CaptureError: some lifted tensors are computed from captured ones before the loop; `lift` does that.
         """
         if self._prologue.computed is not None:
             first = self._prologue.computed.first
@@ -229,18 +229,21 @@ class CoreTrace:
         return self.captured
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True if `lift` takes these tensors: some things are computed for the device and strides of those traced."""
+        """True if `lift` takes these tensors.
+
+        Some computations are recorded for the device and strides of the traced ones.
+        """
         return self._prologue.fits(captured)
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The lifted tensors, from the captured ones as they are now.
+        """The lifted tensors, from the captured ones with their present values.
 
-        Captured tensors are lifted as they are, unless the core does with them alone what a step cannot: it
-        indexes or sums them, multiplies matrices, reads one in two layouts. That is computed here, once for
+        Captured tensors are lifted unchanged, unless the core does something with them alone that a step cannot do: it
+        indexes or sums them, multiplies matrices, or reads one in two layouts. That is computed here, once for
         all steps, and is differentiable: the gradients of lifted tensors flow on to the captured ones.
 
         Args:
-            captured: in place of each tensor of `self.captured`, that tensor or one of its shape and dtype.
+            captured: for each tensor of `self.captured`, this tensor or one of equal shape and dtype.
 
         Example:
             >>> w = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
@@ -279,7 +282,7 @@ class StepTrace(CoreTrace):
     """
 
     forward: StepGraph
-    # Of a step on pieces.
+    # For a step on pieces alone.
     _elements: Elements | None = None
 
     def _trace(self) -> None:
@@ -297,11 +300,11 @@ class StepTrace(CoreTrace):
 
     @property
     def is_on_pieces(self) -> bool:
-        """True of a step that may cut and join values: see `trace_step`."""
+        """True for a step that may cut and join values: see `trace_step`."""
         return bool(self._kind.get("on_pieces"))
 
     def _count_pieces(self, lifted: Sequence[Pieces]) -> None:
-        """Takes pieces of lifted tensors for lifted tensors."""
+        """Makes each piece of a lifted tensor a lifted tensor."""
         values, places = list[StepValue](), list[list[int]]()
         first = self.num_inputs + self.num_states
         for pieces, value in zip(lifted, self.lifted_values, strict=True):
@@ -329,10 +332,10 @@ class StepTrace(CoreTrace):
         return self.forward.is_of_any_batch
 
     def _resize(self, old: int, new: int) -> None:
-        """The graph says nothing of sizes."""
+        """Does nothing: the graph does not depend on sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """True if what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
+        """True if a step can differentiate captured tensors that the core writes to or gives its own gradient."""
         if self._retraced().is_plain:
             return True
         try:
@@ -345,9 +348,9 @@ class StepTrace(CoreTrace):
         """The step's VJP, pruned to the cotangents that are present and the gradients that are required.
 
         Args:
-            cotangents: for each of `[*outputs, *new_states]`, whether it has a gradient; the others count
+            cotangents: for each of `[*outputs, *new_states]`, True if it has a gradient. All others count
                 as zero and are no arguments of the graph.
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is required. Only
+            wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is required. Only
                 floating-point tensors have one.
 
         Returns:
@@ -355,7 +358,7 @@ class StepTrace(CoreTrace):
 
         Raises:
             RequiresGradError: the masks do not fit the step.
-            UnsupportedCoreError: a backward formula does what a scan kernel cannot honour.
+            UnsupportedCoreError: a backward formula does something that a scan kernel cannot do.
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
@@ -374,7 +377,7 @@ class StepTrace(CoreTrace):
     def _vjp_in_elements(
         self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
-        """As `vjp`, of a step on pieces."""
+        """As `vjp`, for a step on pieces."""
         count, asked = self.num_inputs + self.num_states, iter(wanted)
         each = [[next(asked)] for _ in range(count)]
         each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
@@ -419,19 +422,20 @@ def trace_step(
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
-        num_inputs, num_states, num_outputs: how many of each.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
-            broadcast). Only shape, dtype and device are looked at.
-        follow: whether to record what the core reads besides its arguments, in `reads`.
-        on_pieces: the core may join its arguments, reduce and multiply small dimensions of what it made of them, and
-            cut that again.
-        hoist: whether `lift` computes what no step can of captured tensors alone.
+            broadcast). Only shape, dtype and device matter.
+        follow: True to record the values that the core reads besides its arguments, in `reads`.
+        on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
+            and cut these again.
+        hoist: True if `lift` computes everything that depends on captured tensors alone and that no step can compute.
 
     Raises:
         ExampleError: an example is not a dense tensor.
-        CoreArityError, CoreReturnError: other numbers of arguments or results than announced.
+        CoreArityError, CoreReturnError: the numbers of arguments or results differ from the announced ones.
         StateMismatchError: a state changes shape or dtype.
-        UnsupportedCoreError: the core does what a scan kernel cannot honour; names op and line.
+        UnsupportedCoreError: the core does something that a scan kernel cannot do; the message names the op and the
+            line.
 
     Example:
         >>> import torch
@@ -456,7 +460,7 @@ def trace_step(
 
 
 def _make(make: Callable[..., StepTrace]) -> StepTrace:
-    """A trace in which no more is computed before the loop than has to be."""
+    """A trace that computes as little as possible before the loop."""
     try:
         try:
             step = make(Hoists.WHAT_NO_STEP_CAN)
@@ -488,7 +492,7 @@ def _without_zeros(vjp: StepGraph) -> StepGraph:
 
 
 def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) -> None:
-    """Raises when a state cannot be carried."""
+    """Raises if the step changes the shape or dtype of a state."""
     for i, (state, new) in enumerate(zip(states, new_states, strict=True)):
         if state != new:
             raise StateMismatchError(
@@ -499,7 +503,7 @@ def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) 
 
 
 def _common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
-    """The step's shape; raises when there are several."""
+    """The step's shape. Raises if the results have different shapes."""
     shapes = sorted({value.shape for value in results})
     if len(shapes) != 1:
         raise CoreReturnError(

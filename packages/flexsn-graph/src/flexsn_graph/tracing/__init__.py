@@ -1,3 +1,3 @@
-"""Running a core on fake tensors: recording, captured tensors, refusals."""
+"""Runs a core on fake tensors: recording, captured tensors, refusals."""
 
 from __future__ import annotations

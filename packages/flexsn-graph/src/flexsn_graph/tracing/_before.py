@@ -23,9 +23,9 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """How the lifted values that are not captured are computed, and the numbers of the captured tensors that are read.
+    """The graphs of lifted values that are not captured, and the numbers of the captured tensors that are read.
 
-    The tensors that its graphs take are these, in the order of `tracer.captures.tensors`.
+    The graphs take these tensors as arguments, in the order of `tracer.captures.tensors`.
     """
     captures = tracer.captures
     captured = list(captures.tensors)
@@ -73,7 +73,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     graphs = [whole.graph, *(part for part in parts if part is not None)]
     needed = [i for i in range(len(captured)) if any(_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
-    # A custom function has gradients by what it does not read, too.
+    # A custom function can also return gradients of tensors that it does not read.
     kept = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
     assert len(places) == first + len(captured) + len(values)
     back = [
@@ -92,11 +92,11 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
 
 
 def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
-    """Without mutation, and without what nothing is computed from."""
+    """Removes mutations, and nodes that no result depends on."""
     functional = lower(recorded, tracer.mode, LEFT)
     for node in functional.graph.nodes:
         if node.target in _COPIES and not node.kwargs:
-            node.replace_all_uses_with(node.args[0])  # nothing is written to any more
+            node.replace_all_uses_with(node.args[0])  # a functional graph writes to no value
     functional.graph.eliminate_dead_code()
     for node in functional.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(functional, str(node.target)), FakeTensor):
@@ -113,7 +113,7 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
-    """A copy that returns some of the results alone."""
+    """A copy that returns some of the results."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -126,7 +126,7 @@ def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
 
 
 def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> fx.GraphModule:
-    """A function of some of the graph's arguments, in this order: the others are not used."""
+    """A function of some of the graph's arguments, in this order. All others are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     arguments = _placeholders(graph)
@@ -157,10 +157,10 @@ _LINEAR_OPS = frozenset(_LINEAR.split())
 
 
 def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
-    """The error for a gradient that is no linear function of what it is given.
+    """The error for a gradient that is not a linear function of its argument, or `None`.
 
-    In the loop a custom function's backward gets each step's gradient, before the loop their sum: the same if it is
-    linear. Torch's own formulas are.
+    In the loop, the backward of a custom function receives the gradient of each step. Before the loop, it receives
+    their sum. Both are equal if it is linear. Torch's own formulas are.
     """
     linear = {_placeholders(graph)[place]}
     for node in graph.nodes:
@@ -181,8 +181,8 @@ def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
 def _not_linear(node: fx.Node) -> UnsupportedCoreError:
     return UnsupportedCoreError(
         f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
-        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels have their sum. Apply "
-        "the function outside of the core.",
+        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels with the sum of "
+        "all. Apply the function outside of the core.",
         called_op(node),
         location_of(node),
     )
@@ -207,7 +207,7 @@ def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:
 
 
 def _vanishes(value: Any, linear: Collection[fx.Node]) -> bool:
-    """True if it is linear in the gradient, or zero."""
+    """True if the value is linear in the gradient, or zero."""
     if not isinstance(value, fx.Node):
         return bool(value == 0)
     return value in linear

@@ -1,11 +1,11 @@
-"""Finds the tensors that a step function captures, as it runs.
+"""Finds the tensors that a step function captures, while it runs.
 
 A core reaches tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
-`functools.partial`, globals. While it runs on fake tensors, each real tensor that reaches the dispatcher
-is one of these. `CaptureMode` puts a fake stand-in in its place, which the tracer makes an argument.
+`functools.partial`, globals. It runs on fake tensors, so each real tensor that reaches the dispatcher
+is a captured one. `CaptureMode` replaces it by a fake stand-in, which the tracer makes an argument.
 
-Autograd works above the dispatcher and still sees the real tensor, so `torch.autograd.grad` can compute
-its gradient, also when it went through a `torch.autograd.Function`.
+Autograd works above the dispatcher and still receives the real tensor. So `torch.autograd.grad` can compute
+its gradient, even through a `torch.autograd.Function`.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from flexsn_graph.tracing._refusals import refuse_complex, refuse_higher_order, 
 
 _aten = torch.ops.aten
 
-# `torch.tensor(0.5)` inside a core: a constant made on the spot, not a captured tensor.
+# `torch.tensor(0.5)` inside a core is a constant that is made there, and no captured tensor.
 _CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
 
 
 class UnexpectedWriteError(Exception):
-    """An op would have written where nothing may be written while a call is only looked at."""
+    """An op was about to write to memory that a call on trial may not write to."""
 
 
 class CaptureMode(TorchDispatchMode):
-    """Runs a core on fake tensors: swaps captured tensors, refuses what a scan cannot honour.
+    """Runs a core on fake tensors, replaces captured tensors, and refuses ops that a scan cannot contain.
 
     Args:
-        captures: what is known so far.
-        may_add: whether a tensor not seen before is recorded (discovery) or refused (recording, where
-            it would have no argument to stand for it).
-        frozen: the core's arguments, or the incoming gradients: it must not change them in place.
+        captures: the captured tensors found so far.
+        may_add: True to record a new captured tensor (discovery). Otherwise it is refused (recording), since
+            no argument exists for it.
+        frozen: the core's arguments, or the incoming gradients, which the core must not change in place.
 
     Attributes:
-        trail: what the core called, to see whether it does so again.
+        trail: the calls of the core, to compare them between runs.
         met: the values of `captures` that the step read.
-        refusal: the error raised here, which TorchScript replaces by one of its own.
+        refusal: the error that was raised here. TorchScript replaces it by another one.
     """
 
-    supports_higher_order_operators = True  # so that they reach `__torch_dispatch__`, and are refused
+    supports_higher_order_operators = True  # then they reach `__torch_dispatch__`, which refuses them
 
     def __init__(self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,14 +76,14 @@ class CaptureMode(TorchDispatchMode):
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
         self._tied: set[int] = set()
-        self._noted: list[Any] = []  # tensors, and their memory, which one may drop: kept, so that its id is its own
+        self._noted: list[Any] = []  # tensors and their memory, kept alive so that the ids stay theirs
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Lifts nothing for the ops in this context, which are no part of the step unless `recorded`.
+        """Context whose ops lift nothing. They are no part of the step unless `recorded`.
 
         Yields:
-            A list that they are put on.
+            A list to which the ops are added.
         """
         around, met = self._apart, set(self.met)
         ops: list[CalledOp] = []
@@ -96,10 +96,10 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
-        """As `apart`, for what is only looked at: nothing of it counts.
+        """As `apart`, for ops on trial: none of their effects counts.
 
         Args:
-            guarded: memory that is not written to: `UnexpectedWriteError` is raised before an op does.
+            guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.
         """
         done, around = len(self.trail), self._guarded
         self._guarded = guarded
@@ -111,20 +111,20 @@ class CaptureMode(TorchDispatchMode):
             self._guarded = around
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
-        """Once the step uses `tensor`, which was made apart, it has met the values in `roots`."""
+        """Makes later uses of `tensor`, which was made apart, count as reads of the values in `roots`."""
         self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
-        """Refuses what writes to it."""
+        """Refuses later writes to a tensor."""
         self._frozen.add(self._note(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Raises `WrittenViewError` for what writes to one of these: it would not change the others."""
+        """Raises `WrittenViewError` on later writes to one of these tensors: they would not change the others."""
         for tensor in tensors:
             self._tied.add(self._note(tensor))
 
     def _note(self, tensor: Tensor) -> int:
-        """The identity of a tensor's memory, which no other memory gets meanwhile."""
+        """The identity of a tensor's memory, which is kept alive so that no other memory gets it."""
         self._noted += [tensor, tensor.untyped_storage()]
         return storage_of(tensor)
 
@@ -152,7 +152,7 @@ class CaptureMode(TorchDispatchMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profile: Profile | None) -> Any:
         if getattr(func, "namespace", "") == "prim":
-            return func(*args, **kwargs)  # `prim.device` and its kind, called at every turn
+            return func(*args, **kwargs)  # frequent calls such as `prim.device`
         location = self._locate()
         refuse_higher_order(func, location)
         if func not in _CONSTANT_OPS:
@@ -170,7 +170,7 @@ class CaptureMode(TorchDispatchMode):
         written = {storage_of(t) for t in writes}
         if not written.isdisjoint(self._tied):
             raise WrittenViewError(
-                "the core changes in place what is a view of something else that it computes of captured tensors alone "
+                "the core changes in place a view of another value that it computes from captured tensors alone "
                 f"({func}). Change a copy.",
                 str(func),
                 location,
@@ -198,16 +198,16 @@ class CaptureMode(TorchDispatchMode):
                 self.met |= self.behind(leaf)
 
     def behind(self, tensor: Tensor) -> set[int]:
-        """The values that a tensor is, is a view of, or was computed from alone."""
+        """The values that a tensor equals, is a view of, or was computed from alone."""
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
-        """Describes an op's argument, equally in each call if the core does the same in each call."""
+        """A description of an op's argument, which is equal in each call if the core behaves equally in each call."""
         if not isinstance(value, Tensor):
             return repr(value)
-        # A constant made on the spot is a new tensor each time: its value counts.
+        # A constant that the core makes is a new tensor each time, so its value counts.
         return constant_value(value) if self.captures.is_captured(value) else ""
 
     def _locate(self) -> SourceLocation | None:
@@ -216,7 +216,7 @@ class CaptureMode(TorchDispatchMode):
         if in_backward:
             return location or self.captures.locations.get(number)
         if location is not None:
-            # The first op with a number is the one that has a node.
+            # Of all ops with a number, the first one has a node.
             self.captures.locations.setdefault(number, location)
         return location
 
@@ -226,7 +226,7 @@ class CaptureMode(TorchDispatchMode):
         return self.captures.stand_ins[self.number_of(value, location)]
 
     def number_of(self, value: Tensor, location: SourceLocation | None) -> int:
-        """The number of a captured tensor, which is recorded when it is met first."""
+        """The number of a captured tensor. A new one is recorded."""
         if value.layout is not torch.strided:
             raise CaptureError(
                 f"the core captures a tensor of layout {value.layout}: only dense ones can be read.",
@@ -266,9 +266,10 @@ class CaptureMode(TorchDispatchMode):
 def _on_one_device(
     leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """CPU tensors without dimensions, which eager mode takes beside a GPU's, on that GPU: decompositions refuse them.
+    """Moves CPU tensors without dimensions to the GPU of the others.
 
-    So are the numbers of `h[1:] = 0.25`.
+    Eager mode accepts both devices in one op, but decompositions refuse that. The numbers in `h[1:] = 0.25` are such
+    tensors.
     """
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     elsewhere = {t.device for t in tensors if t.device.type != "cpu"}

@@ -21,18 +21,18 @@ _TOLD_APART = (
 
 
 class Captures:
-    """Captured tensors, each once, and what the core computes from them alone.
+    """Captured tensors, each once, and values that the core computes from them alone.
 
     Attributes:
-        stand_ins: a fake tensor for each such value; its place in the list is the value's number.
+        stand_ins: a fake tensor for each of these values; its index is the value's number.
         tensors: the captured tensors, by number, in order of first use.
-        aliases: other captured tensors that are the same memory as one of them, by its number.
-        passing: ids of tensors that the core itself makes of captured ones, as `w.data`.
-        decided: the calls that give the other values, by function and arguments.
-        lifted: the values that the step needs, once that is known; the others are there for `calls`.
+        aliases: captured tensors that share the memory of another one, each with the number of this one.
+        passing: ids of tensors that the core itself makes from captured ones, such as `w.data`.
+        decided: the calls that compute the other values, by function and arguments.
+        lifted: the values that the step needs, once this is known. All others serve `calls` alone.
         reads_sizes: True if the core may depend on the sizes of its arguments.
-        locations: autograd sequence number to the user's line, so that a backward formula can name it; of the last
-            run of the core.
+        locations: by autograd sequence number, the user's line in the last run of the core. Errors in backward formulas
+            name it.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -45,22 +45,22 @@ class Captures:
         self.lifted: tuple[int, ...] | None = None
         self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
-        # The tensors are kept, so that an id or an address is not given to another one meanwhile.
+        # Objects kept alive, so that their ids and addresses are not given to others meanwhile.
         self._kept: list[Any] = []
         self._by_identity: dict[int, tuple[int, Tensor]] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         self._by_storage: dict[int, int] = {}
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """True if `tensor` is the user's: neither an argument nor computed by the core."""
+        """True if `tensor` belongs to the user: it is no argument, and the core did not compute it."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
     def has(self, tensor: Tensor) -> bool:
-        """True if an operation has read this tensor of the user's."""
+        """True if an operation has read this tensor of the user."""
         return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
-        """The number of a captured tensor, or of one that is the same memory (`w.data` is a new object)."""
+        """The number of a captured tensor, or of another one with the same memory (`w.data` is a new object)."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)][0]
         memory = _memory_of(tensor)
@@ -69,9 +69,9 @@ class Captures:
             return None
         before = self.tensors[number]
         if tensor.requires_grad and before.requires_grad:
-            return None  # another variable, with a gradient of its own
+            return None  # a different variable, with its own gradient
         if tensor.requires_grad or id(before) in self.passing:
-            # `w.data` was met before `w`: it is `w` that has a gradient and can be moved.
+            # `w.data` was found before `w`, which is the one that has a gradient and can be moved.
             self.tensors[number] = tensor
             tensor, other = before, tensor
             self._by_identity[id(other)] = (number, other)
@@ -81,13 +81,13 @@ class Captures:
         return number
 
     def note_passing(self, tensors: Iterable[Tensor]) -> None:
-        """Notes tensors that are there while the core runs only."""
+        """Notes tensors that exist only while the core runs."""
         for tensor in tensors:
             self._kept.append(tensor)
             self.passing.add(id(tensor))
 
     def add(self, tensor: Tensor) -> int:
-        """Records a captured tensor that `find` does not know."""
+        """Records a captured tensor for which `find` returns `None`."""
         number = self.add_value(tensor)
         self.tensors[number] = tensor
         self._by_identity[id(tensor)] = (number, tensor)
@@ -102,31 +102,31 @@ class Captures:
         return number
 
     def call_of(self, number: int) -> RecordedCall | None:
-        """The call that gives a value; `None`: it is captured."""
+        """The call that computes a value; `None` if the value is captured."""
         return next((call for call in self.decided.values() if number in call.results), None)
 
     def stays(self, number: int) -> bool:
-        """True if a value can be computed in the step, or is captured."""
+        """True if a value is captured, or can be computed in the step."""
         call = self.call_of(number)
         return call is None or call.stays
 
     def identities(self, arguments: Any) -> tuple[int, ...]:
-        """Identities of arguments that their `repr` does not distinguish: a NumPy array's is short."""
+        """Identities of arguments whose `repr` is ambiguous, such as that of a NumPy array."""
         others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
         self._kept += others
         return tuple(map(id, others))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. That of a function of the user's own has the number before its ops'."""
+        """The user's line of an autograd node. The number of a user's own function precedes those of its ops."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 
     def number_of(self, storage: int) -> int | None:
-        """The value whose stand-in has this memory."""
+        """The number of the value whose stand-in has this memory."""
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The fake of a captured tensor that a core returns as it is; a fake tensor unchanged."""
+        """The stand-in of a captured tensor that a core returns unchanged. A fake tensor is returned as it is."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)

@@ -1,4 +1,4 @@
-"""Functions of torch that look at values before they compute: without that, which no kernel could do."""
+"""Replacements of torch functions that check values before they compute, which no kernel can do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Eager mode refuses negative variances; here what they belong to is NaN."""
+    """Eager mode refuses negative variances. Here, their losses are NaN."""
     if not isinstance(var, Tensor):
         var = var * torch.ones_like(input)
     elif var.dim() == input.dim() - 1 and input.shape[:-1] == var.shape:

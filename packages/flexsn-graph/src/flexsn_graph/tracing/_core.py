@@ -1,4 +1,4 @@
-"""Checks of what a step function takes and returns, with errors in words."""
+"""Checks of the arguments and results of a step function, with readable errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph.errors import ComplexDtypeError, CoreArityError, CoreReturnErr
 def check_arity(
     core: Callable[..., Any], num_inputs: int, num_states: int, num_outputs: int, num_examples: int
 ) -> None:
-    """Raises `CoreArityError` when `core` cannot take the inputs and states, or examples are missing."""
+    """Raises `CoreArityError` if `core` cannot take the inputs and states, or examples are missing."""
     expected = num_inputs + num_states
     if min(num_inputs, num_states, num_outputs) < 0 or num_outputs + num_states == 0:
         raise CoreArityError(
@@ -42,7 +42,7 @@ def check_arity(
 
 
 def check_examples(examples: Sequence[Any]) -> None:
-    """Raises when an example is not a dense, real tensor."""
+    """Raises if an example is not a dense, real tensor."""
     for i, example in enumerate(examples):
         if not isinstance(example, Tensor):
             raise ExampleError(f"example {i} is a {type(example).__name__}: give a tensor.")
@@ -53,7 +53,7 @@ def check_examples(examples: Sequence[Any]) -> None:
 
 
 def complex_error(what: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor; `what` is the op or the argument that it comes from."""
+    """The error for a complex tensor. `what` names its op or argument."""
     return ComplexDtypeError(
         f"{what} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
         what,
@@ -85,7 +85,7 @@ def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Te
 
 
 def unwrap_compiled(core: Callable[..., Any]) -> Callable[..., Any]:
-    """The plain function or module inside `torch.compile(core)`: it is compiled here, whole."""
+    """The plain function or module within `torch.compile(core)`, since FlexSN compiles all of it."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         inner: Callable[..., Any] | None = getattr(core, name, None)
         if inner is not None:

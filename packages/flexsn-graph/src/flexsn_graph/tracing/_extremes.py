@@ -1,7 +1,7 @@
-"""Maxima and minima with their positions, as reductions that kernels have, with torch's ties and gradients.
+"""Maxima and minima with their positions, in terms of reductions that kernels have, with torch's ties and gradients.
 
-The position is the first one of those that have the extreme value, or of those that are no number. The gradient of the
-value goes to that element alone.
+The position is that of the first element that equals the extreme value or is NaN. The gradient of the value flows to
+this element alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Numbers of the elements along `dim`, and of each row the one that has the extreme value, in float32."""
+    """The indices of the elements along `dim`, and for each row the index of its extreme, in float32."""
     fixed, size = x.detach(), x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = size
@@ -64,7 +64,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.argmin: _argmin,
     Tensor.argmin: _argmin,
     functional.one_hot: _one_hot,
-    # In graphs that a compiler has captured.
+    # Ops in graphs that a compiler has captured.
     _aten.max.dim: _max,
     _aten.min.dim: _min,
     _aten.argmax.default: _argmax,
@@ -74,7 +74,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function with the result of this call; `None`: the call has no dimension, or other arguments."""
+    """A function that computes the result of this call; `None` if the call has no dimension, or other arguments."""
     found = _FUNCTIONS.get(func)
     if found is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None

@@ -1,15 +1,16 @@
-"""Which element of the step, and of each captured tensor, an element of each value belongs to.
+"""Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel has one position in the step at a time: it can drop every view of a lowered graph, and every sum of
-a backward formula, if that changes nothing. This is where that is proved, or refused. Each value carries, for
-the step and for each captured tensor that it depends on, a data-free strided tensor of the value's shape: its
-strides say which element of the step (of the captured tensor) an element of the value comes from; 0 is a
-dimension along which it does not vary. Views of the value are replayed on them. For instance, in a step of
-shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along its second axis.
+A kernel is at one position of the step at a time. It can drop all views of a lowered graph, and all sums of
+a backward formula, if that does not change the result. This module proves that, or refuses the graph. For
+the step and for each captured tensor that a value depends on, the value has a strided tensor without data and
+of the value's shape. Its strides define which element of the step (of the captured tensor) an element of the
+value comes from. A stride of 0 marks a dimension along which the value does not vary. Views of the value are
+replayed on these tensors. For instance, in a step of shape `[B, C]`, a value of shape `[C, 1]` with strides
+`(1, 0)` in the step varies along its second axis.
 
-Sums. The gradient of an argument that broadcasts is a sum over axes of the step. The kernel leaves it out
-and its caller takes it once, over the gradient accumulated over time. That is the same as long as what
-follows the sum is linear in it.
+Sums. The gradient of an argument that broadcasts is a sum over axes of the step. The kernel leaves it out,
+and its caller takes it once, over the gradient that was accumulated over time. Both are equal as long as all
+operations after the sum are linear in it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from flexsn_graph.ir._ops import (
 from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
-# The step among the keys of `_Value.reads`; the others are indices of lifted tensors.
+# The key of the step in `_Value.reads`. All other keys are indices of lifted tensors.
 _STEP = -1
 
 
@@ -47,8 +48,8 @@ _STEP = -1
 class _Value:
     shape: tuple[int, ...]
     reads: Mapping[int, Tensor] = field(default_factory=dict)
-    summed: frozenset[int] = frozenset()  # axes of the step that were summed over
-    zero: bool = False  # 0 whatever the arguments are
+    summed: frozenset[int] = frozenset()  # axes of the step that it is summed over
+    zero: bool = False  # True if it is 0 for all arguments
 
 
 _Values: TypeAlias = _Value | tuple[_Value, ...]
@@ -63,23 +64,23 @@ def check_positions(
     *,
     sums_allowed: bool = False,
 ) -> dict[int, LiftedLayout]:
-    """Proves that `graph` works on each element of the step by itself.
+    """Proves that `graph` works on each element of the step separately.
 
     Args:
-        graph: lowered, views included.
+        graph: the lowered graph, with views.
         step_shape: shape of one step.
-        lifted: for each placeholder, the index of the lifted tensor that it is, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`. Where there are
+        lifted: for each placeholder, the index of its lifted tensor, or `None`.
+        gradient_of: for each result, the placeholder of which it is the gradient, or `None`. If there are
             gradients, sums are allowed.
-        known: layouts that another graph of the same step has; this one must not differ.
-        sums_allowed: also without such results: the graph computes gradients, and returns terms of them.
+        known: layouts in another graph of the step, which this graph has to share.
+        sums_allowed: True to allow sums without such results: the graph computes gradients and returns their terms.
 
     Returns:
         The layout of each lifted tensor that is read.
 
     Raises:
         NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved behind the scan.
-        CaptureError: a lifted tensor is read in two layouts, or in one that has no strides.
+        CaptureError: a lifted tensor is read in two layouts, or in one that no strides express.
     """
     return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
 
@@ -127,7 +128,7 @@ class _Check:
                 for (entry, value), position in zip(results, self._gradient_of, strict=True):
                     if position is None:
                         self._finish_result(value, entry)
-                    elif not value.zero and numel(self._step.shape) > 0:  # else it is of no elements
+                    elif not value.zero and numel(self._step.shape) > 0:  # otherwise, nothing is summed
                         self._finish_gradient(value, entry, position)
         return self._layouts
 
@@ -150,7 +151,7 @@ class _Check:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # Proved where they are made: see `_pointwise`.
+            # Proved where these ops are made: see `_pointwise`.
             return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
         if target in ALIAS_OPS:
             return self._view(node)
@@ -190,7 +191,7 @@ class _Check:
         if step is None:
             return
         if not compatible(step, self._step.place(after)):
-            self._moved = self._moved or node  # to be blamed if it is not moved back
+            self._moved = self._moved or node  # named in the error unless it is moved back
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
 
@@ -226,7 +227,7 @@ class _Check:
         value = self._value(node.all_input_nodes[0])
         dims: Any = node.args[1]
         after = _shape(node)
-        if numel(value.shape) == 0:  # the sum of no elements
+        if numel(value.shape) == 0:  # a sum over no elements
             return _Value(after, zero=True)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
             reads = {i: without(seen, dims) for i, seen in value.reads.items()}
@@ -243,18 +244,18 @@ class _Check:
         return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
-        """The axes that the op's result is summed over; refuses what is not linear in a sum."""
+        """The axes that the op's result is summed over. Refuses ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # Linear in some of its arguments together: what is no sum among them has to be 0.
+        # The op is linear in some of its arguments together: those that are no sums have to be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
         )
-        # No operand may be larger than the sum: it would be there once for each of its elements.
+        # An operand larger than the sum would contain the sum once for each of its elements.
         grows = any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands)
         if len(axes) > 1 or not linear or grows or not _is_float(node):
             raise self._sum_refusal(node)
@@ -278,19 +279,19 @@ class _Check:
         where = self._step.place(value.shape)
         who = f"argument number {position}" if index is None else f"captured tensor number {index}"
         if index is not None:
-            # The element of the gradient and the element of the tensor that it belongs to are one.
+            # An element of the gradient belongs to the element of the tensor at the same index.
             where = torch.empty((), device="meta") if step is None else step
             value = replace(value, reads={**value.reads, index: contiguous(value.shape)})
         elif step is not None and not compatible(step, where):
             raise self._moved_refusal(node)
         here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
         if here | value.summed != self._step.varying:
-            # Each element would be counted once for each element of the step that shares it.
+            # Otherwise, each element would be counted once for each element of the step that shares it.
             raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
         self._record_layouts(value, where, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
-        """Notes how `value`, whose elements are at `step`, reads the lifted tensors."""
+        """Records the layouts in which `value`, whose elements are at `step`, reads the lifted tensors."""
         for index, seen in value.reads.items():
             if index != _STEP:
                 layout = self._step.layout(step, seen)
@@ -344,7 +345,7 @@ def _replay(node: fx.Node, seen: Tensor) -> Any:
 
 
 def _first_use(node: fx.Node) -> fx.Node | None:
-    """The first op that the core does with a value: the tracer detaches arguments."""
+    """The first op that the core applies to a value, after the tracer's `detach`."""
     for user in node.users:
         found = _first_use(user) if user.target is torch.ops.aten.detach.default else user
         if found is not None:
@@ -353,7 +354,7 @@ def _first_use(node: fx.Node) -> fx.Node | None:
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
-    """True if an op is linear in all of its operands together, and all are 0."""
+    """True if an op is linear in all of its operands together, and all of them are 0."""
     facts = facts_of(node.target)
     values = {i for i, argument in enumerate(node.args) if isinstance(argument, fx.Node | bool | int | float)}
     all_zero = len(values) == len(operands) and all(operand.zero for operand in operands)

@@ -1,11 +1,11 @@
-"""Computations on captured tensors alone that no step can do: done once, before the loop over time.
+"""Computations on captured tensors alone that no step can do. They run once, before the loop over time.
 
-A row `w[0]` of a parameter, `w.softmax(0)`, `w @ u`: the result of such a call is lifted as if it had been captured.
-Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express: there they cost
-nothing.
+Examples are a row `w[0]` of a parameter, `w.softmax(0)`, and `w @ u`. The result of such a call is lifted like a
+captured tensor. Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express:
+they cost nothing there.
 
-What is computed before the loop is a graph, recorded below autograd as the step itself is, and so is its gradient:
-in-place operations and custom `autograd.Function`s are in it as they ran.
+The computations before the loop form a graph, recorded below autograd as the step itself is, and so do their gradients.
+In-place operations and custom `autograd.Function`s are in the graph as they ran.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flexsn_graph.ir._random import ELEMENT_WORD
 
 
 class Hoists(Enum):
-    """Which calls on captured tensors alone are done before the loop."""
+    """Selection of the calls on captured tensors alone that run before the loop."""
 
     NOTHING = auto()
     WHAT_NO_STEP_CAN = auto()
-    VIEWS_TOO = auto()  # for a tensor that is read in two layouts
-    EVERYTHING = auto()  # where a part of it could not be differentiated in the step
+    VIEWS_TOO = auto()  # for a tensor that the step reads in two layouts
+    EVERYTHING = auto()  # if a part could not be differentiated in the step
 
 
-# Not pointwise by their tag, but nothing that a step could not do.
+# Ops that have no tag of pointwise ops, but that a step can compute.
 _STAYING = """
     alias clone copy detach empty empty_like expand fill full full_like lift_fresh lift_fresh_copy new_empty
     new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zero zeros zeros_like
@@ -45,7 +45,7 @@ _RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
 
 @dataclass(frozen=True, slots=True)
 class CalledOp:
-    """An op that a call came down to; `writes`: to which memory."""
+    """An op that a call consists of; `writes` holds the memory that it writes to."""
 
     op: Op
     args: tuple[Any, ...]
@@ -54,22 +54,22 @@ class CalledOp:
 
 
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
-    """True if an op, called on captured tensors alone, can be a part of the step."""
+    """True if an op that is called on captured tensors alone can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
-        return called.op is ELEMENT_WORD  # whole numbers, which a kernel makes in a fraction of the time
+        return called.op is ELEMENT_WORD  # integers, which a kernel computes in a fraction of the time
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
     if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True
     if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
         return False
-    # The gradient of a part would be zero elsewhere, which no layout can say.
+    # The gradient of a part is zero elsewhere, which no layout can express.
     same_size = isinstance(called.result, Tensor) and called.result.numel() >= called.args[0].numel()
     return same_size or not has_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for a tensor in a call's arguments: the number of its value, and whether it requires a gradient."""
+    """A tensor among a call's arguments: the number of its value, and True if it requires a gradient."""
 
     value: int
     requires_grad: bool
@@ -80,15 +80,15 @@ class RecordedCall:
     """A call on captured tensors alone.
 
     Attributes:
-        name: of the function.
-        results: for each leaf of what the function returns, the number of the value that it is; `None`: not a
+        name: name of the function.
+        results: for each leaf of the function's result, the number of its value; `None` if it is no
             new tensor.
-        reads: the values that it needs.
-        stays: whether it is a part of the step.
-        is_view: whether it gives another view, content or history to memory that the core has.
-        writes: whether it changes what it is given.
-        is_plain: whether it neither does that, nor is an `autograd.Function`.
-        location: where the core makes it.
+        reads: the values that the call needs.
+        stays: True if the call is a part of the step.
+        is_view: True if the call makes another view, content or history of memory that the core has.
+        writes: True if the call changes its arguments.
+        is_plain: True if the call neither changes its arguments nor is an `autograd.Function`.
+        location: the line of the core that makes the call.
     """
 
     name: str
@@ -103,15 +103,15 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBefore:
-    """How the lifted tensors that are not captured are computed.
+    """Graphs that compute the lifted tensors that are not captured.
 
     Attributes:
         forward: `[*captured] -> [*values]`.
-        backward: for each value, `[*captured, its gradient] -> [*gradients]`; `None`: it has no gradient.
-        gradients: for each value, positions of the captured tensors that its `backward` gives gradients of.
-        first: the call that gives the first of them.
-        device: where the captured tensors were when it was recorded.
-        refusals: why a value has no gradient where one may be required, by its number among the values.
+        backward: for each value, `[*captured, its gradient] -> [*gradients]`, or `None` if it has no gradient.
+        gradients: for each value, positions of the captured tensors whose gradients `backward` returns.
+        first: the call that computes the first value.
+        device: device of the captured tensors at the time of recording.
+        refusals: by index of a value: the error to raise if its gradient is required.
     """
 
     forward: fx.GraphModule
@@ -123,15 +123,15 @@ class ComputedBefore:
 
 
 class Prologue:
-    """From the captured tensors to the lifted ones.
+    """The function from the captured tensors to the lifted ones.
 
     Args:
-        tensors: the captured tensors, by number: those that it needs.
+        tensors: the captured tensors that it needs, by number.
         lifted: numbers of the values that the step reads.
-        computed: how those that are not captured are computed; `None` if there are none.
+        computed: graphs of the lifted values that are not captured; `None` if all are captured.
 
     Attributes:
-        captured: the tensors that it takes, the user's own objects.
+        captured: the captured tensors that it takes, the user's own objects.
     """
 
     def __init__(self, tensors: Mapping[int, Tensor], lifted: Sequence[int], computed: ComputedBefore | None) -> None:
@@ -139,27 +139,27 @@ class Prologue:
         self.captured = tuple(tensors.values())
         positions = {number: i for i, number in enumerate(tensors)}
         values = iter(range(len(lifted)))
-        # A position among the captured tensors, or behind them, among the computed values.
-        # Its graphs are for tensors that lie like these.
+        # Each place is an index into the captured tensors, followed by the computed values.
+        # The graphs require tensors with these strides on this device.
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
         self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
         self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
-        """This prologue for other tensors that `fits` accepts, in the order of `captured`."""
+        """This prologue for other tensors, in the order of `captured`. `fits` has to accept them."""
         found = copy(self)
         found.captured = tuple(captured)
         return found
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True if it can compute with these tensors, of the right shapes and dtypes."""
+        """True if it can compute with these tensors, which have the right shapes and dtypes."""
         return all(
             t.stride() == stride and t.device == device
             for t, (stride, device) in zip(captured, self._layouts, strict=False)
         )
 
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The lifted tensors. Differentiable, when gradients are switched on."""
+        """The lifted tensors. Differentiable if gradients are switched on."""
         values = tuple(captured)
         if self._as_they_are:
             return values
@@ -180,7 +180,7 @@ class _Computed(torch.autograd.Function):
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        # A tensor that is two values has a gradient as one of them, perhaps, and none as the other.
+        # A tensor that stands for two values may be differentiable as one of them, and not as the other.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
         ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
@@ -188,7 +188,7 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """From a value without a gradient nothing flows on: no zeros, which an infinite derivative makes NaN."""
+        """Values without a gradient contribute nothing. Zeros would become NaN by an infinite derivative."""
         computed: ComputedBefore = ctx.computed
         sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
         parts = zip(gradients, computed.backward, computed.gradients, strict=True)
@@ -207,6 +207,6 @@ class _Computed(torch.autograd.Function):
 
 
 def _as_recorded(computed: ComputedBefore) -> AbstractContextManager[object]:
-    """Without autocast: what it does is in the graph."""
+    """Disables autocast: its conversions are in the graph."""
     kind = computed.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

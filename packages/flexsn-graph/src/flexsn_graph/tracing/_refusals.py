@@ -1,4 +1,4 @@
-"""Refuses, by name and line, what a scan cannot honour in an op that a core calls."""
+"""Refuses ops that a scan cannot contain, with the name of the op and the user's line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _aten = torch.ops.aten
 
 _DATA_DEPENDENT_OPS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default})
 
-# They hand a tensor's values to Python or NumPy without passing the dispatcher.
+# Functions that pass a tensor's values to Python or NumPy without the dispatcher.
 VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 
-# They answer while the core is traced, and may answer otherwise in a call: by what stands for a function, its name.
+# Properties that can be read during a trace, and may differ in a call: maps a function to its name.
 _ONCE = """
     requires_grad is_leaf grad_fn grad retains_grad _version _base output_nr
     data_ptr storage_offset stride is_contiguous is_pinned is_shared is_inference untyped_storage _is_view is_set_to
@@ -52,28 +52,28 @@ HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_ho
 
 
 def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
-    """The error for a hook on what is captured, or computed from captured tensors alone."""
+    """The error for a hook on a captured tensor, or on a value computed from captured tensors alone."""
     return UnsupportedCoreError(
-        f"the core calls Tensor.{name} on a captured tensor, or on what it computes from captured tensors alone: "
-        "kernels give such a tensor's gradient as a sum over all steps. Add the hook to the captured tensor, outside "
-        "of the core.",
+        f"the core calls Tensor.{name} on a captured tensor, or on a value computed from captured tensors alone: "
+        "kernels compute this gradient as a sum over all steps. Add the hook to the captured tensor, outside of the "
+        "core.",
         f"Tensor.{name}",
         location,
     )
 
 
 def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
-    """The error for `out=` where there are gradients, of which autograd would keep nothing."""
+    """The error for `out=` on tensors that require gradients, since autograd records none."""
     return UnsupportedCoreError(
-        f"the core calls {name} with out=, which autograd does not differentiate. Assign what it returns, or write it "
-        "with `.copy_()`.",
+        f"the core calls {name} with out=, which autograd does not differentiate. Assign its result, or write it with "
+        "`.copy_()`.",
         f"{name}(out=...)",
         location,
     )
 
 
 def refuse_without_rule(node: fx.Node) -> None:
-    """Refuses an op that works element by element and has no rule for kernels."""
+    """Refuses an op that works element by element, but has no rule for kernels."""
     if lacks_a_rule(node.target):
         raise UnsupportedCoreError(
             f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
@@ -83,7 +83,7 @@ def refuse_without_rule(node: fx.Node) -> None:
 
 
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
-    """Refuses what is no op: `torch.cond` and the like."""
+    """Refuses higher-order operators such as `torch.cond`."""
     if not isinstance(func, Op):
         raise UnsupportedCoreError(
             f"the core calls the higher-order operator {func}: it cannot be part of a step function. "
@@ -100,7 +100,7 @@ def refuse_op(
     frozen: Container[int],
     location: SourceLocation | None,
 ) -> None:
-    """Refuses an op for what it is, or for writing to one of the storages `frozen`."""
+    """Refuses an op for its kind, or because it writes to one of the storages `frozen`."""
     name = str(op)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(
@@ -122,7 +122,7 @@ def refuse_op(
     for written in written_by(op, args, kwargs):
         if storage_of(written) in frozen:
             raise MutationError(
-                "the core changes an input, a state, a captured tensor, what it computes of captured tensors before "
+                "the core changes an input, a state, a captured tensor, a value computed from captured tensors before "
                 f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
                 "copy: in-place ops on values that the core made in the step are fine.",
                 name,
@@ -137,13 +137,13 @@ def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Te
     written: list[Any] = []
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            # `torch._foreach_*` write to lists
+            # `torch._foreach_*` write to lists of tensors.
             written += pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
     return [t for t in written if isinstance(t, Tensor)]
 
 
 def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
-    """True if the shape of the result depends on no mask. (If the step does it, it is refused later.)"""
+    """True if the shape of the result depends on no mask. (If the step indexes, it is refused later.)"""
     masks = (torch.bool, torch.uint8)
     return op is _aten.index.Tensor and not any(i is not None and i.dtype in masks for i in args[1])
 

@@ -1,4 +1,4 @@
-"""Functions of torch by which a core depends on how large its arguments are."""
+"""Torch functions by which a core can depend on the sizes of its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _found(owner: Any, names: str) -> set[Any]:
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
 
-# Functions along one dimension: the position of the argument that names it.
+# Functions along one dimension: by name, the position of the argument `dim`.
 _ALONG_ONE = {
     **dict.fromkeys(["cat", "concat", "concatenate", "gather", "index_select"], 1),
     **dict.fromkeys(["narrow", "select", "size", "unbind", "unflatten"], 1),
@@ -35,7 +35,7 @@ _ALONG_ONE = {
 
 
 def depends_on_batch(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> bool:
-    """True if a call may depend on the size of its tensors' first dimension, of `ndim`."""
+    """True if a call may depend on the size of the first of its tensors' `ndim` dimensions."""
     if func not in OF_SIZES:
         return False
     if func is Tensor.__getitem__:
@@ -52,7 +52,7 @@ def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-# A kernel made for one size computes something else for another one, if the core calls one of these with its arguments.
+# A kernel for one size may be wrong for other sizes if the core calls one of these functions with its arguments.
 OF_SIZES: frozenset[Callable[..., Any]] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),

@@ -17,10 +17,10 @@ from flexsn_graph.tracing._origins import Following, Origins
 
 
 class Converted(TorchFunctionMode):
-    """Torch's functions get other values for some of their arguments.
+    """Converts arguments of torch functions.
 
     Args:
-        convert: what is given in place of an argument that is no list or tuple, or of a part of one.
+        convert: maps an argument to its replacement. Applied to the parts of lists and tuples.
     """
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
@@ -38,11 +38,11 @@ class Converted(TorchFunctionMode):
 
 
 class Substituted(Converted):
-    """Torch's functions get stand-ins for some tensors.
+    """Replaces some tensors among the arguments of torch functions by stand-ins.
 
     Args:
-        stand_ins: by the tensors' ids.
-        make: makes one for a captured tensor that has none; `None`: it is left as it is.
+        stand_ins: by id of a tensor, its stand-in.
+        make: makes a stand-in for a captured tensor that has none; `None` to keep the tensor.
     """
 
     def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -63,10 +63,10 @@ class Effects:
     """Observations of one run of a function.
 
     Attributes:
-        captured: the tensors that it captures, in order of first use.
-        written: positions of the arguments that it changes.
-        returned: what it returned; of tensors, fake ones.
-        arguments: the fake tensors that it was called with.
+        captured: the captured tensors, in order of first use.
+        written: positions of the arguments that the function changes.
+        returned: the result, with fake tensors.
+        arguments: the fake tensors that the function was called with.
     """
 
     captured: tuple[Tensor, ...]
@@ -86,10 +86,10 @@ def effects_of(
 
     Args:
         fn: called with `len(examples)` tensors.
-        examples: of them; only shape, dtype and device are looked at.
-        sizes: the shape that a captured tensor has meanwhile, if it has dimensions; `None`: its own.
-        reads: records what else the function reads.
-        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+        examples: the arguments, of which only shape, dtype and device matter.
+        sizes: the shape of stand-ins for captured tensors that have dimensions; `None` for the tensors' own shapes.
+        reads: records the other values that the function reads.
+        captured: receives the captured tensors by id, even if the function fails later.
     """
     captured = {} if captured is None else captured
     stand_ins: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Runs a function on fake tensors and records what it does, forward and backward."""
+"""Runs a function on fake tensors and records its operations, forward and backward."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class Tracer:
 
     Args:
         fn: the function.
-        examples: its arguments; only shape, dtype and device are looked at.
-        as_results: turns what `fn` returns into a tuple of tensors, or raises.
-        requires_grad: which arguments are differentiable; `None`: all that can be.
-        hoists: what is computed before the step, from captured tensors alone.
-        keep_views: whether views of such values remain views, so that in-place ops on one change all.
-        reads: records what else `fn` reads.
-        captures: makes what keeps the tensors that `fn` captures.
+        examples: its arguments, of which only shape, dtype and device matter.
+        as_results: turns the return value of `fn` into a tuple of tensors, or raises.
+        requires_grad: for each argument, True if it is differentiable; `None` for all floating-point ones.
+        hoists: selects the calls on captured tensors alone that are computed before the step.
+        keep_views: True if views of such values remain views, so that an in-place op on one changes all.
+        reads: records the other values that `fn` reads.
+        captures: makes the object that stores the captured tensors.
 
     Attributes:
-        mode: the fake mode of everything here.
-        captures: the tensors that `fn` captures, and what it computes from them alone.
-        lifted: the numbers of those values that the step needs.
+        mode: the fake mode of all tensors here.
+        captures: the tensors that `fn` captures, and values that it computes from them alone.
+        lifted: numbers of the values among these that the step needs.
         results: fake tensors like the function's results.
-        differentiable: for each result, whether a gradient can flow through it.
-        leads_to: for each result, the positions in `primals` that a gradient of it may flow to.
+        differentiable: for each result, True if a gradient can flow through it.
+        leads_to: for each result, the positions in `primals` that its gradient may flow to.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Tracer:
         self._keep_views = keep_views
         self._as_results = as_results
         self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
-        # What torch refuses to differentiate by, such as the target of a loss, and how.
+        # By position: the error with which torch refuses to differentiate an example, such as the target of a loss.
         self._constant: dict[int, TorchError] = {}
         forget_fake_results()
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
-        # What the function did: its calls, and what it read.
+        # For each setting of gradients: the calls of the function, and the values that it read.
         self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         with self._reads.recording():
@@ -118,11 +118,11 @@ class Tracer:
 
     @property
     def is_plain(self) -> bool:
-        """True if it neither writes to what it computes of captured tensors, nor gives it a gradient of its own."""
+        """True if no call writes to values computed from captured tensors, or gives them a gradient of its own."""
         return all(call.is_plain for call in self.captures.decided.values())
 
     def prologue(self) -> Prologue:
-        """From the captured tensors to the lifted ones."""
+        """The function from the captured tensors to the lifted ones."""
         needed, before = set(self.lifted), None
         if self.computed:
             with self._as_discovered():
@@ -131,17 +131,17 @@ class Tracer:
         return Prologue(tensors, self.lifted, before)
 
     def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
-        """Captured tensors that are the same memory as one of `captured`, with its position."""
+        """Captured tensors that share the memory of one of `captured`, each with the position of this one."""
         numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
         return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
 
     def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
-        """The values that are computed from captured tensors alone, as a whole run of the function gives them."""
+        """The values that are computed from captured tensors alone, from a whole run of the function."""
         with torch.enable_grad():
             leaves = self._leaves(arguments)
             results, calls = self._run(leaves, whole=True)
             computed = dict(calls.computed)
-            if any(number not in computed for number in self.computed):  # it is in a backward formula
+            if any(number not in computed for number in self.computed):  # a backward formula computes it
                 roots = [t for t in results if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 targets = [*([t] for t in leaves if t.requires_grad), *self._trained_targets(calls).values()]
@@ -161,10 +161,10 @@ class Tracer:
         return [computed[number] for number in self.computed], calls
 
     def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
-        """The gradients of the captured tensors that require one, from that of a value that `compute` returned.
+        """The gradients of the captured tensors that require one, from the gradient of a value that `compute` returned.
 
         Raises:
-            UnsupportedCoreError: autograd cannot differentiate it.
+            UnsupportedCoreError: autograd cannot differentiate the value.
         """
         targets = list(self._trained_targets(calls).values())
         if not value.requires_grad:
@@ -173,10 +173,10 @@ class Tracer:
             return self._gradients_of([value], targets, [given])
 
     def record_forward(self) -> fx.GraphModule:
-        """`[*primals] -> [*results]`, as ATen ops."""
+        """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # With gradients, though none is needed: so the same values are lifted as in the VJP.
+            # Gradients are enabled, though unused, so that the lifted values are those of the VJP.
             with torch.enable_grad():
                 results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -187,7 +187,7 @@ class Tracer:
     def record_vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], *, with_results: bool = False
     ) -> tuple[fx.GraphModule, tuple[int | None, ...]]:
-        """`[*primals, *present cotangents] -> [*results if with_results, *gradients]`, as ATen ops.
+        """Records `[*primals, *present cotangents] -> [*results if with_results, *gradients]` as ATen ops.
 
         Returns:
             The graph, and for each primal the position of its gradient among the gradients, or `None`.
@@ -220,7 +220,7 @@ class Tracer:
         """Lowers a recorded graph, checks that it is pointwise, and finds its captured tensors' layouts.
 
         Args:
-            recorded: what `record_forward` or `record_vjp` returned.
+            recorded: the result of `record_forward` or `record_vjp`.
             step_shape: shape of one step.
             positions: the gradients' positions, as `record_vjp` returned them.
             known: the layouts in the forward graph.
@@ -234,7 +234,7 @@ class Tracer:
     def roles(
         self, lowered: fx.GraphModule, positions: Sequence[int | None]
     ) -> tuple[list[int | None], list[int | None]]:
-        """For each placeholder the lifted tensor that it is; for each result the placeholder whose gradient it is."""
+        """For each placeholder, its lifted tensor; for each result, the placeholder of which it is the gradient."""
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
@@ -244,7 +244,7 @@ class Tracer:
         return [*lifted, *[None] * others], [*first, *gradient_of]
 
     def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
-        """A recorded graph without mutation, decomposed, but for the ops that are kept."""
+        """A recorded graph without mutation, decomposed except for the ops in `kept`."""
         table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
         with explained():
             return lower(recorded, self.mode, table)
@@ -258,13 +258,13 @@ class Tracer:
     def _run(
         self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
-        """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
+        """Calls the function. `needed` is passed for discovery, and receives the values that the step reads."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
             calls.is_core_running = False
             results = calls.finish(self._as_results(returned))
-        # Autograd itself calls a little more, depending on what needs a gradient.
+        # Autograd itself makes a few more calls, depending on which tensors require gradients.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
         if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
@@ -300,7 +300,7 @@ class Tracer:
                 raise mode.refusal from None
             if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
                 raise CaptureError(
-                    "the core captures a tensor that was made under torch.inference_mode(), of which autograd keeps "
+                    "the core captures a tensor that was made under torch.inference_mode(), for which autograd records "
                     "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
                     "capture",
                     raised_at(error.__cause__ or error.__context__ or error),
@@ -312,7 +312,7 @@ class Tracer:
 
     @contextmanager
     def _as_discovered(self) -> Iterator[None]:
-        """Captured tensors require gradients as when the function was discovered: one may have been frozen since."""
+        """Restores `requires_grad` of captured tensors as at discovery, since one may have been frozen since."""
         captured = self.captures.tensors.items()
         changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
         for tensor in changed:
@@ -324,13 +324,13 @@ class Tracer:
                 tensor.requires_grad_(not tensor.requires_grad)
 
     def _discover(self, needed: set[int]) -> tuple[list[FakeTensor], tuple[bool, ...]]:
-        """Runs forward and backward once to see which tensors they capture and what is differentiable.
+        """Runs forward and backward once to find the captured tensors and the differentiable results.
 
-        The backward too: a surrogate's parameter may be read in the backward formula alone.
+        The backward is necessary, since a surrogate's parameter may be read in the backward formula alone.
         """
         with self.mode, torch.no_grad():
-            # First without gradients: there an in-place op on an argument is refused by name, while
-            # autograd would only say that it is a leaf.
+            # First without gradients. Then an in-place op on an argument is refused by name; autograd would only
+            # report that it is a leaf.
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
@@ -347,7 +347,7 @@ class Tracer:
                 of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
-                # An error here is raised later, when a gradient is required; inference needs none.
+                # An error here is raised later, if a gradient is required. Inference needs none.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
                     found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = found[len(of_leaves) :]
@@ -357,9 +357,10 @@ class Tracer:
         return described, tuple(t.requires_grad for t in results)
 
     def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
-        """Where autograd leads from a result: the examples' positions, and -1 minus the number of a captured value.
+        """The values that autograd reaches from a result.
 
-        `None`: to something else.
+        An example is represented by its position, a captured value by -1 minus its number. `None` if autograd reaches
+        any other variable.
         """
         if not result.requires_grad:
             return set()
@@ -378,20 +379,20 @@ class Tracer:
         return found
 
     def _positions(self, reached: set[int] | None) -> frozenset[int]:
-        """Positions in `primals` for what `_reached_from` found; all of them where that is not certain."""
+        """Positions in `primals` for the result of `_reached_from`; all positions if it is uncertain."""
         count = len(self.examples)
         places = {-1 - number: i for i, number in enumerate(self.lifted, count)}
         if reached is None or any(one < 0 and one not in places for one in reached):
             return frozenset(range(count + len(self.lifted)))
         if not reached:
             return frozenset()
-        # A captured tensor without a gradient may get one later.
+        # A captured tensor that requires no gradient may require one later.
         tensors = self.captures.tensors
         later = {i for i, n in enumerate(self.lifted, count) if n not in tensors or not tensors[n].requires_grad}
         return frozenset({places.get(one, one) for one in reached} | later)
 
     def _find_constants(self, error: TorchError) -> None:
-        """Finds the examples by which torch refuses to differentiate, after an `error` with all of them."""
+        """Finds the examples that torch refuses to differentiate, after an `error` with all of them."""
         all_of_them = self._requires_grad
         for i, want in enumerate(all_of_them):
             self._requires_grad = [want and i == j for j in range(len(all_of_them))]
@@ -433,7 +434,7 @@ class Tracer:
     # -- targets of autograd ----------------------------------------------------------------------
 
     def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
-        """Tensors that autograd follows for a value: the captured one, and its stand-in or that of a computed one."""
+        """Tensors that autograd follows for a value: the captured tensor, and the variable that replaces the value."""
         both = (self.captures.tensors.get(number), calls.variables.get(number))
         return [t for t in both if t is not None and t.requires_grad]
 
@@ -444,7 +445,7 @@ class Tracer:
     def _gradients_of(
         self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """The gradient of each of `targets`: the sum of those of what it is known as."""
+        """The gradient of each entry of `targets`: the sum of the gradients of its tensors."""
         self._check_histories(roots)
         found = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
         sums: list[Tensor | None] = []
@@ -454,9 +455,9 @@ class Tracer:
         return sums
 
     def _check_histories(self, roots: Sequence[Tensor]) -> None:
-        """Refuses a captured tensor with a history that leads to another one, where nothing could stand for it.
+        """Refuses a captured tensor whose history leads to another captured tensor, if nothing can replace it.
 
-        Autograd would go on from there, and count the other one's gradient twice.
+        Autograd would continue through this history, and count the gradient of the other tensor twice.
         """
         ends = self._ends()
         if not ends:
@@ -469,15 +470,15 @@ class Tracer:
                 if other in ends or id(getattr(other, "variable", None)) in leaves:
                     name = "a function" if reached_from is None else reached_from.name()
                     raise CaptureError(
-                        f"the core gives {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, that "
-                        "was computed from another tensor that it captures, too. Compute the one from the other in "
-                        "the core, or give the function a `.clone()` of it.",
+                        f"the core passes to {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, "
+                        "that was computed from another captured tensor. Compute it in the core, or pass a `.clone()` "
+                        "of it to the function.",
                         name,
                         None if reached_from is None else self.captures.location_of(reached_from._sequence_nr()),
                     )
 
     def _ends(self) -> dict[Any, Tensor]:
-        """Where the captured tensors' own histories begin."""
+        """The first nodes of the captured tensors' own histories."""
         return {t.grad_fn: t for t in self.captures.tensors.values() if t.grad_fn is not None}
 
     @contextmanager
@@ -490,7 +491,7 @@ class Tracer:
         except (UnsupportedCoreError, UnsupportedVersionError):
             raise
         except RuntimeError as error:
-            # The node of an op without a derivative has no number: then what its gradient comes from.
+            # The node of an op without a derivative has no number; then the nodes before it have the location.
             found = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
             location = next((one for one in found if one is not None), None)
             message = f"autograd cannot differentiate the core: {error}"
@@ -508,7 +509,7 @@ def _not_recorded(error: TorchError) -> UnsupportedCoreError:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Torch's errors say where the user's code made them."""
+    """Adds the user's line to torch's errors."""
     try:
         yield
     except (TraceError, UnsupportedOpError, UnsupportedVersionError):

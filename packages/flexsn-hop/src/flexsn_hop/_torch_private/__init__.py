@@ -1,4 +1,4 @@
-"""Everything in this package that touches a private API of torch. Each name is probed when this is imported.
+"""All uses of torch's private API in this package. Importing this module probes each name.
 
 Names that change between versions are looked up in this folder alone.
 """

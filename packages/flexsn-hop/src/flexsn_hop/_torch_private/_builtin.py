@@ -1,4 +1,4 @@
-"""PyTorch's own control-flow operators, where this version has them."""
+"""PyTorch's own control-flow operators, if this version has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A higher-order operator's implementations, one per dispatch key and mode."""
+"""A higher-order operator's implementations, one for each dispatch key and mode."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def implement(
     num_graphs: int,
     samples: Samples,
 ) -> None:
-    """Give ``op`` its implementations, but for autograd.
+    """Give ``op`` its implementations, except for autograd.
 
-    The first ``num_graphs`` arguments of ``op`` are callables; ``samples(*args, **kwargs)`` gives
-    the arguments that each of them is called with. ``dense`` computes; ``shapes`` gives tensors
+    The first ``num_graphs`` arguments of ``op`` are callables; ``samples(*args, **kwargs)`` returns
+    the arguments for a call of each. ``dense`` computes; ``shapes`` returns tensors
     like the results.
     """
 
@@ -86,7 +86,7 @@ def implement(
             results = op.redispatch(*args, **kwargs)
         return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)
 
-    # Selective activation checkpointing treats the operator like any other.
+    # Makes selective activation checkpointing treat the operator like any other.
     for mode_class in _CHECKPOINT_MODES:
         if mode_class is not None:
             _redirect_to_mode(op, mode_class)
@@ -104,9 +104,9 @@ def implement(
 
 
 def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose operators with effects (``linalg.solve`` checks its result) take place in its own graph.
+    """``function``, with its effects (``linalg.solve`` checks its result) contained in its own graph.
 
-    A functional graph has them in order by tokens. Those of the graph around it are no values of this one.
+    A functional graph orders effects by tokens. The tokens of an outer graph are no values of this one.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):
@@ -126,7 +126,7 @@ def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., A
 
 
 class _Tokens(dict[Any, Any]):
-    """Tokens by their kind of effect, each made when it is looked up."""
+    """Tokens by kind of effect. Looking up a kind makes its token."""
 
     def __contains__(self, kind: object) -> bool:
         return True
@@ -138,9 +138,9 @@ class _Tokens(dict[Any, Any]):
 
 
 def _apart(values: Sequence[Any]) -> list[Any]:
-    """``values``, each tensor an object of its own: one that is there twice would be one argument of the graph.
+    """``values`` with a separate object for each tensor: a tensor that occurs twice would be one argument of the graph.
 
-    Two states that start from one tensor are different ones from the second step on.
+    Two states that start from one tensor differ from the second step on.
     """
     seen: set[int] = set()
     found = []
@@ -153,11 +153,11 @@ def _apart(values: Sequence[Any]) -> list[Any]:
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
-    """Calls inside go to the implementation below autograd."""
+    """Context in which calls run the implementation below autograd."""
     guard: contextlib.AbstractContextManager[None] = _below_autograd()
     return guard
 
 
 def refuse_autograd(op: Any) -> None:
-    """Give ``op`` an autograd implementation that raises when its gradient is required."""
+    """Give ``op`` an autograd implementation that raises if its gradient is required."""
     op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

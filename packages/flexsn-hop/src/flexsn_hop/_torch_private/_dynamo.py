@@ -1,4 +1,4 @@
-"""How Dynamo captures a call of the operator as one node."""
+"""Makes Dynamo capture a call of the operator as one node."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _tree_unflatten = private("torch.utils._pytree", "tree_unflatten", _NO_CAPTURE)
 
 @dataclass(frozen=True, slots=True)
 class CapturedCall:
-    """A call of the operator that Dynamo traces, in terms that need no knowledge of Dynamo.
+    """A call of the operator that Dynamo traces, independent of Dynamo's classes.
 
     Attributes:
-        core_fn: The core, or None where Dynamo knows no callable for it (its own tracing of the
-            call then finds what is wrong).
+        core_fn: The core, or None if Dynamo has no callable for it (Dynamo's own tracing of the
+            call then reports the problem).
         args: The positional arguments after the core; tensors are fake.
         kwargs: The keyword arguments, all constants.
     """
@@ -37,15 +37,15 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Hooks of the package at the two ends of a capture.
+    """Hooks of the package before and after a capture.
 
     Attributes:
-        before: Checks a call. Gives the keyword arguments of the operator's node, or a function
-            that is to be traced in its stead.
-        instead: Takes that function, and then the operator's arguments as far as they are among
-            its positional ones, ``output_template_specs`` and ``final_state``.
-        after: Checks the captured graph: the call, the graph, sample values (fake) for the graph,
-            and what the core returned (tensors are fake).
+        before: Checks a call. Returns the keyword arguments of the operator's node, or a function
+            that Dynamo traces instead of the operator.
+        instead: Takes this function, then the operator's positional arguments, and the keyword arguments
+            ``output_template_specs`` and ``final_state`` if they were passed.
+        after: Checks the captured graph. Takes the call, the graph, sample values (fake) for the graph,
+            and the result of the core (tensors are fake).
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
@@ -58,10 +58,10 @@ class DynamoStep:
     """The graph of a step that Dynamo has captured.
 
     Attributes:
-        graph: The graph; its results are the tensors among the leaves of what the step returned.
-        samples: Values (fake) for its arguments.
-        results: Values (fake) of its results. Where two are one object, they are the same tensor.
-        returned: What the step returned, with these in it.
+        graph: The graph. Its results are the tensors among the leaves of the step's return value.
+        samples: Fake values of its arguments.
+        results: Fake values of its results. Two results that are one object are one tensor here.
+        returned: The step's return value, with these tensors in it.
     """
 
     graph: torch.fx.GraphModule
@@ -72,12 +72,12 @@ class DynamoStep:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTreeCall:
-    """A call of the operator of trees that Dynamo traces; tensors are fake.
+    """A call of the operator on trees that Dynamo traces; tensors are fake.
 
     Attributes:
-        step: Something with the signature of the step, or None where Dynamo knows no callable for it.
-        carry_leaves, carry_spec: ``init``, taken apart.
-        x_leaves, x_spec: ``xs``, taken apart.
+        step: An object with the signature of the step, or None if Dynamo has no callable for it.
+        carry_leaves, carry_spec: ``init``, flattened.
+        x_leaves, x_spec: ``xs``, flattened.
         length, reverse, dim, remat: The other arguments.
     """
 
@@ -94,15 +94,15 @@ class CapturedTreeCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeParts:
-    """Python functions that Dynamo traces around the operator.
+    """Python functions that Dynamo traces before and after the operator.
 
     Attributes:
-        flatten: ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
-        open: These four with the step before them, and length, reverse, dim and remat behind them, to the
-            core, the input sequences and the states.
-        close: The operator's results, carry leaves and carry spec, which result is for each leaf of what a
-            step returned, and that structure, the number of outputs, reverse, dim and remat, to what the caller
-            gets.
+        flatten: From ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
+        open: From the step, these four, length, reverse, dim and remat to the core, the input sequences
+            and the states.
+        close: From the operator's results to the caller's result. Also takes carry leaves and carry spec;
+            for each leaf of the step's return value, the index of its result; the structure of that
+            value; and the number of outputs, reverse, dim and remat.
     """
 
     flatten: Callable[..., Any]
@@ -112,15 +112,15 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Hooks of the package at the two ends of a capture of trees.
+    """Hooks of the package before and after a capture of trees.
 
     Attributes:
-        before: Checks a call. Gives the keyword arguments of the operator's node, or a function of the
-            same arguments that is to be traced in its stead.
-        after: Checks the captured step. Gives the order in which the graph's results become those of a
-            core, for each leaf of what it returned which of the core's results it is, and the number of outputs.
-        parts: What is traced around the operator.
-        operator: What a node of the graph calls.
+        before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
+            operator's arguments that Dynamo traces instead of it.
+        after: Checks the captured step. Returns the order that turns the graph's results into those of a
+            core; for each leaf of the step's return value, the index of its core result; and the number of outputs.
+        parts: The functions that Dynamo traces before and after the operator.
+        operator: The target of the graph's node.
     """
 
     before: Callable[[CapturedTreeCall], dict[str, Any] | Callable[..., Any]]
@@ -130,7 +130,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""Keyword arguments of the operator that matter to what is traced in its stead, too."""
+"""Keyword arguments of the operator that also matter to the function that is traced instead of it."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -167,7 +167,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """Names what this version of torch lacks for Dynamo to capture the operator; None if nothing."""
+    """Lists the names that Dynamo needs for capturing the operator and that this torch lacks; None if it has all."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -177,7 +177,7 @@ for _module, _names in _REQUIRED_FOR_DYNAMO.items():
 
 
 def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> None:
-    """Teach Dynamo, once it is loaded, to capture the operator ``name`` as one node."""
+    """Make Dynamo, if it is loaded, capture the operator ``name`` as one node."""
     if "torch._dynamo.variables.higher_order_ops" not in sys.modules:
         return
     from torch._dynamo.variables import higher_order_ops
@@ -189,7 +189,7 @@ def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> N
 
 
 def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
-    """The class by which Dynamo traces a call of the operator."""
+    """The class with which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
     from torch._dynamo.variables.base import VariableTracker
@@ -205,7 +205,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Let an error of this package out of Dynamo as what it is, and not as Dynamo's bug."""
+        """Make Dynamo raise this package's errors unchanged, and not as bugs of Dynamo."""
         try:
             yield
         except Exception as error:
@@ -220,9 +220,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             raise both(str(error)) from error
 
     def example(variable: Any) -> Any:
-        """The value that a variable stands for: a fake tensor, a symbolic size or a constant.
+        """The value of a variable: a fake tensor, a symbolic size or a constant.
 
-        Of anything else, something with the name of its class.
+        For any other object, a stand-in with the name of its class.
         """
         if _is_number_or_tensor(variable):
             return variable.maybe_fx_node().meta["example_value"]
@@ -249,10 +249,10 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
 
     class TakenApart(VariableTracker):
-        """A core that gives the leaves of what another one returns.
+        """A core that returns the leaves of another core's result.
 
-        After a call, ``spec`` is their structure (a variable), and ``odd`` has a likeness of those that no graph can
-        give, by their place.
+        After a call, ``spec`` is their structure (a variable). ``odd`` has, by position, a stand-in for each leaf that
+        no graph can return.
         """
 
         def __init__(self, core: Any) -> None:
@@ -267,7 +267,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            # Dynamo does so itself where it restores side effects.
+            # Dynamo does this itself if it restores side effects.
             with getattr(tx.output.side_effects, "defer_side_effect_checks", contextlib.nullcontext)():
                 returned = self.core.call_function(tx, args, kwargs)
             leaves, self.spec = LazyVariableTracker.realize_all(inline(tx, _tree_flatten, returned).items)
@@ -286,7 +286,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
         """The graph of one step, from the input sequences, states and lifted tensors; see `DynamoStep`.
 
-        Also gives the structure of what the step returned, and the proxies of what it captures.
+        Also returns the structure of the step's return value, and the proxies of the captured tensors.
         """
 
         def sample(variable: Any, is_input: bool) -> Any:
@@ -294,12 +294,12 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             constants = [SourcelessBuilder.create(tx, value) for value in call_args]
             copy = variable.call_method(tx, method, constants, {})
             value = copy.as_proxy().node.meta["example_value"]
-            # A state may come to need a gradient after the first step; what Dynamo makes of
-            # an autograd.Function depends on whether its arguments do.
+            # A state may require a gradient from the second step on. Dynamo treats an autograd.Function
+            # differently if its arguments do.
             if value.dtype.is_floating_point and torch.is_grad_enabled():
                 value.requires_grad_()
-            # A leaf that requires grad would be refused in in-place operations, before the
-            # mutation is found for what it is.
+            # In-place operations would refuse a leaf that requires grad before the mutation is reported
+            # as a mutation.
             return copy.call_method(tx, "clone", [], {})
 
         with discard_graph_changes(tx):
@@ -315,7 +315,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
                 source_target=op,
                 set_subgraph_inputs="flatten_manual",
                 should_flatten_outputs=True,
-                # Else Dynamo forgets what objects consist of that the step made.
+                # Otherwise Dynamo forgets the contents of objects that the step made.
                 restore_side_effects=False,
                 supports_input_mutation=False,
                 supports_aliasing=True,
@@ -331,7 +331,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         return step, taken_apart.spec, freevars
 
     def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """The operator's node in the graph that is being made."""
+        """The operator's node in the graph under construction."""
         core = make_attr(tx, tx.output.install_subgraph("flex_sn_scan_core", graph))
         return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", op, args=(core, *args), kwargs=options))
 
@@ -346,7 +346,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             call = CapturedCall(
                 _callable_behind(tx, core),
                 (
-                    # The counts shape the graph; Dynamo may have made them symbolic.
+                    # The counts shape the graph, but Dynamo may have made them symbolic.
                     *(int(example(variable)) for variable in rest[:3]),
                     *(example(variable) for variable in rest[3:]),
                 ),
@@ -406,7 +406,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
 
 def _is_number_or_tensor(variable: Any) -> bool:
-    """True if Dynamo's ``variable`` is computed in the graph; an array of NumPy, which it emulates, is not."""
+    """True if the graph computes Dynamo's ``variable``. NumPy arrays, which Dynamo emulates, do not count."""
     node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
     if node is None:
         return False
@@ -414,13 +414,13 @@ def _is_number_or_tensor(variable: Any) -> bool:
 
 
 def _likeness(kind: type) -> Any:
-    """A stand-in in messages for an object of this class."""
+    """A stand-in, for messages, for an object of this class."""
     telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
     return type(kind.__name__, (), telling)()
 
 
 def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The tensors that Dynamo took out of what was captured, and the constants that it took out of them."""
+    """The captured tensors together with the constants that Dynamo removed from among them."""
     if spec.masks_to_filter_const_values is None:
         return list(tensors)
     came = iter(tensors)
@@ -431,7 +431,7 @@ def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
-    """Something with the signature of what Dynamo's variable ``core`` stands for, if there is."""
+    """An object with the signature of Dynamo's variable ``core``, or None."""
     from torch._dynamo import variables
     from torch._dynamo.variables.functions import FunctoolsPartialVariable
 

@@ -1,4 +1,4 @@
-"""How Inductor lowers a call of an operator that has graphs among its arguments."""
+"""Inductor's lowering of a call of an operator with graphs among its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_hop.versions import expect, needed
 _NO_KERNELS = "a compiled `flex_sn_scan` runs as a loop, without kernels"
 _NO_LOWERING = "Inductor cannot compile `flex_sn_scan`"
 
-# Looked up when something is compiled: Inductor is slow to import.
+# Looked up when code is compiled, because importing Inductor is slow.
 for _module, _names, _without in (
     ("torch._inductor.config", ["triton_kernel_default_layout_constraint"], "compiled kernels are compiled twice"),
     ("torch._inductor.decomposition", ["select_decomp_table"], _NO_KERNELS),
@@ -32,9 +32,9 @@ class InductorCall:
     """A call of an operator that Inductor lowers.
 
     Attributes:
-        graphs: The ATen graphs that the operator was called with.
-        args: The values after them, as Inductor has them; sizes may be among them.
-        examples: The same as fake tensors and sizes.
+        graphs: The ATen graphs among the operator's arguments.
+        args: The arguments after them, as Inductor's values; sizes may be among them.
+        examples: These arguments as fake tensors and sizes.
         results: Fake tensors like the results.
     """
 
@@ -49,18 +49,18 @@ class InductorCall:
 
     @property
     def is_ahead_of_time(self) -> bool:
-        """True if it becomes part of a program in C++, which is to run without Python."""
+        """True if it becomes part of a C++ program that runs without Python."""
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Make what ``function(*args)`` does part of Inductor's graph; ``who`` names it in errors.
+        """Make the operations of ``function(*args)`` part of Inductor's graph; ``who`` names it in errors.
 
         The function may use only the shape and dtype of the arguments at the positions ``unread``: Inductor does
         not write values without a reader.
 
         Raises:
-            ValueError: It made a constant, which Inductor would look for in the graph that it is lowering.
+            ValueError: The function made a constant, which Inductor would look up in the graph that it is lowering.
         """
         config = needed("torch._inductor", "config", _NO_KERNELS)
         select_decomp_table = needed("torch._inductor.decomposition", "select_decomp_table", _NO_KERNELS)
@@ -81,23 +81,23 @@ class InductorCall:
             traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
         if traced.graph.find_nodes(op="get_attr"):
             raise ValueError(f"{who} made a constant tensor, with torch.tensor maybe: torch.full makes none")
-        # To watch over layouts, Inductor compiles each kernel once more, and sees what it writes to.
+        # Otherwise Inductor compiles each kernel a second time to find the memory that it writes to.
         free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
         patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
         with config.patch(patch):
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
-        """Make it a call of an operator that Inductor knows nothing about."""
+        """Make it a call of an operator that Inductor has no lowering for."""
         handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
 
 def _settled(value: Any, example: Any) -> tuple[Any, Any]:
-    """A value of Inductor's with its layout in memory decided, and an example that has its strides.
+    """A value of Inductor with a fixed layout in memory, and an example with these strides.
 
-    The strides of Inductor's examples are those of eager mode: Inductor may choose others until
-    the layout is decided.
+    The strides of Inductor's examples are those of eager mode. Inductor may choose others until
+    the layout is fixed.
     """
     ir = needed("torch._inductor", "ir", _NO_KERNELS)
     V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
@@ -106,7 +106,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     value.realize()
     base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
     if isinstance(base.data, ir.ComputedBuffer):
-        base.data.decide_layout()  # in the order in which it reads: no copy, and nothing transposed
+        base.data.decide_layout()  # in the order in which it reads, without a copy or a transposition
     realized: Any = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env
@@ -120,9 +120,9 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
 
 
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
-    """True if all that Triton kernels are launched with has the strides that were traced, come what may.
+    """True if all tensors that Triton kernels take are certain to have the traced strides.
 
-    Arguments have, and so do new memory and what is either of them with its dimensions permuted.
+    This is true for arguments, for new memory, and for permutations of these.
     """
     mutation = needed("torch._higher_order_ops.triton_kernel_wrap", "triton_kernel_wrapper_mutation", _NO_KERNELS)
     aten = torch.ops.aten
@@ -139,11 +139,11 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
 
 
 class LowersItself:
-    """Mixin of an operator that Inductor calls, with its own values, to have it lowered.
+    """Mixin of an operator that lowers itself when Inductor calls it with Inductor's values.
 
-    Inductor calls a target that has the attribute ``_inductor_lowering_function`` instead of
-    looking for a registered lowering, and leaves its fake tensors alone: it lays out the results as
-    the lowering says, and copies where a caller was promised the strides of eager mode.
+    If a target has the attribute ``_inductor_lowering_function``, Inductor calls it instead of
+    looking for a registered lowering, and does not change its fake tensors. It lays the results out as
+    the lowering does, and copies if a caller relies on the strides of eager mode.
     """
 
     _inductor_lowering_function = True
@@ -153,16 +153,16 @@ class LowersItself:
         raise NotImplementedError
 
     def _inductor_lowering_output_metadata_fn(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Give fake results for fake arguments.
+        """Return fake results for fake arguments.
 
-        From torch 2.15 on, Inductor computes the metadata of a node again after a pass has changed what it depends on,
-        and refuses targets that it lowers by calling them, unless they have this function.
+        From torch 2.15 on, Inductor computes the metadata of a node again after a pass has changed its arguments.
+        It refuses targets that it lowers by calling them, unless they have this function.
         """
         return self.redispatch(*args, **kwargs)
 
     @staticmethod
     def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
-        """The call, if it is Inductor that makes it."""
+        """The call, if Inductor makes it; otherwise None."""
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)

@@ -1,4 +1,4 @@
-"""The classes of operators."""
+"""Classes of operators."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
 else:
     HigherOrderOperator = private("torch._ops", "HigherOrderOperator", "there is no `flex_sn_scan`")
-    OpOverload = private("torch._ops", "OpOverload", "what a core does is not checked before it is compiled")
+    OpOverload = private("torch._ops", "OpOverload", "cores are not checked before they are compiled")

@@ -1,4 +1,4 @@
-"""Trees of containers with tensors as leaves, as PyTorch has them."""
+"""PyTorch's trees of containers with tensors as leaves."""
 
 from __future__ import annotations
 

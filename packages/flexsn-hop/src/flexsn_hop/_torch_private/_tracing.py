@@ -1,4 +1,4 @@
-"""Graphs that are being made: whether one is, and how to make one beside it."""
+"""Detects graphs under construction, and makes graphs independently of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_hop.versions import private
 
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
 _NO_GRADIENT = "a traced or compiled `flex_sn_scan` has no gradient"
-_NO_CHECK = "what a core does is not checked before it is compiled"
+_NO_CHECK = "cores are not checked before they are compiled"
 _NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot tell whether it is inside of a transform of torch.func"
 
 _detect_fake_mode = private("torch._guards", "detect_fake_mode", _NO_GRAPH)
@@ -52,7 +52,7 @@ _peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack
 
 
 def is_tracing(values: Sequence[Any]) -> bool:
-    """True if a graph is being made, or shapes are being propagated, instead of computing."""
+    """True if a graph is being made, or shapes are being propagated, instead of values computed."""
     if any(
         isinstance(value, (FakeTensor, FunctionalTensor))
         or (isinstance(value, torch.Tensor) and _is_functional_tensor(value))
@@ -69,19 +69,19 @@ def is_transforming() -> bool:
 
 
 def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
-    """Run ``function`` through Dynamo, so that what it closes over becomes an argument.
+    """Run ``function`` through Dynamo, which turns its closure variables into arguments.
 
-    An active tracer then sees the captured graph instead of the Python function.
+    An active tracer then records the captured graph instead of the Python function.
     """
     with warnings.catch_warnings():
-        # Dynamo looks at the gradients of its arguments, of which torch warns where they are no leaves.
+        # Dynamo reads the gradients of its arguments, and torch warns of this for tensors that are no leaves.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         return _maybe_compile_and_run_fn(function, *args)
 
 
 @contextlib.contextmanager
 def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Fake copies of ``values``, in a place that no tracer, proxy or functionalization sees."""
+    """Fake copies of ``values``, in a context hidden from all tracers, proxies and functionalization."""
     fake_mode = _detect_fake_mode(list(values)) or FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -90,7 +90,7 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
     with contextlib.ExitStack() as stack:
-        # Export records even changes of the grad mode, by a mode of its own.
+        # Export records even changes of the grad mode, with a separate mode.
         stack.enter_context(_without_pre_dispatch_mode())
         stack.enter_context(suspend_functionalization())
         stack.enter_context(disable_functional_mode())
@@ -105,7 +105,7 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
-    """Let a step read a number (``.item()``): its symbol stays inside, where a tracer expects it in a result.
+    """Let a step read a number (``.item()``): a tracer would expect its symbol in a result, but it stays inside.
 
     The fake mode is ``mode``, or that of ``values``.
     """
@@ -117,7 +117,7 @@ def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextli
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Failures on fake tensors raise, without a traceback in the log before."""
+    """Failures on fake tensors raise without logging a traceback first."""
     logger = logging.getLogger(FakeTensorMode.__module__)
     was, logger.disabled = logger.disabled, True
     try:
@@ -133,7 +133,7 @@ def watch_operators(
 ) -> Iterator[None]:
     """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors.
 
-    An operator such as ``cond`` runs the graphs that it takes below the mode: those in ``inside`` turn it on again.
+    An operator such as ``cond`` runs its graphs below the mode. The graphs in ``inside`` turn the mode on again.
     """
 
     class Watch(_AnyMode):  # type: ignore[misc]
@@ -160,8 +160,8 @@ def watch_operators(
 
 
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
-    """The ATen graph of ``function``, which may differentiate, at values like ``samples``."""
-    # The keys that a fresh call would see: inside autograd's own implementation some are excluded. Those of
+    """The ATen graph of ``function``, which may differentiate, for values like ``samples``."""
+    # The dispatch keys of a fresh call: autograd's own implementation excludes some of them. Keys of
     # autocast are excluded wherever it is off.
     autocast = _DispatchKeySet(DispatchKey.Undefined)
     for name in dir(DispatchKey):

@@ -1,4 +1,4 @@
-"""The scan through PyTorch's own operators, by name: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
+"""The scan as PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def lowerable_scan(
     Arguments, results and errors are those of :func:`eager_scan`.
 
     Restrictions:
-        In training every floating state must require grad, if only to be ignored: where an initial
-        state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
+        In training, every floating-point state must require grad, even if its gradient is ignored. If an
+        initial state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
 
     Raises:
         LoweringGradientError: A gradient is required and could be wrong (a ``RuntimeError``).
@@ -79,11 +79,11 @@ def lowerable_while_loop_scan(
     """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
 
     Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
-    loop: it gives the shapes of what the loop fills in.
+    loop: it determines the shapes of the loop's results.
 
     Restrictions:
-        Without gradients only. ``while_loop`` gives wrong gradients, without a word, unless every
-        floating value that it carries requires grad (seen on 2.11 and 2.13).
+        Without gradients only. ``while_loop`` silently computes wrong gradients unless every
+        floating-point value that it carries requires grad (seen on 2.11 and 2.13).
 
     Raises:
         LoweringGradientError: A result would require grad (a ``RuntimeError``).

@@ -1,6 +1,6 @@
-"""A step's VJP where some gradients are absent: absent, as in autograd, and not zero.
+"""The VJP of a step with absent gradients, which stay absent as in autograd.
 
-A zero would meet infinite derivatives, and be NaN.
+Zeros instead of them would meet infinite derivatives and become NaN.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _aten = torch.ops.aten
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 
 Gradients = tuple[Any, ...]
-"""Tensors, and None where nothing flowed."""
+"""Tensors, and None for absent gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialVJP:
-    """The VJP of a step for gradients of which some are absent.
+    """The VJP of a step for some present and some absent gradients.
 
     Attributes:
-        graph: It takes the values of the step and the gradients that are present, and gives the results that are.
+        graph: Takes the step's values and the present gradients. Returns the present results.
         results: For each result of the whole VJP, True if it is present.
     """
 
@@ -39,15 +39,15 @@ class StepVJP:
     """Calls the VJP of a step with gradients of which some may be absent.
 
     Args:
-        vjp: It takes the values of the step and gradients. A graph shows what depends on which gradient; any other
-            callable takes zeros for what is absent.
+        vjp: Takes the step's values and gradients. A graph shows which results depend on which gradients. All other
+            callables receive zeros for absent gradients.
         num_values: Number of values of the step.
     """
 
     def __init__(self, vjp: Callable[..., Any], num_values: int) -> None:
         self._vjp = vjp
         self._num_values = num_values
-        self._linear: set[fx.Node] = set()  # depends on a gradient, present or absent
+        self._linear: set[fx.Node] = set()  # nodes that depend on a gradient, present or absent
         self._partial: dict[tuple[bool, ...], PartialVJP] = {}
         if isinstance(vjp, fx.GraphModule):
             self._linear.update(list(vjp.graph.find_nodes(op="placeholder"))[num_values:])
@@ -56,7 +56,7 @@ class StepVJP:
                     self._linear.add(node)
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Results of the VJP; None for zeros, and for what depends on absent gradients alone.
+        """Results of the VJP; None for zeros, and for results that depend on absent gradients alone.
 
         ``like`` has a tensor for each of ``gradients``, with its shape and dtype.
         """
@@ -68,7 +68,10 @@ class StepVJP:
         return tuple(next(found) if is_there else None for is_there in partial.results)
 
     def partial(self, present: Sequence[bool]) -> PartialVJP:
-        """The VJP for the gradients that are present; it takes tensors like the absent ones in their places."""
+        """The VJP for the present gradients.
+
+        At the places of absent ones, it takes tensors of their shapes and dtypes.
+        """
         assert isinstance(self._vjp, fx.GraphModule)
         key = tuple(present)
         if key not in self._partial:
@@ -77,7 +80,7 @@ class StepVJP:
 
 
 class _Specialization:
-    """A copy of a graph for arguments of which some are absent."""
+    """Makes a copy of a graph for arguments of which some are absent."""
 
     def __init__(self, module: fx.GraphModule, linear: set[fx.Node]) -> None:
         self._module = module
@@ -115,7 +118,7 @@ class _Specialization:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._linear):
                 return None
-            # Present gradients meet absent ones: mostly in a sum, which is that of the present ones.
+            # Present gradients meet absent ones, mostly in a sum, which becomes the sum of the present ones.
             if node.target in _SUMS:
                 return self._sum(node)
         return self._apply(node)
@@ -124,14 +127,14 @@ class _Specialization:
         return self._graph.node_copy(node, lambda source: self._value(source, node))
 
     def _value(self, node: fx.Node, user: fx.Node) -> fx.Node:
-        """The copy of a node, zeros for an absent one."""
+        """The copy of a node, or zeros if it is absent."""
         value = self._values[node]
         if value is not None:
             return value
         if node not in self._zeros:
-            # Zeros as arguments give the shape; the numbers may be NaN.
+            # Computed with stand-in arguments, which give it its shape. Its numbers may be NaN.
             copy = self._arguments[node] if node.op == "placeholder" else self._apply(node)
-            is_tuple = user.target is operator.getitem  # whose items are replaced
+            is_tuple = user.target is operator.getitem  # its items are replaced instead
             self._zeros[node] = copy if is_tuple else self._graph.call_function(_aten.zeros_like.default, (copy,))
         return self._zeros[node]
 
@@ -145,7 +148,7 @@ class _Specialization:
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
-# By operator: the position of the number that it fills with.
+# By operator: the position of the number that it fills the tensor with.
 _FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
 _VIEWS = (
     *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),
@@ -154,12 +157,12 @@ _VIEWS = (
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True for zeros that a graph makes, such as the gradient of a leaf that nothing depends on."""
+    """True for zeros that a graph makes, such as the gradient of a leaf that no result depends on."""
     if node.target in _FILLS:
         return bool(node.args[_FILLS[node.target]] == 0)
     return node.target in _ZEROS or (node.target in _VIEWS and is_zero(node.all_input_nodes[0]))
 
 
 def zeros(value: Any) -> Any:
-    """Zeros like a tensor; other values as they are."""
+    """Zeros like a tensor. Other values are returned unchanged."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""A call of a scan, in whichever form, and the checks of its arguments."""
+"""A call of a scan in any form, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], to
 
 @dataclass(frozen=True, slots=True)
 class ScanCall:
-    """Arguments of every form of the scan, in one record.
+    """Arguments of a scan in any form, as one record.
 
-    Dynamo traces through it where a form replaces the operator.
+    Dynamo traces through it where another form replaces the operator.
 
     Attributes:
         core: One time step.
-        layout: The counts, and whether the last states are returned instead of the state sequences.
-        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes where
+        layout: The counts, and True in ``final_state`` to return the last states instead of the state sequences.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes if
             the core was captured with symbolic shapes.
-        output_template_specs: What outputs look like if ``T == 0``.
+        output_template_specs: Description of the outputs for ``T == 0``.
     """
 
     core: StepFunction
@@ -58,7 +58,7 @@ class ScanCall:
 
     @property
     def steps(self) -> int:
-        """T."""
+        """T, the number of steps."""
         steps: int = self.flat_args[0].shape[0]
         return steps
 
@@ -85,7 +85,7 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
     """Fewest and most positional arguments (None: any number), and required keyword-only names.
 
-    None where Python has no signature, as for many builtins; then the call itself raises.
+    None if Python has no signature, as for many builtins. Then the call itself raises.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:
@@ -131,9 +131,9 @@ def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_li
 
 
 def check_call(call: ScanCall, *, captured: bool = False) -> None:
-    """Every check of a call that does not need to call the core.
+    """Check everything about a call that can be checked without calling the core.
 
-    ``captured`` says that the core is a graph, whose lifted values may be sizes, too.
+    ``captured`` is True if the core is a graph, whose lifted values may also be sizes.
 
     Raises:
         ScanCountError, TooFewTensorsError, NotATensorError, SequenceLengthError, CoreArityError.
@@ -172,10 +172,10 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
 
 
 def check_zero_states(call: ScanCall) -> None:
-    """Read the states that are said to be zeros: a compiled scan does not, and would be another one.
+    """Check the values of states in ``zero_states``. A compiled scan does not read them, and would start at zeros.
 
     Raises:
-        NonzeroStateError: One is not.
+        NonzeroStateError: A state is not zeros.
     """
     for position in call.layout.zero_positions:
         if call.flat_args[position].any():
@@ -188,11 +188,11 @@ def check_zero_states(call: ScanCall) -> None:
 def check_output_specs(
     num_outputs: int, output_template_specs: Sequence[OutputTemplateSpec] | None
 ) -> tuple[OutputTemplateSpec, ...]:
-    """The specs from which the outputs of an empty scan are built, one per output.
+    """The specs from which the outputs of an empty scan are built, one for each output.
 
     Raises:
-        EmptyScanError: There are outputs and no specs, or another number of specs, or one that
-            is not ``(shape, dtype)`` or ``(shape, dtype, device)``.
+        EmptyScanError: The number of specs differs from that of outputs, or a spec is neither ``(shape, dtype)``
+            nor ``(shape, dtype, device)``.
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:

@@ -1,4 +1,4 @@
-"""The reference: a plain Python loop over time, differentiable through ordinary autograd."""
+"""The reference: a plain Python loop over time, differentiable by ordinary autograd."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def eager_scan(
         num_outputs: Number of outputs of one step.
         *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``;
             a state is ``[*step]`` and keeps its shape, dtype and device; lifted tensors are passed
-            to the core after the states, the same at every step. Any dtypes and devices that the
+            to the core after the states, unchanged at every step. Any dtypes and devices that the
             core takes.
         output_template_specs: One ``(shape, dtype)`` or ``(shape, dtype, device)`` per output,
-            for one step; the device defaults to the first input's. Needed, and only read, when
+            for one step; the device defaults to the first input's. Required, and only read, if
             ``T == 0`` and ``num_outputs > 0``.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``; a state sequence holds
-        the state after each step. For ``T == 0`` the core is not called and all are empty. In
-        memory they lie as if they were elementwise in the input sequences, and in the states where
-        those say nothing: channels-last inputs give channels-last outputs. A gradient lies as that
-        of which it is the gradient.
+        the state after each step. For ``T == 0`` the core is not called and all are empty. Their
+        memory format is that of an elementwise function of the input sequences, or of the states if the
+        inputs do not determine it: channels-last inputs give channels-last outputs. A gradient has the
+        format of its argument.
 
     Raises:
         ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
         TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
         SequenceLengthError: Unequal leading dimensions, or none (a ``ValueError``).
-        CoreArityError: The core cannot take that many arguments (a ``ValueError``).
-        CoreReturnCountError: Another number of values came back (a ``ValueError``).
+        CoreArityError: The core cannot take this number of arguments (a ``ValueError``).
+        CoreReturnCountError: The core returned another number of values (a ``ValueError``).
         StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
         OutputChangedError: An output did, between two steps (a ``ValueError``).
         EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
@@ -102,14 +102,14 @@ def eager_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Run ``core_fn`` over time like :func:`eager_scan`, keeping only the last states.
+    """Run ``core_fn`` over time like :func:`eager_scan`, but return only the last states.
 
     Arguments and errors are those of :func:`eager_scan`.
 
     Returns:
         ``(*output_seqs, *final_states)``: output sequences ``[T, *shape of one step]`` and states
-        ``[*step]``. A final state never shares memory with an argument or another result; for
-        ``T == 0`` the final states are clones of the initial ones.
+        ``[*step]``. A final state never shares memory with an argument or another result. For
+        ``T == 0``, the final states are clones of the initial ones.
 
     Example:
         >>> import torch
@@ -130,7 +130,7 @@ def _checked_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The results of a scan with ``T == 0``; the core is not called."""
+    """The results of a scan with ``T == 0``. The core is not called."""
     outputs = []
     for spec in check_output_specs(call.layout.num_outputs, call.output_template_specs):
         device = spec[2] if len(spec) == 3 and spec[2] is not None else call.flat_args[0].device
@@ -142,21 +142,21 @@ def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares memory with nothing; its strides do not depend on those of ``tensor``."""
+    """A copy in new memory, whose strides do not depend on those of ``tensor``."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def state_copies(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Final states that share memory with nothing, in the format of the results."""
+    """Copies of final states in new memory, in the format of the results."""
     return [copy_in_order(value, state_order(value.shape, inputs, states)) for value in values]
 
 
 def stack_values(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
 ) -> list[torch.Tensor]:
-    """One ``[T, *shape]`` per value in the format of the results, from T tuples of values."""
+    """One ``[T, *shape]`` for each value, in the format of the results, from T tuples of values."""
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
@@ -196,13 +196,13 @@ def check_step(
             raise StateChangedError(
                 f"state {index} was {describe(old)} before step {step} and "
                 f"{describe(new)} after it; a state keeps its shape, dtype and device: "
-                "expand or cast the initial state or what the core returns"
+                "expand or cast the initial state or the core's result"
             )
     return outputs, new_states
 
 
 def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Both forms of the eager scan, after the checks: what Dynamo can trace step by step."""
+    """Both forms of the eager scan, after the checks, in code that Dynamo can trace step by step."""
     if call.steps == 0:
         return empty_scan(call)
     inputs, states, lifted = call.split()
@@ -213,16 +213,16 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     outputs = stack_values(inputs, states, outputs_by_step)
     if not call.layout.final_state:
         return (*outputs, *stack_values(inputs, states, list(states_after.values())))
-    # A core may pass a state through; the copy keeps the result apart from the argument.
+    # A core may return a state unchanged; the copy keeps the result's memory apart from the argument's.
     return (*outputs, *state_copies(inputs, states, states_after[last]))
 
 
 class CoreSteps:
-    """Calls a core for one step after the other, and checks what comes back.
+    """Calls a core for one step after the other, and checks its results.
 
     Args:
         core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-        lifted: What it takes after the states, the same at every step.
+        lifted: Its arguments after the states, which are equal at every step.
         num_outputs: Number of outputs of one step.
     """
 
@@ -262,13 +262,13 @@ def run_steps(
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
     """Outputs of every step, and the states after each step in ``kept``.
 
-    ``take_step(slices, states, step)`` gives a step's outputs and new states. Steps are counted as they
-    are taken; ``backwards``, the first one takes the last slices. With ``go_on`` the states come from steps before.
+    ``take_step(slices, states, step)`` returns a step's outputs and new states. Steps are counted in the order of
+    the calls; if ``backwards``, the first one takes the last slices. If ``go_on``, earlier steps computed the states.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
-    # As sequences of one step, initial states have gradients in their own format, too.
+    # Initial states become sequences of one step, so that their gradients have their own format, too.
     states = states if go_on else [_first_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
@@ -287,18 +287,18 @@ def _first_state(state: torch.Tensor) -> torch.Tensor:
 
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
-"""Shape, dtype and device, which a value keeps in each step."""
+"""Shape, dtype and device, which a value keeps in all steps."""
 
 
 def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
-    """Kinds of values, for comparison with later ones."""
+    """The kinds of values, for comparison with later ones."""
     return [(value.shape, value.dtype, value.device) for value in values]
 
 
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
-    """True if all values are plain tensors of these kinds; False demands a closer look.
+    """True if all values are plain tensors of these kinds. If False, a more thorough check has to decide.
 
-    This is most of what a loop adds to a step, and so without a call for each value.
+    A loop adds little more than this check to a step, so it makes no call for each value.
     """
     if len(values) != len(expected):
         return False

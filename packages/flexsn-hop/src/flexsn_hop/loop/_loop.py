@@ -1,4 +1,4 @@
-"""The two operators as loops over steps, on dense tensors and, for shapes only, on fake ones."""
+"""The two operators as loops over steps: on dense tensors, and on fake ones for shapes alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> to
 
 
 def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
-    """The order of stored states whose rows have the order ``step``: a row's elements are together."""
+    """The order of stored states whose rows have the order ``step``. Each row is contiguous in memory."""
     return (0, *(d + 1 for d in step))
 
 
@@ -102,9 +102,9 @@ def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, 
 
 
 def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any]) -> Tensors:
-    """The backward operator on dense tensors: walk back in time, segment by segment.
+    """The backward operator on dense tensors: walks back in time, segment by segment.
 
-    The states within a segment are computed again from the one that it starts with.
+    The states within a segment are computed again from the state at its beginning.
     """
     flat_args, saved, output_grads, state_grads = layout.split(args)
     inputs, states, lifted = layout.scan.split(flat_args)
@@ -160,7 +160,7 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
-    """The gradients, and zeros where nothing flowed."""
+    """The gradients, with zeros for absent ones."""
     pairs = zip(gradients, like, strict=True)
     return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
 
@@ -185,7 +185,7 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
 
 
 def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments whose gradients are the results, in their order."""
+    """The arguments whose gradients are the results, in this order."""
     return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
@@ -200,7 +200,7 @@ def needed_carried(layout: BackwardLayout) -> list[int]:
 def _segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
 ) -> Iterator[tuple[int, int, Tensors]]:
-    """First step, the one behind the last, and the states before, of each segment from the last one."""
+    """First step, end (exclusive) and initial states of each segment, beginning with the last segment."""
     interval = layout.saved_interval
     befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
     for segment in range(num_checkpoints(steps, interval), -1, -1):
@@ -209,7 +209,7 @@ def _segments_backwards(
 
 
 class _StateGradients:
-    """The gradients that came for the state results, by active state (None: none came)."""
+    """The gradients of the state results, by active state (None if absent)."""
 
     def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
         came = iter(gradients)
@@ -226,7 +226,7 @@ class _StateGradients:
         return tuple(gradient if self._final else None for gradient in self._gradients)
 
     def at(self, step: int, cotangents: Gradients) -> Gradients:
-        """Cotangents of the states after ``step``: what was carried, and what came for it."""
+        """Cotangents of the states after ``step``: the carried ones, plus those of the state results."""
         return tuple(
             carried if sequence is None else _sum(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)

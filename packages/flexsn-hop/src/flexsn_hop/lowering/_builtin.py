@@ -1,7 +1,7 @@
-"""A scan through PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
+"""A scan as PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-Where they are not right, they are refused: both do not take results that alias or that pass an argument through
-(everything is copied here), and both give wrong gradients without a word (`flexsn_hop.lowerable_scan`).
+Both are refused where they are incorrect. Neither accepts results that alias or that pass an argument through (so all
+of them are copied here), and both silently compute wrong gradients (`flexsn_hop.lowerable_scan`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["through_scan", "through_while_loop"]
 
 
 def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan through ``scan``; Dynamo traces it for the lowering ``"scan"``."""
+    """The scan as ``scan``. Dynamo traces it for the lowering ``"scan"``."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
     _check(call)
     if call.steps == 0:
         return empty_scan(call)
     layout, (inputs, states, lifted) = call.layout, call.split()
-    # The operator needs at least one carried value, with the strides that it will have after a step.
+    # The operator needs at least one carried value, with the strides that it has after a step.
     carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         before = carry[: layout.num_states]
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
         kept = outputs if layout.final_state else (*outputs, *new_states)
-        # Copies: the operator refuses results that alias an argument or one another.
+        # Copies, since the operator refuses results that alias an argument or each other.
         next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
         return next_carry, [contiguous_copy(value) for value in kept]
 
@@ -52,7 +52,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan through ``while_loop``; Dynamo traces it for the lowering ``"while_loop"``."""
+    """The scan as ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
     _check(call)
@@ -64,7 +64,7 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def step_results(
         slices: list[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """New states, and what goes into the sequences, sharing memory with nothing."""
+        """New states and entries of the sequences, as copies in new memory."""
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
         kept = outputs if layout.final_state else (*outputs, *new_states)
         return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
@@ -99,7 +99,7 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
 def _in_format(
     call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The results, which the operators give contiguous, as the eager scan gives them."""
+    """The operators' contiguous results, in the memory formats of the eager scan."""
     inputs, states, _ = call.split()
     orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
     orders += [state_order(final.shape, inputs, states) for final in finals]
@@ -110,6 +110,9 @@ def _in_format(
 
 
 def _check(call: ScanCall) -> None:
-    """The checks of the eager scan; Dynamo cannot trace them, and the operator has made them."""
+    """The checks of the eager scan.
+
+    Skipped when compiling: Dynamo cannot trace them, and the operator has made them.
+    """
     if not torch.compiler.is_compiling():
         check_call(call)

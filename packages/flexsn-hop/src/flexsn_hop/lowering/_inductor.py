@@ -47,7 +47,7 @@ def lower(
             refused[lowering.name] = str(error)
     if not found.may_be_the_loop:
         raise LoweringError(
-            f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+            f"the lowering {found.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
     if found.lowerings and not _attributes(call):
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
@@ -58,20 +58,20 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Log once what may be intended: ``lowering="loop"`` says that it is."""
-    _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
+    """Log once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
+    _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
 def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
     attributes = _attributes(call)
     if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
-            "the core makes a constant tensor, which only the loop can have: make it outside of the core."
+            "the core makes a constant tensor, which only the loop supports: make it outside of the core."
         )
     if attributes:
         raise NotImplementedError(
             "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
-            "loop can have."
+            "loop supports."
         )
 
     what = "backward" if isinstance(layout, BackwardLayout) else "forward"
@@ -90,7 +90,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Refuse results that are not like those that the rest of the graph was made for.
+    """Refuse results that differ from those that the rest of the graph was made for.
 
     Raises:
         LoweringError.
@@ -110,7 +110,7 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs besides operators: constant tensors, and graphs."""
+    """Attributes of the graphs other than operators: constant tensors, and graphs."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs

@@ -1,4 +1,4 @@
-"""Which code a compiled scan becomes, and how another package offers its own."""
+"""Selection of the code that a compiled scan becomes, and the registration of lowerings by other packages."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "compiled_loop", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
-"""The lowering that is tried first, and the package that has it: the order of imports decides nothing."""
+"""The lowering that is tried first, and its package. The order of imports does not matter."""
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
 CODE_VERSION = 8
-"""Raised whenever the code that this package makes of a scan, or of its gradient, changes.
+"""Raised whenever the code that this package generates for a scan or its gradient changes.
 
-It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
-disk; the key does not contain the lowering itself.
+It is among the operator's arguments, and so in the key by which Inductor finds compiled code on
+disk. This key does not contain the lowering itself.
 """
 
 
 class ScanLowering(Protocol):
     """Interface that a package with kernels registers, so that compiled scans become its launches.
 
-    ``forward`` and ``backward`` are not run: Inductor traces them with fake tensors when it lowers
-    the operator, and the calls that they make, Triton launches through ``torch.library.wrap_triton``
-    among them, become part of its graph. They must not depend on the values of tensors, nor on the
-    number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
-    have. They may look at the shape and dtype alone of an initial state that ``layout.zero_states``
-    says to be zeros: its memory is not written. A ``NotImplementedError`` says that there can be no
-    kernels for this core: the next lowering is tried. If none is left, the scan becomes the loop, with
-    a warning that has the reasons of all, or is refused, if ``"kernel"`` is requested.
+    ``forward`` and ``backward`` are not run. Inductor traces them with fake tensors when it lowers
+    the operator, and all of their calls, even Triton launches through ``torch.library.wrap_triton``,
+    become part of its graph. They must not depend on the values of tensors. The number of steps may be
+    symbolic, so they must not rely on a plain int. Strides are those that the tensors will
+    have. For an initial state for which ``layout.zero_states`` is True, they may use the shape and
+    dtype alone: its memory is not written. A ``NotImplementedError`` means that no kernels exist
+    for this core; then the next lowering is tried. If none is left, the scan becomes the loop, with
+    a warning that lists all reasons, or is refused, if ``"kernel"`` is requested.
 
-    Inductor lowers the two one by one. So a backward may get checkpoints at the interval that another
-    lowering chose, which was tried first and could not have the core.
+    Inductor lowers the two one by one. So a backward may receive checkpoints at the interval of another
+    lowering, which was tried before and refused the core.
     """
 
     @property
@@ -71,27 +71,30 @@ class ScanLowering(Protocol):
 
     @property
     def version(self) -> str:
-        """Changes whenever the generated code does: it is part of the key of caches on disk."""
+        """Version of the generated code.
+
+        It changes whenever this code does, and is part of the keys of caches on disk.
+        """
         ...
 
     def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-        """K of the states that a training forward saves; see :class:`ScanLayout`. At least 1.
+        """K of the states that a training forward saves, at least 1; see :class:`ScanLayout`.
 
-        ``core`` is the captured graph of one step, ``primals`` (fake) input sequences and states.
+        ``core`` is the captured graph of one step; ``primals`` are (fake) input sequences and states.
         """
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """Why it cannot lower a scan of (fake) arguments like these; None if it can."""
+        """The reason why it cannot lower a scan of (fake) arguments like these; None if it can."""
         ...
 
     def forward(
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
     ) -> Sequence[torch.Tensor]:
-        """The forward operator, ``core`` being the ATen graph of one step.
+        """The forward operator; ``core`` is the ATen graph of one step.
 
-        Its results, given by ``layout``, lie in memory as :func:`eager_scan` says, and share it with
-        nothing. Rows of checkpoints lie like the state, one after the other.
+        ``layout`` defines its results. They have the memory format of :func:`eager_scan`, and share memory
+        with nothing. Rows of checkpoints have the format of the state, one after the other.
         """
         ...
 
@@ -102,10 +105,10 @@ class ScanLowering(Protocol):
         layout: BackwardLayout,
         args: Sequence[Any],
     ) -> Sequence[torch.Tensor]:
-        """The backward operator, ``vjp`` being the ATen graph of the step's VJP.
+        """The backward operator; ``vjp`` is the ATen graph of the step's VJP.
 
-        ``vjp`` takes the values of one step (inputs, states, lifted), the output gradients that
-        came, and the cotangents of the active new states; it gives the gradients of the inputs
+        ``vjp`` takes the values of one step (inputs, states, lifted), the output gradients that are
+        present, and the cotangents of the active new states. It returns the gradients of the inputs
         that need one, of the active states, and of the lifted tensors that need one.
         """
         ...
@@ -119,7 +122,7 @@ class _Registration:
 
 @functools.cache
 def _installed_kernels() -> ScanLowering | None:
-    """The kernels of flexsn-runtime, where that is installed: it need not be imported."""
+    """The kernels of flexsn-runtime, if it is installed. It need not be imported."""
     if importlib.util.find_spec(KERNELS) is None:
         return None
     try:
@@ -134,11 +137,11 @@ def _installed_kernels() -> ScanLowering | None:
 
 
 _registered: list[_Registration | None] = [None]
-"""In the order of registration; None stands for the kernels that are installed."""
+"""Registrations in order. None represents the installed kernels."""
 
 
 def _registrations() -> list[_Registration]:
-    """The registered lowerings, and the installed kernels unless some of their name are registered."""
+    """The registered lowerings, and the installed kernels unless kernels of their name are registered."""
     found = [entry for entry in _registered if entry is not None]
     if None in _registered and all(entry.lowering.name != KERNELS for entry in found):
         kernels = _installed_kernels()
@@ -148,21 +151,21 @@ def _registrations() -> list[_Registration]:
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Offer a lowering for compiled scans, after those that are registered. Returns the undo.
+    """Offer a lowering for compiled scans, after the registered ones. Returns a function that undoes this.
 
-    A scan becomes what the first lowering makes of it that can. Their order does not depend on imports:
-    ``"flexsn_runtime"``, the kernels of flexsn-runtime, which is found where it is installed; then the
-    others in the order of registration; and in front of one of these, those that name it as ``before``.
-    :func:`scan_lowerings` gives the order, and why each cannot have a scan.
+    A scan is lowered by the first lowering that can lower it. Their order does not depend on imports:
+    first ``"flexsn_runtime"``, the kernels of flexsn-runtime, which is found if it is installed; then the
+    others in the order of registration. A lowering with ``before`` precedes the one of this name.
+    :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
 
     Args:
-        lowering: The lowering; its name is its own.
-        before: The name of a lowering, here or yet to come, that this one goes in front of.
+        lowering: The lowering; its name must be unique.
+        before: The name of a lowering, registered now or later, that this one precedes.
 
     Raises:
-        LoweringError: There is a lowering of that name, or it is that of the kernels, and ``lowering`` is
-            not theirs (a ``ValueError``).
-        TypeError: ``lowering`` is no object with all that :class:`ScanLowering` has.
+        LoweringError: A lowering of this name exists, or the name is that of the kernels and ``lowering`` does
+            not belong to them (a ``ValueError``).
+        TypeError: ``lowering`` is no object with all attributes of :class:`ScanLowering`.
 
     Example:
         >>> from flexsn_hop import register_scan_lowering
@@ -185,7 +188,7 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
         raise LoweringError(
             f"{KERNELS!r} is the name of the kernels of that package: give your lowering another name, and register it "
-            f"with before={KERNELS!r} if it is to be asked first"
+            f"with before={KERNELS!r} if it is to be tried first"
         )
     entry = _Registration(lowering, before)
     _registered.append(entry)
@@ -213,15 +216,15 @@ def _is_of_package(lowering: object, package: str) -> bool:
 
 
 def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
-    """The registered lowerings in the order in which they are tried, and why each cannot have a scan.
+    """The registered lowerings in the order in which they are tried, each with the reason why it cannot lower a scan.
 
     Args:
-        *flat_args: What the scan would take: ``[*input_seqs, *init_states, *lifted]``. Without any, the
+        *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. Without any, all
             reasons are None.
 
     Returns:
-        For each lowering by name, why it cannot lower a scan of tensors like these; None: it can, unless
-        it finds something in the core.
+        By name of a lowering, the reason why it cannot lower a scan of tensors like these. None means that it can,
+        unless it refuses the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings
@@ -240,7 +243,7 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
     """The interval between checkpoints that a lowering sets.
 
     Raises:
-        LoweringError: It is no interval: without checkpoints, the gradient would be another one.
+        LoweringError: It is no valid interval: without checkpoints, the gradient would be wrong.
     """
     with naming(lowering, "checkpoint_interval"):
         interval = lowering.checkpoint_interval(core, primals)
@@ -253,10 +256,10 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
 
 @contextlib.contextmanager
 def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
-    """Let an error of a lowering's own say whose it is. That it cannot have a core is none.
+    """Add the lowering's name to its own errors. A ``NotImplementedError``, for a core that it cannot lower, is none.
 
     Raises:
-        LoweringError: Anything but a ``NotImplementedError`` was raised.
+        LoweringError: The lowering raised any other error.
     """
     try:
         yield
@@ -285,10 +288,10 @@ def _in_order() -> list[ScanLowering]:
 
 
 def requested_lowering(argument: str | None) -> str:
-    """The lowering requested by argument, else by ``FLEXSN_HOP_LOWERING``, else ``"auto"``.
+    """The lowering requested by the argument, otherwise by ``FLEXSN_HOP_LOWERING``, otherwise ``"auto"``.
 
     Raises:
-        LoweringError: There is no lowering of that name.
+        LoweringError: No lowering has this name.
     """
     origin = "the argument lowering" if argument else f"the environment's {LOWERING_VARIABLE}"
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
@@ -302,12 +305,12 @@ def requested_lowering(argument: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The registered lowerings that can have a scan, the first one first, and why the others cannot.
+    """The registered lowerings that can lower a scan, in order, and reasons why the others cannot.
 
     Attributes:
         asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
-        lowerings: Those that can; none means the loop.
-        refused: Why, by name, for those that cannot.
+        lowerings: The lowerings that can; if empty, the scan becomes the loop.
+        refused: By name of a lowering that cannot, the reason.
     """
 
     asked: str
@@ -321,7 +324,7 @@ class Candidates:
 
 
 def reasons(refused: dict[str, str]) -> str:
-    """Why lowerings cannot have a scan, in words; of one alone without its name."""
+    """The reasons why lowerings cannot lower a scan, as text. A single reason has no name."""
     if len(refused) == 1:
         return next(iter(refused.values()))
     return "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -331,12 +334,12 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     """The registered lowerings to use for ``name``.
 
     Raises:
-        LoweringError: One is requested, and none can have arguments like these.
+        LoweringError: A lowering is requested, and none accepts arguments like these.
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(
             f"the lowering {name!r} takes the place of flex_sn_scan when Dynamo captures it; a graph "
-            "that already holds the operator, and `scan`, can have auto, kernel or loop"
+            "that already holds the operator, and `scan`, accept auto, kernel and loop"
         )
     able, refused = [], {}
     for lowering in _in_order():
@@ -355,5 +358,5 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
 
 
 def code_version() -> str:
-    """Versions that code generated for a scan depends on besides its graph."""
+    """The versions, besides its graph, that code generated for a scan depends on."""
     return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])

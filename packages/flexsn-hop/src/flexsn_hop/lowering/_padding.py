@@ -1,4 +1,4 @@
-"""Steps without the padding that Inductor gives to matrix products."""
+"""Removes the padding that Inductor adds to matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
-# By the product: where its matrices are among its arguments.
+# By product: positions of its matrices among its arguments.
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     _aten.mm.default: (0, 1),
     _aten.bmm.default: (0, 1),
@@ -22,11 +22,12 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
     """A step's graph as it was before Inductor padded the matrices of its products, on a GPU, for their alignment.
 
-    Inductor times both forms and keeps the faster one, before any lowering is tried. In a lowering with products of its
-    own, the padding would be one more operation that mixes elements. The same graph if nothing is padded.
+    Inductor times both forms and keeps the faster one, before any lowering is tried. For a lowering with products of
+    its own, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
+    padded.
 
     Args:
-        module: of ATen operations, with examples of their results in `meta["val"]`.
+        module: a graph of ATen operations, with examples of their results in `meta["val"]`.
     """
     if not any(_is_padding(node) for node in module.graph.nodes):
         return module
@@ -48,9 +49,9 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
         last = user
     if args == list(product.args) or _shape(last) != sizes or _shape(args[one])[-1] != _shape(args[other])[-2]:
         return
-    for i, arg in enumerate(args[:one]):  # what is added
+    for i, arg in enumerate(args[:one]):  # the addend
         if arg is not product.args[i] and _shape(arg) != sizes[-len(_shape(arg)) :]:
-            return  # zeros behind it that are not the padding's
+            return  # its trailing zeros do not belong to the padding
     with graph.inserting_before(product):
         new = graph.call_function(product.target, tuple(args), dict(product.kwargs))  # type: ignore[arg-type]
     new.meta = dict(last.meta)
@@ -58,7 +59,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
 
 
 def _within(value: Any) -> Any:
-    """The value inside of padding by zeros at each dimension's end; or the value itself."""
+    """The value inside of padding with zeros at the end of each dimension; otherwise the value itself."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]
@@ -81,11 +82,11 @@ def _is_zeros(node: fx.Node) -> bool:
 
 
 def _is_beginning(node: fx.Node) -> bool:
-    """True if a node is the first elements along a dimension."""
+    """True if a node selects the first elements along a dimension."""
     start, step = (*node.args, *(None,) * 5)[2], (*node.args, *(None,) * 5)[4]
     return node.target is _aten.slice.Tensor and start in (0, None) and step in (1, None)
 
 
 def _shape(node: Any) -> list[str]:
-    """Sizes, comparable without a guard."""
+    """The sizes as text, which can be compared without a guard."""
     return [str(size) for size in node.meta["val"].shape]

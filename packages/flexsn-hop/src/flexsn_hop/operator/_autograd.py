@@ -21,15 +21,15 @@ from flexsn_hop.operator._vjp import Activity, find_activity, step_vjp, without_
 __all__: list[str] = []
 
 LOOP_CHECKPOINT_INTERVAL = 1
-"""A loop saves every state: none is computed twice in the backward."""
+"""A loop saves every state, so that the backward computes none again."""
 
 SPARE_CHECKPOINTS = 2
-"""With a symbolic number of steps; see :class:`ScanLayout`."""
+"""Additional rows for a symbolic number of steps; see :class:`ScanLayout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of the two operators; without an interval of checkpoints, state sequences are saved."""
+    """Options of the two operators. Without an interval of checkpoints, state sequences are saved."""
 
     lowering: str
     version: str
@@ -37,9 +37,9 @@ class _Options:
 
 
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """The core as it runs now: the backward, where it is traced again, has no autocast."""
+    """The core with the present autocast settings. The backward traces it again, without autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
-    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # not for tensors without data
+    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes tensors without data
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if not enabled:
         return core
@@ -69,7 +69,7 @@ def _autograd(
 ) -> tuple[torch.Tensor, ...]:
     assert checkpoints == (0, 0)  # only this function makes checkpoints, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
-    # A gradient is given for what is an argument of the backward operator.
+    # Gradients exist only for arguments of the backward operator.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
@@ -114,7 +114,7 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
-                remat=0,  # the checkpoints are
+                remat=0,  # the checkpoints implement it
             )
         visible = layout.num_outputs + layout.num_states
         results, checkpoints = results[:visible], results[visible:]

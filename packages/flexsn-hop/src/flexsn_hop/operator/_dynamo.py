@@ -1,4 +1,4 @@
-"""How ``torch.compile`` captures ``flex_sn_scan`` as one node."""
+"""Makes ``torch.compile`` capture ``flex_sn_scan`` as one node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_t
 def dynamo_hop_available() -> bool:
     """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
 
-    If not, :func:`why_dynamo_hop_unavailable` says why; :func:`eager_scan` works all the same.
+    If not, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works in any case.
 
     Example:
         >>> from flexsn_hop import dynamo_hop_available
@@ -38,12 +38,12 @@ def dynamo_hop_available() -> bool:
 
 
 def why_dynamo_hop_unavailable() -> str | None:
-    """Why :func:`dynamo_hop_available` is false: what this torch lacks. None if it is true."""
+    """The names that this torch lacks if :func:`dynamo_hop_available` is False; None if it is True."""
     return why_dynamo_cannot_capture()
 
 
 def offer_to_dynamo(name: str) -> None:
-    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    """Register the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
     register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
 
 
@@ -53,8 +53,8 @@ _COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
 def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
     """Registers a function that changes the graph of each step that Dynamo captures, in place.
 
-    For what a step does by changing an object while it runs, which Dynamo refuses: it calls an operator instead, whose
-    nodes the function replaces.
+    Some steps change an object while they run, which Dynamo refuses. Such a step calls an operator instead, and the
+    function replaces the operator's nodes.
 
     Example:
         >>> from flexsn_hop import complete_captured
@@ -74,7 +74,7 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
         return empty_scan
     lowering = requested_lowering(call.kwargs.get("lowering"))
     if is_transforming():
-        # Dynamo would have to capture a transformed step: the loop is right, if long.
+        # Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
         return plain_scan
     replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:
@@ -90,7 +90,7 @@ def node_options(
     zero_states: tuple[bool, ...] = (),
     remat: int = 0,
 ) -> dict[str, Any]:
-    """The keyword arguments of the operator's node; a lowering that cannot be had is refused here."""
+    """The keyword arguments of the operator's node. Refuses an unavailable lowering."""
     lowering = requested_lowering(lowering)
     find_lowerings(lowering, flat_args)
     return {
@@ -113,13 +113,13 @@ def _instead(
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
     final_state: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Another form of the scan, called as the operator is."""
+    """Another form of the scan, with the arguments of the operator."""
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
     return form(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def _any_arity(*args: Any) -> None:
-    """Stands for a core whose parameters Dynamo does not know: the call itself raises."""
+    """Replaces a core whose parameters Dynamo cannot determine. The call itself raises."""
 
 
 def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:

@@ -1,4 +1,4 @@
-"""Operations that a core may not do inside the operator, found by one step on fake tensors."""
+"""Finds operations that a core may not do inside the operator, by one step on fake tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["inspect_step"]
 
 
 def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
-    """Refuse a core that draws random numbers or writes into its arguments.
+    """Refuse a core that draws random numbers or writes to its arguments.
 
-    Both would be silently wrong: the backward computes the step again, and would draw other
-    numbers; a value written in place is a slice that only the loop has.
+    Both would be silently wrong. The backward computes the step again, and would draw other
+    numbers. An argument is a slice that only the loop has, so a write to it would be lost.
 
     Raises:
         RandomOpError, MutationError.
@@ -56,12 +56,12 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
-    if found:  # raised here, where the interpreter does not add its own words
+    if found:  # raised here, since the interpreter would add its own text to the error
         raise found[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. A tag says that it may: dropout does so in training alone."""
+    """True if a call of ``op`` draws random numbers. The tag alone is not enough: dropout draws only in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -76,7 +76,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph and knows which line of the user's code the current node is from."""
+    """Runs a graph, and keeps the line of the user's code that the current node comes from."""
 
     _node: torch.fx.Node | None = None
 

@@ -43,47 +43,47 @@ __all__ = [
 
 
 class FlexSNScan(LowersItself, HigherOrderOperator):
-    """The scan over time as one operator; ``flex_sn_scan`` is its one instance.
+    """The scan over time as one operator; ``flex_sn_scan`` is its only instance.
 
-    Must equal :func:`eager_scan`, whose arguments, results and errors it has. Called as it is, it
-    runs that loop. Under ``torch.compile``, ``make_fx`` and ``torch.export`` a graph holds one node
-    for it, and one for its backward, of the same size for every number of steps; the node's first
+    Must equal :func:`eager_scan`, with its arguments, results and errors. A direct call
+    runs that loop. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains one node
+    for it, and one for its backward, of constant size for every number of steps. The node's first
     argument is the graph of the core.
 
     Args:
         core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-            What it captures (closure, parameters, ``functools.partial``, bound method) becomes an
-            argument of the node and gets a gradient.
+            Captured tensors (closure, parameters, ``functools.partial``, bound method) become
+            arguments of the node and get gradients.
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states.
         num_outputs: Number of outputs of one step.
         *flat_args: ``[*input_seqs, *init_states, *lifted]``; see :func:`eager_scan`.
-        output_template_specs: What outputs look like if ``T == 0``; see :func:`eager_scan`.
-        final_state: Give the last states ``[*step]`` instead of the state sequences, as
+        output_template_specs: Description of the outputs for ``T == 0``; see :func:`eager_scan`.
+        final_state: True to return the last states ``[*step]`` instead of the state sequences, as
             :func:`flex_sn_scan_final_state` does.
-        lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
-            ``"while_loop"``, ``"loop"`` or the name of a registered one; None reads
-            ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
-        zero_states: For each initial state, whether the caller knows that it is zeros, so that
-            kernels need not read it. Empty: of none.
-        checkpoints, version, remat: Written into graphs by this package; leave them alone.
+        lowering: The form of a compiled scan: ``"auto"``, ``"kernel"``, ``"scan"``,
+            ``"while_loop"``, ``"loop"`` or the name of a registered one. None reads
+            ``FLEXSN_HOP_LOWERING``, and defaults to ``"auto"``.
+        zero_states: For each initial state, True if the caller guarantees that it is zeros, so that
+            kernels need not read it. Empty if none is.
+        checkpoints, version, remat: Set in graphs by this package. Do not pass them.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
 
     Raises:
         The errors of :func:`eager_scan`.
-        NonzeroStateError: ``zero_states`` says of a state that it is zeros, and it is not (a
+        NonzeroStateError: ``zero_states`` is True for a state that is not zeros (a
             ``ValueError``). Only a call that runs the loop checks it.
         Under a compiler also
         RandomOpError: The core draws random numbers (a ``NotImplementedError``).
-        MutationError: The core writes into its arguments (a ``RuntimeError``); through Dynamo, its
+        MutationError: The core writes to its arguments (a ``RuntimeError``); through Dynamo, its
             own error about a mutation.
-        LoweringError: The lowering is unknown or cannot be had (a ``ValueError``).
+        LoweringError: The lowering is unknown or unavailable (a ``ValueError``).
 
     Restrictions:
         Under a compiler, gradients of gradients are refused, and the transforms of ``torch.func``
-        get the loop, unrolled, in place of the node.
+        receive the unrolled loop instead of the node.
 
     Example:
         >>> import torch
@@ -104,8 +104,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     def __name__(self) -> str:
         """The operator's name.
 
-        Dynamo finds out how to trace an operator by this name. A read of the name is the moment to
-        register the operator with Dynamo: earlier, this package would have to import all of Dynamo.
+        Dynamo uses this name to find out how to trace an operator. So a read of the name registers the operator
+        with Dynamo. An earlier registration would have to import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)
@@ -115,7 +115,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         assert name == self._name
 
     def __reduce__(self) -> tuple[Callable[[], FlexSNScan], tuple[()]]:
-        """There is one: modules that hold it can be copied and pickled."""
+        """Reduces to the only instance, so that modules that hold it can be copied and pickled."""
         return _the_operator, ()
 
     def __call__(
@@ -178,15 +178,15 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         )
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Go to the implementation for the next dispatch key: what ``__call__`` checks, holds."""
+        """Call the implementation for the next dispatch key, without repeating the checks of ``__call__``."""
         return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FlexSNScanBackward(LowersItself, HigherOrderOperator):
-    """The backward of the scan as an operator; it is for autograd alone.
+    """The backward of the scan as an operator, for autograd alone.
 
-    Its arguments are the core's graph, the graph of the step's VJP, the three counts, and what
-    :class:`BackwardLayout` says.
+    Its arguments are the core's graph, the graph of the step's VJP, the three counts, and the arguments that
+    :class:`BackwardLayout` defines.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class FlexSNScanBackward(LowersItself, HigherOrderOperator):
         return self.redispatch(core, vjp, *args, **kwargs)
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Go to the implementation for the next dispatch key."""
+        """Call the implementation for the next dispatch key."""
         return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -221,10 +221,10 @@ def flex_sn_scan_final_state(
     lowering: str | None = None,
     zero_states: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, ...]:
-    """:data:`flex_sn_scan` that gives the last states instead of the state sequences.
+    """:data:`flex_sn_scan` with the last states as results instead of the state sequences.
 
-    The same operator; a state sequence is never made for the caller, though training may save one.
-    Must equal :func:`eager_scan_final_state`, whose arguments and errors it has.
+    It is the same operator, but returns no state sequence, though training may save one.
+    Must equal :func:`eager_scan_final_state`, with its arguments and errors.
 
     Example:
         >>> import torch
@@ -259,7 +259,7 @@ def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLa
 
 
 def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
-    """The layout and arguments of ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
+    """Layout and arguments of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
     final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
     scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)

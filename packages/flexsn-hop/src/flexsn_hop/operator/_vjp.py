@@ -1,4 +1,4 @@
-"""The backward of one time step: what needs a gradient, and the traced vector-Jacobian product."""
+"""The backward of one time step: the values that need a gradient, and the traced vector-Jacobian product."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Which outputs and states a gradient flows through.
+    """The outputs and states that a gradient flows through.
 
     Attributes:
-        outputs: For each output, whether it depends differentiably on what needs a gradient.
-        states: For each state, whether one of its values does: before the first step, or after some step.
-        state_results: For each state, whether those after a step do. One that is set to a constant at every step
-            does not.
+        outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
+        states: For each state, True if this holds for one of its values, before the first step or after any step.
+        state_results: For each state, True if it holds for the values after steps. It does not for a state that every
+            step sets to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -34,10 +34,10 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """Which outputs and states depend differentiably on an argument in ``needs``, at some step.
+    """The outputs and states that depend differentiably on an argument in ``needs``, at some step.
 
-    ``samples`` are values (fake tensors will do) that one step takes. A state may need a gradient
-    only after several steps, so that this repeats until nothing is added.
+    ``samples`` are values, possibly fake tensors, of one step's arguments. A state may need a gradient
+    only after several steps, so the search repeats until it adds nothing.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
@@ -53,11 +53,11 @@ def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any]
 
 
 def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function that is traced to get the step's VJP graph.
+    """The function whose trace is the step's VJP graph.
 
-    It takes the values of one step (inputs, states, lifted), the gradients of the outputs for
-    which one came, and the cotangents of the active new states; it gives the gradients of
-    ``layout.wanted``, in order. It computes the step again: nothing else is saved.
+    It takes the values of one step (inputs, states, lifted), the output gradients that are
+    present, and the cotangents of the active new states. It returns the gradients of
+    ``layout.wanted``, in order. It computes the step again, since nothing else is saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -66,7 +66,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
-        # A value may be constant at this step, as a state that is reset to a constant is.
+        # A value may be constant at this step, such as a state that is reset to a constant.
         pairs = [
             (value, cotangent)
             for value, cotangent in zip(receivers, args[num_values:], strict=True)
@@ -87,9 +87,9 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drop the gradients that no gradient reaches at any step: autograd has None for them, and not zeros.
+    """Drop the gradients that no gradient reaches at any step. For these, autograd has None, not zeros.
 
-    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the results that are dropped, and
+    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
     the layout that no longer needs them. The gradient of an active state stays a result of the graph.
     """
     (output,) = vjp.graph.find_nodes(op="output")
@@ -122,7 +122,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 
 
 def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
-    """By node: the cotangents that it depends on, by position; None for one that is no zero and depends on none."""
+    """By node: positions of the cotangents that it depends on; None for a nonzero node that depends on none."""
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
     for position, node in enumerate(placeholders):
@@ -138,7 +138,7 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
 def _differentiable_step(
     core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Call the core on leaves; gives those in ``wanted``, which require grad, and the values."""
+    """Call the core on leaves. Returns the leaves in ``wanted``, which require grad, and the results."""
     leaves = []
     arguments = []
     for sample, want in zip(samples, wanted, strict=True):

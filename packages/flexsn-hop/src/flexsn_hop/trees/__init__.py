@@ -1,3 +1,3 @@
-"""`scan`: pytrees around the operator."""
+"""`scan`: the operator on pytrees."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``scan``: a recurrence of any kind, as trees around the operator ``flex_sn_scan``."""
+"""``scan``: recurrences on trees of tensors, by means of the operator ``flex_sn_scan``."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ def scan(
     dim: int = 0,
     remat: int | None = None,
 ) -> tuple[Carry, Y]:
-    """Call ``step`` for one time step after the other, and carry what it returns to the next.
+    """Call ``step`` for one time step after the other, and pass its carry on to the next.
 
-    Eagerly, a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``
-    one node of the graph, :data:`flex_sn_scan`, and one in the graph of the backward, of the same size
+    Eagerly, this is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``,
+    it is one node of the graph, :data:`flex_sn_scan`, and one in the graph of the backward, of constant size
     for every number of steps.
 
     Args:
-        step: ``step(carry, x) -> (new_carry, y)``, one time step. What it captures (closure, parameters
-            of a module, ``functools.partial``, bound method) gets gradients.
-        init: The first carry: a tensor, or containers with tensors and None in them, as
-            ``torch.utils._pytree`` knows them (dict, list, tuple, namedtuple, registered dataclasses).
+        step: ``step(carry, x) -> (new_carry, y)``, one time step. Captured tensors (closure, parameters
+            of a module, ``functools.partial``, bound method) get gradients.
+        init: The first carry: a tensor, or containers of ``torch.utils._pytree`` with tensors and None in
+            them (dict, list, tuple, namedtuple, registered dataclasses).
             A carry keeps its structure, and each tensor its shape, dtype and device.
-        xs: The sequences, a tree like that. ``step`` takes their slices along ``dim``. None, or a tree
-            without tensors: ``step`` takes it as it is, ``length`` times.
-        length: The number of steps T, an int or a symbolic size. Needed where ``xs`` has no tensor; else
-            it must agree. For one that depends on data, compilers need a check that it is not 0:
+        xs: The sequences, as such a tree. ``step`` receives their slices along ``dim``. If it is None, or a tree
+            without tensors, ``step`` receives it unchanged, ``length`` times.
+        length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor; otherwise
+            it must agree. If it depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
-        reverse: Go from the last slice to the first. What step t returns as y is still at t.
-        dim: The dimension of time, in all of ``xs`` and of what is returned as sequences. A negative one
+        reverse: True to go from the last slice to the first. The y of step t is still at position t.
+        dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative one
             counts from the end of each tensor.
-        remat: Keep the carry of every K-th step alone for the backward, which computes the steps between two
-            of them again: memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients are
-            equal to the bit. None keeps what autograd keeps.
+        remat: If K, keep the carry of every K-th step alone for the backward, which computes the steps between two
+            of them again. This takes memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients
+            are equal to the bit. If None, autograd keeps all that it needs.
 
     Returns:
         ``(carry, ys)``: the last carry, which shares memory with nothing, and the sequences of y, with
-        T elements along ``dim``. A y may have any shape and dtype, which are the same at every step;
-        None stays None. For ``T == 0`` the carry is a copy of ``init``, and the sequences are empty, with
-        the shapes and dtypes that ``step`` gives on fake tensors.
+        T elements along ``dim``. A y may have any shape and dtype, but the same at every step;
+        None stays None. For ``T == 0``, the carry is a copy of ``init``, and the sequences are empty, with
+        the shapes and dtypes that ``step`` returns for fake tensors.
 
     Raises:
         CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
@@ -65,7 +65,7 @@ def scan(
         CarryStructureError: It returned a carry of another structure (a ``ValueError``).
         StateChangedError: It returned a carry of another shape, dtype or device (a ``ValueError``).
         OutputChangedError: y changed from one step to another (a ``ValueError``).
-        SequenceLengthError: Sequences of unequal lengths (a ``ValueError``).
+        SequenceLengthError: The sequences have unequal lengths (a ``ValueError``).
         ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).
         ScanDimError: A sequence has no dimension ``dim`` (a ``ValueError``, an ``IndexError``).
         RematError: ``remat`` is below 1, or a transform of torch.func is active (a ``ValueError``).
@@ -91,7 +91,7 @@ def scan(
 
 
 class _TreeScan(HigherOrderOperator):
-    """Operator by which Dynamo traces :func:`scan`; no graph holds it."""
+    """Operator with which Dynamo traces :func:`scan`. No graph contains it."""
 
     def __init__(self) -> None:
         super().__init__("flexsn_scan")  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ _tree_scan = _TreeScan()
 
 
 def _capture(call: TreeCall) -> tuple[Any, Any]:
-    """Have Dynamo capture the call, for the tracer that is active."""
+    """Let Dynamo capture the call, for the active tracer."""
     num_states = len(call.states)
     # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
     ticks = [] if call.inputs else [clock(call.states, call.length)]

@@ -1,4 +1,4 @@
-"""How ``torch.compile`` captures ``scan``: as one node of ``flex_sn_scan``, with trees around it."""
+"""Makes ``torch.compile`` capture ``scan`` as one node of ``flex_sn_scan``, with trees before and after it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["offer_trees_to_dynamo"]
 
 
 def offer_trees_to_dynamo(name: str) -> None:
-    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    """Register the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
     parts = TreeParts(_flatten, _open, _close)
     register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
 
 
-# What Dynamo traces, as if it stood in the user's code. Nothing here raises: the checks are in the hooks.
+# Dynamo traces these functions like the user's code. They raise no errors: the checks are in the hooks.
 
 
 def _flatten(init: Any, xs: Any) -> Any:
@@ -79,7 +79,7 @@ def _close(
 ) -> Any:
     """Builds the result of ``scan``: the operator's results in the trees of ``init`` and of a step's result.
 
-    A container may check what it is made of: the carry of what was returned is put together with states, too.
+    A container may check its contents, so even the carry in the step's result is filled with states.
     """
     leaves = [
         None if place is None else results[place] if place >= num_outputs else as_given(results[place], reverse, dim)
@@ -96,10 +96,10 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
 def _without_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """The results for ``T == 0``, whose shapes come from a scan of one step that is then discarded."""
+    """The results for ``T == 0``. Their shapes come from a scan of one step, which is discarded."""
 
     def on_copies(carry: Any, x: Any) -> Any:
-        return step(_copies(carry), _copies(x))  # as a loop, which may write to them
+        return step(_copies(carry), _copies(x))  # copies, since a step may write to its arguments in a loop
 
     leaves, spec = tree_flatten(xs)
     ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
@@ -126,7 +126,7 @@ def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
     return shape
 
 
-# What is called while Dynamo traces, on fake tensors.
+# Functions that run while Dynamo traces, on fake tensors.
 
 
 def _tree_call(call: CapturedTreeCall) -> TreeCall:
@@ -148,10 +148,10 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
 
 
 def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
-    """Check what one step returned.
+    """Check the results of one step.
 
-    Gives the order of a core's results among the tensors of the step's graph, for each leaf of what the
-    step returned which of the core's results it is (None: it is None), and the number of outputs.
+    Returns the order of a core's results among the tensors of the step's graph; for each leaf of the
+    step's return value, the index of its core result (None for a leaf that is None); and the number of outputs.
     """
     call = _tree_call(captured)
     take_step = TreeSteps(call)
@@ -164,7 +164,7 @@ def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], lis
     inspect_step(step.graph, step.samples)
     position = {id(result): index for index, result in enumerate(step.results)}
     of_states = [position[id(state)] for state in new_states]
-    # Of the core, outputs come first; of what a step returned, the carry.
+    # A core returns its outputs first; a step returns its carry first.
     in_carry = tree_flatten(step.returned[0])[0]
     places: list[int | None] = [
         None if leaf is None else len(outputs) + of_states.index(position[id(leaf)]) for leaf in in_carry

@@ -20,9 +20,9 @@ __all__ = ["as_given", "clock", "in_order", "run_trees"]
 
 
 def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
-    """A sequence of T unused numbers: the loop over time goes along its sequences.
+    """A sequence of T unused numbers, since the loop over time needs a sequence.
 
-    It has memory of T elements: of an expanded tensor compilers check whether T is 1, which is unknown where it
+    It has memory for T elements. For an expanded tensor, compilers would check if T is 1, which is unknown if T
     depends on data.
     """
     like = states[0] if states else torch.zeros(())
@@ -53,7 +53,7 @@ def _run_segments(
 ) -> tuple[list[Tensors], Tensors]:
     """Outputs of every step, and the states after the last one.
 
-    The backward of a segment of ``interval`` steps computes it again, unless it is the only one.
+    The backward of a segment of ``interval`` steps computes it again, unless it is the only segment.
     """
     steps = inputs[0].shape[0]
     segments = list(zip(*[_segments_of(sequence, interval) for sequence in inputs], strict=True))
@@ -85,7 +85,7 @@ def _run_segments(
 
 
 def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
-    """``sequence.split(interval)``, whose gradient has the format of the sequence."""
+    """``sequence.split(interval)``, but its gradient has the format of the sequence."""
     if interval == sequence.shape[0]:
         return [sequence]
     order = order_like(sequence)
@@ -94,35 +94,35 @@ def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor
 
 
 def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """``[T, *step]``, the first step first."""
+    """``[T, *step]``, beginning with the first step."""
     if dim != 0:
         sequence = sequence.movedim(dim, 0)
     return sequence.flip(0) if reverse else sequence
 
 
 def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """Moves time back to the caller's dimension, in the caller's direction."""
+    """Moves time back to the caller's dimension and direction."""
     if reverse:
         sequence = sequence.flip(0)
     return sequence if dim == 0 else sequence.movedim(0, dim)
 
 
 def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
-    """Empty sequences like those that a step would give."""
+    """Empty sequences with the shapes and dtypes of a step's outputs."""
     slices = [sequence.movedim(call.dim, 0).new_empty(_without(sequence, call.dim)) for sequence in call.inputs]
     with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad(), unlogged():
         try:
             outputs, _ = take_step(fakes[: len(slices)], fakes[len(slices) :], 0)
         except RuntimeError as error:
             raise EmptyScanError(
-                "the scan is empty (T == 0), and step, which was called on tensors without data to tell what y looks "
-                f"like, failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
+                "the scan is empty (T == 0), so step was called on tensors without data, to find the shapes of y, and "
+                f"failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
 
 
 def _place(error: Exception) -> str:
-    """The line of the step that an error comes from, in words; nothing where it is inside of libraries alone."""
+    """The line of the step that raised an error, as text; empty if only libraries are on the stack."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]

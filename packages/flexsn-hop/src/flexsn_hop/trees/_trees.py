@@ -1,4 +1,4 @@
-"""Trees of tensors that ``scan`` takes and its step returns, and the checks of them."""
+"""Trees of tensors among the arguments and results of ``scan`` and its step, and their checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TreeStep = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
-    """The tree of this structure with these tensors, and None where no tensor is ``present``."""
+    """The tree of this structure, with these tensors where ``present`` is True, and None elsewhere."""
     leaves = []
     taken = 0
     for is_there in present:
@@ -54,8 +54,8 @@ class Tree:
     """The structure of a tree whose leaves are tensors or None.
 
     Attributes:
-        spec: PyTorch's description of it, for which None is a leaf.
-        present: For each leaf, whether it is a tensor.
+        spec: PyTorch's description of it, in which None is a leaf.
+        present: For each leaf, True if it is a tensor.
     """
 
     spec: TreeSpec
@@ -70,9 +70,9 @@ class Tree:
         return fill(self.spec, self.present, tensors)
 
     def leaves_of(self, tree: Any) -> list[Any] | None:
-        """The leaves of ``tree`` that are not None, in the order of this one; None if its structure is another.
+        """The leaves of ``tree`` that are not None, in the order of this tree; None if its structure differs.
 
-        A key is a key, in whichever order a dict was written.
+        The order of the keys of a dict does not matter.
         """
         try:
             leaves = self.spec.flatten_up_to(tree)
@@ -85,21 +85,21 @@ class Tree:
         return [leaf for leaf in leaves if leaf is not None] if fits else None
 
     def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
-        """How a user would write tensor ``index``, ``root`` being the name of the tree: ``"carry['h'][0]"``.
+        """The user's expression for tensor ``index``, such as ``"carry['h'][0]"``; ``root`` is the name of the tree.
 
-        It takes the tensors, because a container may check what it is made of.
+        The tensors are necessary, because a container may check its contents.
         """
         place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
         try:
             paths, _ = tree_flatten_with_path(self.fill(tensors))
             return f"{root}{keystr(paths[place][0])}"
-        except ValueError:  # a container that was registered without the names of its parts
+        except ValueError:  # a container that was registered without names for its parts
             return f"leaf {place} of {root}"
 
     def __str__(self) -> str:
         try:
             return repr(self.fill([_Star()] * sum(self.present)))
-        except Exception:  # a container that takes tensors alone
+        except Exception:  # a container that accepts tensors alone
             return " ".join(str(self.spec).split())
 
 
@@ -110,13 +110,13 @@ class _Star:
 
 @dataclass(frozen=True, slots=True)
 class TreeCall:
-    """A call of ``scan``, its trees taken apart.
+    """A call of ``scan``, with its trees flattened.
 
     Attributes:
-        step: What the user calls a step; None where a compiler does not know it.
+        step: The user's step; None if a compiler has no callable for it.
         carry, x: The structures of ``init`` and ``xs``.
         states, inputs: Their leaves that are not None.
-        length, reverse, dim, remat: As ``scan`` has them.
+        length, reverse, dim, remat: The arguments of ``scan``.
     """
 
     step: Callable[..., Any] | None
@@ -131,7 +131,7 @@ class TreeCall:
 
     @classmethod
     def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, *options: Any) -> TreeCall:
-        """Take the trees apart; ``options`` are length, reverse, dim and remat."""
+        """Flatten the trees; ``options`` are length, reverse, dim and remat."""
         carry_leaves, carry_spec = tree_flatten(init)
         x_leaves, x_spec = tree_flatten(xs)
         carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
@@ -146,7 +146,7 @@ class TreeCall:
 
 
 def check_tree_call(call: TreeCall) -> None:
-    """Every check of a call that does not need to call the step.
+    """Check everything about a call that can be checked without calling the step.
 
     Raises:
         TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
@@ -171,7 +171,7 @@ def check_tree_call(call: TreeCall) -> None:
 
 
 def check_remat(remat: Any) -> None:
-    """Refuse a ``remat`` that is no number of steps, or that nothing can heed.
+    """Refuse a ``remat`` that is no number of steps, or that would have no effect.
 
     Raises:
         TypeError, RematError.
@@ -237,7 +237,7 @@ def _remedy(leaf: object) -> str:
 
 
 def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
-    """Refuse sequences that have no dimension ``dim``; they are the tensors of ``tree``.
+    """Refuse tensors of ``tree``, sequences, that have no dimension ``dim``.
 
     Raises:
         ScanDimError.
@@ -268,7 +268,7 @@ def _check_length(call: TreeCall) -> None:
 
 
 def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
-    """The leaves of the new carry in the order of ``carry``, and y, of what a step returned.
+    """The leaves of the new carry in the order of ``carry``, and y, from the return value of a step.
 
     Raises:
         CoreReturnCountError: It is no pair.
@@ -293,7 +293,7 @@ def _kind(value: object) -> str:
 
 
 def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """``tree.fill``, without PyTorch's way through trees for the plainest ones."""
+    """``tree.fill``, with shortcuts past PyTorch's tree functions for the plainest trees."""
     if tree.spec.is_leaf() and all(tree.present):
         return operator.itemgetter(0)
     kind, keys = _plainest(tree, tensors)
@@ -303,9 +303,9 @@ def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any
 
 
 def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
-    """A function that gives the leaves of a tree like this one, where it is one of the plainest; else no tensors.
+    """A function that returns the leaves of a tree like this one, if it is one of the plainest; otherwise no tensors.
 
-    What it gives is to be checked: ``(None,)`` is nothing that a step may return.
+    Its result has to be checked: ``(None,)`` is never the leaves of a valid result.
     """
     if tree.spec.is_leaf() and all(tree.present):
         return lambda value: (value,)
@@ -328,7 +328,7 @@ _UNREAD: Sequence[Any] = (None,)
 
 
 def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
-    """tuple, list or dict (with its keys), if the tree is one of tensors alone; else None."""
+    """The type tuple, list or dict (with its keys) if the tree is such a container of tensors alone; otherwise None."""
     if not all(tree.present) or not tensors:
         return None, {}
     value = tree.fill(tensors)
@@ -341,7 +341,7 @@ def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any
 
 
 class TreeSteps:
-    """Calls a step after the other, and checks what comes back.
+    """Calls one step after the other, and checks its results.
 
     Attributes:
         y: The structure of the output; known after the first step.
@@ -371,7 +371,7 @@ class TreeSteps:
         return self.check(returned, states, step)
 
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states, of what the step that took ``states`` returned."""
+        """Outputs and new states in the return value of the step that took ``states``."""
         carry = self._call.carry
         new_states, y = _split_returned(returned, carry, step)
         _check_leaves(carry, "carry", new_states)
@@ -380,7 +380,7 @@ class TreeSteps:
                 raise StateChangedError(
                     f"{carry.name('carry', states, index)} was {describe(old)} before step {step} and "
                     f"{describe(new)} after it; a carry keeps its shapes, dtypes and devices: expand or cast the "
-                    "one in init or what step returns"
+                    "one in init or the result of step"
                 )
         if self.y is None:
             leaves, spec = tree_flatten(y)

@@ -1,3 +1,3 @@
-"""Names kept for other projects; this one does without them."""
+"""Names that exist for other projects; this project does not use them."""
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ from flexsn_runtime import ScanProgram
 
 
 class FlexSNKernel:
-    """The compiled scan of a step function, without state of its own.
+    """The compiled scan of a step function, without a state of its own.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: as in `FlexSN`.
 
-    Calling it: `(*input_seqs, *init_states) -> (*output_seqs, *state_seqs)`, sequences `[T, *step]`, states
-    `[*step]`; differentiable. Results have the inputs' memory format, as after an elementwise operation.
+    A call takes `(*input_seqs, *init_states)` and returns `(*output_seqs, *state_seqs)`: sequences are `[T, *step]`,
+    states `[*step]`. It is differentiable. Results have the inputs' memory format, as after an elementwise operation.
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: a wrong number of tensors, or shapes that do not belong together.
-        RuntimeError: tensors on several devices, or on one where compiled kernels cannot run.
+        ValueError: the number of tensors is wrong, or their shapes do not fit together.
+        RuntimeError: the tensors are on several devices, or on a device where compiled kernels cannot run.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Networks that were written for SpikingJelly or snnTorch, with these neurons in the places of theirs.
+"""Conversion of networks written for SpikingJelly or snnTorch to the neurons of this package.
 
-Neither library is needed, or imported, here: their modules are known by their names.
+Neither library is imported or needed here: their modules are recognised by name.
 """
 
 from __future__ import annotations

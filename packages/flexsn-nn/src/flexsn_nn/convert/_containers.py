@@ -1,4 +1,4 @@
-"""`Recurrent` layers that SpikingJelly's recurrent containers become, with their parameters."""
+"""`Recurrent` layers that replace SpikingJelly's recurrent containers, with their parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """The weights of a `LinearRecurrentContainer`: columns for the input, followed by columns for the last output.
+    """Weights of a `LinearRecurrentContainer`: columns for the input, then columns for the last output.
 
     Args:
-        rc: the linear layer, from `[x, y]` to what the layers get.
-        layers: between it and the neuron.
+        rc: the linear layer that maps `[x, y]` to the input of `layers`.
+        layers: linear layers between `rc` and the neuron.
     """
 
     rc: nn.Linear
@@ -31,14 +31,14 @@ class Concatenated(nn.Module):
         self.split = rc.out_features
 
     def of_input(self, x: Tensor) -> Tensor:
-        """Computes the current from the input to the neuron, for all steps at once, with the biases."""
+        """Computes the input's part of the neuron's current, for all steps at once, with the biases."""
         current = F.linear(x, self.rc.weight[:, : self.split], self.rc.bias)
         for layer in self.layers:
             current = layer(current)
         return current
 
     def forward(self, s: Tensor) -> Tensor:
-        """Computes the current from the last output to the neuron, without the biases."""
+        """Computes the last output's part of the neuron's current, without the biases."""
         current = F.linear(s, self.rc.weight[:, self.split :])
         for layer in self.layers:
             current = F.linear(current, layer.weight)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class LinearRecurrent(Recurrent):
         affine: Producer | None = None,
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor, list[Tensor]]:
-        """As in `Recurrent`."""
+        """Runs the layer from `states`; see `Recurrent.step`."""
         given = (inputs,) if isinstance(inputs, Tensor) else inputs
         return super().step(self._currents(given, affine), states, **options)
 
@@ -74,7 +74,7 @@ class LinearRecurrent(Recurrent):
 
 
 class ElementWiseRecurrent(Recurrent):
-    """SpikingJelly's `ElementWiseRecurrentContainer` of a neuron: it gets `element_wise_function(y, x)`."""
+    """SpikingJelly's `ElementWiseRecurrentContainer` of a neuron, whose input is `element_wise_function(y, x)`."""
 
     element_wise_function: Callable[..., Any]
 
@@ -85,6 +85,6 @@ class ElementWiseRecurrent(Recurrent):
         self.element_wise_function = element_wise_function
 
     def driven(self, x: Tensor, s: Tensor) -> Tensor:
-        """The neuron's input."""
+        """Computes the neuron's input."""
         driven: Tensor = self.element_wise_function(s, x)
         return driven

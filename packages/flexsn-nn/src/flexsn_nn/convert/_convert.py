@@ -1,4 +1,4 @@
-"""The walk through a network that replaces modules."""
+"""Replacement of modules throughout a network."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ LIBRARIES = (_spikingjelly, _snntorch)
 
 
 def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) -> Conversion:
-    """Puts neurons of this library in the places of SpikingJelly's and snnTorch's, in place.
+    """Replaces SpikingJelly's and snnTorch's neurons by neurons of this package, in place.
 
-    The converted network is called as before and gives the same outputs, up to the differences that the report names.
-    Learned parameters stay the same objects, so an optimizer that has them keeps them, but for those that the report
-    calls new. A learned number without dimensions gets the shape `[1]`, because `fully_shard` refuses it otherwise; an
-    optimizer that has taken a step with it has to be made again. States are not taken over: neurons begin at their
-    initial ones. Each module keeps its step mode: a network with a loop over time keeps its loop.
+    Calls of the network do not change. Its outputs are equal, up to the differences that the report names. Learned
+    parameters stay the same objects, so an optimizer keeps them, except for those that the report calls new. A learned
+    number without dimensions gets the shape `[1]`, because `fully_shard` refuses it otherwise; an optimizer that has
+    already taken a step with it has to be made again. States are not copied: neurons begin at their initial states.
+    Each module keeps its step mode: a network with a loop over time keeps its loop.
 
     Args:
-        model: a network, or one neuron. Modules of other kinds are not touched.
-        backend: of the neurons, as in `FlexSN`.
-        strict: whether a neuron that cannot be converted is an error; the network is not changed then.
+        model: a network, or one neuron. Modules of other kinds stay unchanged.
+        backend: backend of the neurons, as in `FlexSN`.
+        strict: True: raise an error if a neuron cannot be converted, and leave the network unchanged.
 
     Returns:
-        The network and the report; with it, checkpoints of the network before can be loaded.
+        The network and the report. The report can also load checkpoints of the original network.
 
     Raises:
-        ConversionError: `strict`, and something stays as it is.
+        ConversionError: with `strict`, a module cannot be converted.
         UnknownNameError: an unknown backend.
     """
     check_backend(backend, "m")
@@ -43,7 +43,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     changed = visitor.visit("", model)
     report = Conversion(changed.module, visitor.converted, visitor.left, dict(changed.moved), dict(changed.dropped))
     if strict and visitor.left:
-        raise ConversionError(f"not everything can be converted, and nothing was.\n{report}")
+        raise ConversionError(f"some modules cannot be converted, so nothing was changed.\n{report}")
     for number in visitor.numbers:
         give_a_dimension(number)
     for parent, child, module in visitor.places:
@@ -54,7 +54,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
 
 
 class _Place(NamedTuple):
-    """A module that waits to be put into another, under a name."""
+    """A replacement, and the place in its parent where it will be put."""
 
     parent: nn.Module
     child: str
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 
 class _Visitor:
-    """Visits every module once, children first, and changes nothing yet."""
+    """Visits every module once, children first, and collects changes without making them."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -95,7 +95,7 @@ class _Visitor:
         return self._inside(name, module, rule, kind)
 
     def _inside(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
-        """The module with converted children."""
+        """Visits the children of a module; returns the module itself, or its new container."""
         moved: dict[str, Moved] = {}
         dropped: dict[str, str] = {}
         children: dict[str, nn.Module] = {}
@@ -119,7 +119,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Notes the shape `[1]` for the learned numbers of a replacement, which get it when all else is done."""
+        """Plans the shape `[1]` for the learned numbers of a replacement; they get it after all other changes."""
         numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}

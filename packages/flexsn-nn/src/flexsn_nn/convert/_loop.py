@@ -1,11 +1,11 @@
-"""Neurons that are called as snnTorch's are: a loop over time that hands the states around goes on working.
+"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
 
     mem = lif.reset_mem()
     for step in x:
         spk, mem = lif(step, mem)       init_hidden=False
         spk = lif(step)                 init_hidden=True
 
-In step mode `"m"` the same calls take a sequence and return sequences, `spk, mem = lif(x)`, all at once.
+In step mode `"m"`, the calls take a whole sequence and return sequences: `spk, mem = lif(x)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flexsn_nn.transforms import Transform
 
 
 class LoopOptions(TypedDict, total=False):
-    """Options that snnTorch's neurons share; see `LoopCall`."""
+    """Options that all of snnTorch's neurons have; see `LoopCall`."""
 
     spike_grad: SpikeFunction
     reset_mechanism: str
@@ -35,13 +35,13 @@ class LoopOptions(TypedDict, total=False):
 
 
 class LoopCall(DelayedReset):
-    """A `DelayedReset` with snnTorch's `forward`, in step mode `"s"` at first.
+    """A `DelayedReset` with snnTorch's `forward`; its step mode is `"s"` at first.
 
     Args:
-        init_hidden: whether the states stay inside, and are no arguments.
-        output: whether they are returned even so.
-        graded_spikes_factor: what a spike is multiplied with.
-        arguments: of the neuron.
+        init_hidden: True: the module stores the states, and they are no arguments.
+        output: True: the states are returned even if they are hidden.
+        graded_spikes_factor: factor of each spike.
+        arguments: arguments of the neuron.
     """
 
     loop_names: ClassVar[tuple[str, ...]]
@@ -70,17 +70,17 @@ class LoopCall(DelayedReset):
         transforms: Sequence[Transform] = (),
         **named: Tensor | None,
     ) -> Any:
-        """The spikes, and the states unless they are hidden, as snnTorch's neuron of this name.
+        """Returns the spikes, and the states unless they are hidden, as snnTorch's neuron of this name does.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
-            states: in snnTorch's order, or by its names; `None` or absent: what the neuron has. One of another shape
-                than the step, as a new neuron's, counts as zeros.
+            states: in snnTorch's order, or by snnTorch's names; `None` or absent: the states that the neuron has. A
+                state that is not shaped like the step, such as a new neuron's, counts as zeros.
             lengths, resets, transforms: as in `FlexSN`.
 
         Raises:
-            TypeError: states although `init_hidden=True`, or unknown names.
-            InputCountError: too many states.
+            TypeError: states are passed although `init_hidden=True`, or their names are unknown.
+            InputCountError: too many states are passed.
         """
         given = self._given(states, named)
         step = x if self.step_mode == "s" else x.new_empty(()).expand(x.shape[1:])
@@ -93,23 +93,23 @@ class LoopCall(DelayedReset):
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs
-        # The last spikes are a state of recurrent neurons, and returned once.
+        # Recurrent neurons have the last spikes as a state; they are returned only once.
         return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, *states)`."""
+        """Computes one step: `(spike, *states)`."""
         spike, *new = self.base_dynamics(x, *states)
         graded = spike * fit(self.graded_spikes_factor, spike)
-        if self.state_names[0] == "s":  # what comes back is what goes out
+        if self.state_names[0] == "s":  # the spikes that are fed back are those that are returned
             new[0] = graded
         return graded, *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step of the neuron itself."""
+        """Computes one step of the neuron itself."""
         raise NotImplementedError
 
     def reset_mem(self) -> Any:
-        """Forgets the states; returns the first ones, one tensor or a tuple, to be handed to the first step."""
+        """Drops the states; returns those to pass to the first step, as one tensor or a tuple."""
         self.reset()
         first = tuple(torch.zeros(0) for _ in self.loop_names)
         return first[0] if len(first) == 1 else first
@@ -118,7 +118,7 @@ class LoopCall(DelayedReset):
 
     @property
     def mem(self) -> Tensor:
-        """The membrane; empty before the first step."""
+        """Membrane; empty before the first step."""
         return self._state_or_empty("v")
 
     def _state_or_empty(self, name: str) -> Tensor:
@@ -144,7 +144,7 @@ class LoopLeaky(LoopCall, Leaky):
     loop_names = ("mem",)
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         return Leaky.dynamics(self, x, *states)
 
 
@@ -154,12 +154,12 @@ class LoopSynaptic(LoopCall, Synaptic):
     loop_names = ("syn", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, i, v)`."""
+        """Computes one step: `(spike, i, v)`."""
         return Synaptic.dynamics(self, x, *states)
 
     @property
     def syn(self) -> Tensor:
-        """The synaptic current; empty before the first step."""
+        """Synaptic current; empty before the first step."""
         return self._state_or_empty("i")
 
 
@@ -169,12 +169,12 @@ class LoopRLeaky(LoopCall, RLeaky):
     loop_names = ("spk", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, v)`."""
+        """Computes one step: `(spike, spike, v)`."""
         return RLeaky.dynamics(self, x, *states)
 
     @property
     def spk(self) -> Tensor:
-        """The last spikes; empty before the first step."""
+        """Last spikes; empty before the first step."""
         return self._state_or_empty("s")
 
 
@@ -184,17 +184,17 @@ class LoopRSynaptic(LoopCall, RSynaptic):
     loop_names = ("spk", "syn", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, i, v)`."""
+        """Computes one step: `(spike, spike, i, v)`."""
         return RSynaptic.dynamics(self, x, *states)
 
     @property
     def spk(self) -> Tensor:
-        """The last spikes; empty before the first step."""
+        """Last spikes; empty before the first step."""
         return self._state_or_empty("s")
 
     @property
     def syn(self) -> Tensor:
-        """The synaptic current; empty before the first step."""
+        """Synaptic current; empty before the first step."""
         return self._state_or_empty("i")
 
 
@@ -204,24 +204,24 @@ class LoopAlpha(LoopCall, Alpha):
     loop_names = ("syn_exc", "syn_inh", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, e, i, v)`."""
+        """Computes one step: `(spike, e, i, v)`."""
         return Alpha.dynamics(self, x, *states)
 
     @property
     def syn_exc(self) -> Tensor:
-        """The excitatory current; empty before the first step."""
+        """Excitatory current; empty before the first step."""
         return self._state_or_empty("e")
 
     @property
     def syn_inh(self) -> Tensor:
-        """The inhibitory current; empty before the first step."""
+        """Inhibitory current; empty before the first step."""
         return self._state_or_empty("i")
 
 
 class LoopLapicque(LoopCall):
-    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded where snnTorch rounds.
+    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded as in snnTorch.
 
-    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, less the reset. `beta` is kept, and has no effect, as there.
+    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored and has no effect, as in snnTorch.
     """
 
     loop_names = ("mem",)
@@ -244,7 +244,7 @@ class LoopLapicque(LoopCall):
             self.hold_number(name, value, above=0)
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         (v,) = states
         R, C, dt = fit(self.R, v), fit(self.C, v), fit(self.time_step, v)
         h = x * R * (1 / (R * C)) * dt + (1 - dt / (R * C)) * v

@@ -1,4 +1,4 @@
-"""Reports of a conversion: what it did, what it left, and where each tensor of a checkpoint went."""
+"""Report of a conversion: replaced modules, modules that stayed, and new places of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Converted:
     """A module that was replaced.
 
     Attributes:
-        name: as in `named_modules()`; the class's name if it is the whole network.
-        before, after: classes, `spikingjelly LIFNode` and `LIF`, say.
-        differences: what it does otherwise than before, each a sentence; empty: nothing.
+        name: as in `named_modules()`; the name of the class if it is the whole network.
+        before, after: names of the classes, for example `spikingjelly LIFNode` and `LIF`.
+        differences: differences in behaviour, one sentence each; empty if there are none.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A module of another library that stayed as it was.
+    """A module of another library that was not replaced.
 
     Attributes:
         name, kind: as in `Converted`.
-        reason: why, and what to do about it.
+        reason: reason, and what to do about it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The new place of a parameter or buffer: its key, and its shape if that is another one."""
+    """New place of a parameter or buffer: its key, and its shape if the shape has changed."""
 
     key: str
     shape: tuple[int, ...] | None = None
@@ -51,9 +51,9 @@ class Loaded:
     """Result of loading a checkpoint.
 
     Attributes:
-        dropped: by key of the checkpoint, why the converted network has no use for it.
-        missing: keys that the network has and the checkpoint has not.
-        unexpected: keys that neither the network before nor after has.
+        dropped: reasons by key of the checkpoint, for entries that the converted network does not use.
+        missing: keys of the network that the checkpoint lacks.
+        unexpected: keys of the checkpoint that neither the original nor the converted network has.
     """
 
     dropped: Mapping[str, str]
@@ -63,14 +63,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted network, and the report; `print` it.
+    """A converted network and the report of its conversion; `print` shows the report.
 
     Attributes:
-        model: the network: the one given, changed in place, unless it was itself one neuron.
-        converted: what was replaced.
-        left: what was not, and why.
-        moved: state-dict keys of replaced modules: where they are now.
-        dropped: state-dict keys of replaced modules that were removed, and why.
+        model: the converted network: the argument of `convert`, changed in place, unless that was a single neuron.
+        converted: modules that were replaced.
+        left: modules that were not replaced, and the reasons.
+        moved: new places, by key of the original state dict, for tensors of replaced modules.
+        dropped: reasons, by key of the original state dict, for tensors of replaced modules that were removed.
     """
 
     model: nn.Module
@@ -80,9 +80,9 @@ class Conversion:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def map_state_dict(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of the network before, with the keys and shapes of the converted one.
+        """Changes a state dict of the original network to the keys and shapes of the converted one.
 
-        Keys that were not of a replaced module stay as they are; those of `dropped` are left out.
+        Keys that do not belong to a replaced module do not change; keys in `dropped` are left out.
         """
         mapped = {}
         for key, value in state.items():
@@ -93,18 +93,18 @@ class Conversion:
         return mapped
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> Loaded:
-        """Loads a checkpoint of the network before into `model`.
+        """Loads a checkpoint of the original network into `model`.
 
         Args:
-            state: from the other library's `state_dict()`.
-            strict: whether missing and unexpected keys are an error.
+            state: result of the other library's `state_dict()`.
+            strict: True: missing and unexpected keys are errors.
 
         Returns:
-            What was dropped, missing and unexpected.
+            The dropped, missing and unexpected keys.
 
         Raises:
-            RuntimeError: a tensor of another shape, or, if `strict`, missing or unexpected keys; nothing says more
-                than PyTorch's own message.
+            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. The message is
+                PyTorch's own.
         """
         result = self.model.load_state_dict(self.map_state_dict(state), strict=strict)
         dropped = {key: why for key, why in self.dropped.items() if key in state}

@@ -1,4 +1,4 @@
-"""Rules of the two libraries' files for a module, and reasons that may keep it from being converted."""
+"""Conversion rules of the two libraries, and reasons for which a module cannot be converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_nn.convert._report import Moved
 
 
 class Unconvertible(Exception):
-    """A module that stays as it is; the message is the reason."""
+    """Raised for a module that cannot be converted; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Replacement:
     """A module that replaces another.
 
     Attributes:
-        module: the new one.
-        moved: parameters and buffers that have another place than before, by their names in the old module.
-        dropped: those that the new module lacks, and why.
+        module: the new module.
+        moved: new places of parameters and buffers that have moved, by their names in the old module.
+        dropped: reasons by name, for parameters and buffers that the new module lacks.
         differences: as in `Converted`.
     """
 
@@ -38,13 +38,13 @@ def _no_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Mo
 
 @dataclass(frozen=True)
 class Rule:
-    """How a module of a library is converted.
+    """Conversion of one kind of module.
 
     Attributes:
         make: `(module, backend) -> Replacement`; raises `Unconvertible`.
-        container: whether the module is only its children in an order; then `make_container(module, children)` makes
-            the new one of the converted children.
-        descend: whether to look into a module that stays as it is.
+        container: True if the module only holds children in an order; `make_container(module, children)` then makes
+            the new module from the converted children.
+        descend: True: also visit the children of a module that is not replaced.
     """
 
     make: Callable[[Any, str], Replacement]
@@ -54,7 +54,7 @@ class Rule:
 
 
 def stays(reason: str, *, descend: bool = False) -> Rule:
-    """The rule of a module that is not converted."""
+    """Makes the rule of a module that is not converted."""
 
     def make(module: nn.Module, backend: str) -> Replacement:
         raise Unconvertible(reason)
@@ -63,19 +63,19 @@ def stays(reason: str, *, descend: bool = False) -> Rule:
 
 
 def library(kind: type) -> str:
-    """The package that a class comes from: `"torch"`, `"snntorch"`, ..."""
+    """Returns the package of a class: `"torch"`, `"snntorch"`, ..."""
     return kind.__module__.partition(".")[0]
 
 
 def derived_from(module: nn.Module, package: str, name: str) -> bool:
-    """True if a class of this name and package is among the module's bases."""
+    """True if a class of this name and package is among the bases of the module's class."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 
 def of_ones_own(module: nn.Module, package: str) -> str:
-    """The reason why a class that is derived from a library's stays."""
+    """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
-        f"a class of one's own, derived from {base.__name__}: what it overrides is not known. Write its time step as a "
+        f"a class of your own, derived from {base.__name__}: its own methods are unknown. Write its time step as a "
         "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
     )

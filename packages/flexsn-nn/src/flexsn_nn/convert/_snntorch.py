@@ -1,4 +1,4 @@
-"""snnTorch's neurons."""
+"""Conversion of snnTorch's neurons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RESET_NET = (
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """How to convert a module; `None`: it is not of snnTorch, or is no neuron."""
+    """Returns the rule for a module; `None` if it is not one of snnTorch's neurons."""
     kind = type(module)
     if library(kind) == PACKAGE:
         if kind.__name__ in RULES:
@@ -58,7 +58,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Nothing is remembered of a network."""
+    """Does nothing: snnTorch remembers nothing about a network."""
 
 
 def _leaky(old: Any, backend: str) -> Replacement:
@@ -83,18 +83,18 @@ def _rleaky(old: Any, backend: str) -> Replacement:
 
 
 def _rsynaptic(old: Any, backend: str) -> Replacement:
-    # snnTorch 1.0 computes the reset at once of this neuron, and forgets it.
+    # For this neuron, snnTorch 1.0 computes the immediate reset and discards it.
     options = {**_options(old, backend), "reset_delay": True}
     made = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
     replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
     if getattr(old, "reset_delay", True):
         return replacement
-    why = "snnTorch 1.0 forgets its reset_delay=False, and so does this; flexsn_nn.RSynaptic(reset_delay=False) has it."
+    why = "snnTorch 1.0 ignores its reset_delay=False, as does this; flexsn_nn.RSynaptic(reset_delay=False) does not."
     return replace(replacement, differences=(*replacement.differences, why))
 
 
 def _connected(replacement: Replacement, old: Any) -> Replacement:
-    """With the recurrent weights of the old neuron, the very objects."""
+    """Moves the recurrent weights of the old neuron to the new one; they stay the same objects."""
     new: Any = replacement.module
     theirs = old.recurrent
     if isinstance(theirs, nn.Linear):
@@ -111,7 +111,7 @@ def _connected(replacement: Replacement, old: Any) -> Replacement:
             new.recurrent.V = theirs.V
         else:
             new.recurrent = connection(None, False, theirs.V.float(), False, False, None)
-        # There, it has two names, and both are in a checkpoint.
+        # In snnTorch, this parameter has two names, and a checkpoint contains both.
         moved = {name: Moved("recurrent.V") for name in ("V", "recurrent.V")}
     kept = {key: place for key, place in replacement.moved.items() if not key.startswith("recurrent.")}
     return replace(replacement, moved={**kept, **moved})
@@ -132,7 +132,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Options that all of these neurons share; refuses a neuron that works on more than one element."""
+    """Returns the options that all of these neurons share; refuses a neuron whose step mixes elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:
@@ -149,13 +149,13 @@ def _options(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
-    """The new neuron with the old one's tensors, under the same names."""
+    """Gives the new neuron the old one's tensors, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
-        if value is None:  # a version before there were graded spikes
+        if value is None:  # the version of snnTorch has no graded spikes
             continue
         if not isinstance(value, nn.Parameter) and not value.is_floating_point():
-            value = value.float()  # threshold=1 is an integer there
+            value = value.float()  # snnTorch stores threshold=1 as an integer
         new.hold(name, value)
     kept = {name: Moved(name) for name in new.state_dict()}
     dropped = {
@@ -167,17 +167,17 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     if old.init_hidden:
         differences.append(RESET_NET)
     if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
-        differences.append("its spike function is no surrogate of snnTorch, and is traced as it is.")
+        differences.append("its spike function is no surrogate of snnTorch, and is traced unchanged.")
     return Replacement(new, kept, dropped, tuple(differences))
 
 
 def without_gradient(x: Tensor) -> Tensor:
-    """The step of `surrogate_disable=True`."""
+    """Spike function of `surrogate_disable=True`."""
     return (x > 0).to(x.dtype)
 
 
 def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
-    """The surrogate of this library for one of snnTorch's; other functions stay as they are."""
+    """Returns this package's surrogate for one of snnTorch's; other functions are returned unchanged."""
     as_it_is: Callable[[Tensor], Tensor] = function
     if getattr(function, "__name__", "") == "_surrogate_bypass":
         return without_gradient

@@ -1,4 +1,4 @@
-"""SpikingJelly's neurons, surrogates, containers and layers (`spikingjelly.activation_based`)."""
+"""Conversion of neurons, surrogates, containers and layers of SpikingJelly (`spikingjelly.activation_based`)."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from flexsn_nn.neuron import (
 )
 
 PACKAGE = "spikingjelly"
-# What all neurons there are derived from.
+# Base classes of SpikingJelly's neurons.
 NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
 FLEXSN = (
     "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
-    "that the core captures in the place of static inputs."
+    "that the core captures instead of static inputs."
 )
 RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """How to convert a module; `None`: it is not of SpikingJelly, or only holds others."""
+    """Returns the rule for a module; `None` if it is not SpikingJelly's, or only holds other modules."""
     kind = type(module)
     neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
     stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
@@ -60,7 +60,7 @@ def rule_of(module: nn.Module) -> Rule | None:
             return stays(of_ones_own(module, PACKAGE), descend=not neuron)
         return None
     if not kind.__module__.startswith("spikingjelly.activation_based"):
-        return stays("it is of the old clock_driven or event_driven package: build it of activation_based first.")
+        return stays("it is from the old clock_driven or event_driven package: rebuild it with activation_based first.")
     if kind.__name__ in CONTAINERS:
         return _container(module)
     if kind.__name__ in RECURRENT:
@@ -81,7 +81,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """SpikingJelly 2 remembers which modules of a network have a reset: it has to look again."""
+    """Clears SpikingJelly 2's record of the modules that have a reset, so that it searches the network again."""
     functional = sys.modules.get("spikingjelly.activation_based.functional")
     invalidate = getattr(functional, "invalidate_reset_cache", None)
     if invalidate is not None:
@@ -94,7 +94,7 @@ def forget(model: nn.Module) -> None:
 
 def _run(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it has a precision of its own. Make it without, and use precision='float32' here.")
+        raise Unconvertible("it has a precision of its own. Make it without one, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -113,7 +113,7 @@ def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _with(new: Neuron, old: Any, *learned: str) -> Replacement:
-    """The new neuron with learned parameters of the same names and shapes, the very objects."""
+    """Gives the new neuron the learned parameters of the old one: the same objects, with the same names and shapes."""
     for name in learned:
         new.hold(name, getattr(old, name))
     return Replacement(new, {name: Moved(name) for name in learned})
@@ -175,7 +175,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
     differences: tuple[str, ...] = ()
     if old.step_mode == "m" and not old.store_v_seq and hasattr(old, "multi_step_functional_forward"):
         differences = (
-            "its output is act(h), as in step mode 's'; SpikingJelly 2.0 forgets act in sequences, and gives spikes.",
+            "its output is act(h), as in step mode 's'; SpikingJelly 2.0 ignores act in sequences, and returns spikes.",
         )
     return Replacement(new, {key: Moved(key) for key in new.state_dict()}, differences=differences)
 
@@ -183,7 +183,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the most spikes of a step.")
+        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the largest number of spikes.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
@@ -244,7 +244,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
     new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
     new._lambda_ = old._lambda_
     replacement = _with_weights(new, old)
-    made_of = "it is made of k and T."
+    made_of = "it is computed from k and T."
     moved = {**replacement.moved, "_lambda_": Moved("_lambda_")}
     return Replacement(new, moved, {"mask0": made_of, "mask1": made_of})
 
@@ -252,7 +252,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
 def _sliding_psn(old: Any, backend: str) -> Replacement:
     new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
     replacement = _with_weights(new, old)
-    continues = "a sequence goes on from the last call, until reset(); in step mode 'm' SpikingJelly's begins anew."
+    continues = "a sequence continues from the last call, until reset(); in step mode 'm', SpikingJelly's begins again."
     return Replacement(new, replacement.moved, differences=(continues,))
 
 
@@ -262,12 +262,12 @@ def _with_weights(new: Any, old: Any) -> Replacement:
 
 
 class Readout(Leaf):
-    """A leaky integrator that begins again at each call, and a readout of its membrane.
+    """A leaky integrator that starts again in each call, and a readout of its membrane.
 
     Args:
         neuron: the integrator.
-        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"`, `"last_mem"`, as SpikingJelly's `NonSpikingLIFNode`;
-            another: a list of the membranes of all steps.
+        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"` or `"last_mem"`, as in SpikingJelly's `NonSpikingLIFNode`;
+            any other value: return a list of the membranes of all steps.
     """
 
     def __init__(self, neuron: LI, decode: str | None) -> None:
@@ -276,7 +276,7 @@ class Readout(Leaf):
         self.decode = decode
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """`[T, *step] -> [*step]`, or a list of `T` of them."""
+        """`[T, *step] -> [*step]`, or a list of `T` membranes `[*step]`."""
         v, _ = self.neuron.step(x)
         if self.decode == "max-mem":
             return v.max(0).values
@@ -292,12 +292,12 @@ class Readout(Leaf):
 
 
 def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
-    """The surrogate of this library for one of SpikingJelly's; functions of other origin stay as they are."""
+    """Returns this package's surrogate for one of SpikingJelly's; functions of other origin are returned unchanged."""
     kind = type(function)
     if library(kind) != PACKAGE:
         return function  # type: ignore[no-any-return]
     if not getattr(function, "spiking", True):
-        raise Unconvertible("its surrogate has spiking=False: it is a smooth function, and no spikes come out.")
+        raise Unconvertible("its surrogate has spiking=False: it is a smooth function, and returns no spikes.")
     if kind.__name__ == "DeterministicPass":
         return surrogate.StraightThrough()
     if kind.__name__ == "PoissonPass":
@@ -305,7 +305,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
     if kind.__name__ == "SquarewaveFourierSeries":
         if function.n < 2:
             raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
-        # There, n counts the first term that is left out.
+        # In SpikingJelly, n is the index of the first term that is left out.
         return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
     made = getattr(surrogate, kind.__name__, None)
     if made is None:
@@ -318,7 +318,7 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _torch_class(module: nn.Module) -> type[nn.Module] | None:
-    """PyTorch's layer that a layer of the same name only adds a step mode to."""
+    """Returns PyTorch's layer of the same name, if the module only adds a step mode to it."""
     kind = type(module)
     for base in kind.__mro__:
         if library(base) == "torch" and base.__name__ == kind.__name__:
@@ -338,12 +338,12 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """A layer of PyTorch with a step mode: PyTorch's own, in an `OverTime` for sequences."""
+    """Converts a layer that only adds a step mode to PyTorch's: PyTorch's own layer, in an `OverTime` for sequences."""
     made = plain(old)
     if old.step_mode == "s" or isinstance(made, nn.Linear):
         return Replacement(made, {key: Moved(key) for key in old.state_dict()})
     if isinstance(made, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d) or getattr(made, "return_indices", False):
-        raise Unconvertible(f"it takes or gives indices beside the sequence: {RUNS_AS_IT_IS}")
+        raise Unconvertible(f"it takes or returns indices with the sequence: {RUNS_AS_IT_IS}")
     return Replacement(OverTime(made), {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
@@ -366,7 +366,7 @@ def _delay(old: Any, backend: str) -> Replacement:
 
 
 def _container(module: Any) -> Rule:
-    """A container that folds time into the batch is an `OverTime`, one of single steps an `nn.Sequential`."""
+    """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
             return Rule(_stateless, _sequential, container=True)
@@ -376,7 +376,10 @@ def _container(module: Any) -> Rule:
 
 
 def _recurrent_container(module: Any) -> Rule:
-    """One with a neuron at its end, and linear layers before it, is a `Recurrent`. Others loop, as they are."""
+    """Chooses the rule of a recurrent container.
+
+    A neuron behind linear layers becomes a `Recurrent`. Other containers stay, and loop over time.
+    """
     linear = type(module).__name__ == "LinearRecurrentContainer"
     inside = module.sub_module
     parts = list(inside.named_children()) if type(inside) is nn.Sequential else []
@@ -389,7 +392,7 @@ def _recurrent_container(module: Any) -> Rule:
     def make(old: Any, backend: str) -> Replacement:
         neuron = RULES[type(last).__name__](last, backend)
         if not isinstance(neuron.module, FlexSN):
-            raise Unconvertible(f"its {type(last).__name__} is none that works step by step here.")
+            raise Unconvertible(f"its {type(last).__name__} has no step-by-step counterpart here.")
         options: Any = {"step_mode": old.step_mode, "backend": backend}
         before = f"sub_module.{parts[-1][0]}." if parts else "sub_module."
         moved = {before + key: replace(place, key=f"neuron.{place.key}") for key, place in neuron.moved.items()}
@@ -422,7 +425,7 @@ def _filled(made: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module
 
 RECURRENT = ("LinearRecurrentContainer", "ElementWiseRecurrentContainer")
 APART = (
-    "the input's part of the product is computed for all steps at once, and what comes back is added to it: sums in "
+    "the input's part of the product is computed for all steps at once, and the feedback is added to it: sums have "
     "another order, so the last bits may differ."
 )
 CONTAINERS = ("SeqToANNContainer", "StepModeContainer")

@@ -1,6 +1,6 @@
-"""Sequences of different lengths: batches of them, and what is read from a network over the steps that each has.
+"""Sequences of different lengths: batches of them, and readouts over the steps of each sequence.
 
-Data sets and transforms are torchvision's and tonic's; the pages on data show them together.
+Data sets and their transforms come from torchvision and tonic; the pages on data show both together with this package.
 """
 
 from __future__ import annotations

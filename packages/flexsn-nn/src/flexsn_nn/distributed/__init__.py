@@ -1,6 +1,6 @@
-"""Neurons on several GPUs and machines, where torch's own tools need help.
+"""Tools for neurons on several GPUs and machines, for the cases that torch's own tools do not cover.
 
-`DistributedDataParallel`, `fully_shard` and tensor-parallel linear layers work with neurons as they are; see
+`DistributedDataParallel`, `fully_shard` and tensor-parallel linear layers work with neurons directly; see
 docs/distributed.md.
 """
 

@@ -1,4 +1,4 @@
-"""A network whose every call begins at the initial states: a stage of a pipeline."""
+"""A network whose calls all begin at the initial states, for stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flexsn_nn.functional import reset_net
 
 
 class FromReset(Leaf):
-    """Calls a network from the initial states of its neurons, every time, and keeps none afterwards.
+    """Calls a network from the initial states of its neurons, and drops the states after each call.
 
-    A pipeline (`torch.distributed.pipelining`) sends one micro-batch after the other through a stage. They are
-    different samples, and none may begin at the state in which the one before it ended.
+    A pipeline (`torch.distributed.pipelining`) sends one micro-batch after another through a stage. Micro-batches
+    contain different samples, so none may begin at the final state of the one before.
 
     Args:
-        net: the network, or the part of it that is the stage.
+        net: the network, or the part of it that forms the stage.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A sequence cut along time, a part on each process: the state is handed on from each to the next."""
+"""A sequence cut along time, with one part on each process: each process sends its states to the next one."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BPTT = ("exact", "truncated")
 
 
 def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This process's part of a sequence: the first process of the group has the first steps.
+    """Returns this process's part of a sequence; the first process of the group has the first steps.
 
     Args:
-        sequence: `[T, ...]`, on every process the same; `T` need not be a multiple of their number.
-        group: the processes; `None`: all of them.
+        sequence: `[T, ...]`, equal on all processes; `T` need not be a multiple of their number.
+        group: process group; `None`: all processes.
 
     Returns:
         A view `[T', ...]`.
 
     Raises:
-        StateError: fewer steps than processes (a `RuntimeError`).
+            StateError: the sequence has fewer steps than there are processes (a `RuntimeError`).
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:
@@ -40,25 +40,25 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
 
 
 class TimeShards(Leaf):
-    """Runs a network over a sequence that lies on several processes, each with a part of its time.
+    """Runs a network over a sequence that is cut along time, one part on each process.
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),
-    waits for its states from the process before, runs over the steps that are here, and sends its states to the next
-    process. While that one works at a layer, this one is at the layer after it: with many layers, all are busy.
-    Every process has the whole network; share its parameters' gradients, as of any data-parallel network
-    (`DistributedDataParallel(TimeShards(net))` does, and divides by the number of processes).
+    waits for its states from the process before, runs over this process's steps, and sends its states to the next
+    process. While the next process runs that layer, this one runs the layer after it: with many layers, all processes
+    are busy. Each process has the whole network. Average the parameters' gradients as in data-parallel training
+    (`DistributedDataParallel(TimeShards(net))` does so, and divides by the number of processes).
 
     Args:
-        net: a network of layers that treat every step alike, and of neurons and layers with a state, which are called
-            once per call, in the same order on all processes. Every call begins at the initial states.
+        net: a network of neurons, layers with a state, and layers that treat all steps alike. Neurons and layers with
+            a state run once per call, in the same order on all processes. Every call begins at the initial states.
         group: the processes, in the order of time; `None`: all of them.
-        bptt: `"exact"`: gradients flow back through the states to the processes before, as if the sequence were in one
-            place; every process has to call `backward` then, on a loss that its own outputs are part of.
-            `"truncated"`: no gradient leaves its part.
+        bptt: `"exact"`: gradients flow through the states to the processes before, as if one process had the whole
+            sequence; every process then has to call `backward`, on a loss of its own outputs. `"truncated"`: gradients
+            stay on their process.
 
     Raises:
         UnknownNameError: another `bptt`.
-        StateError: a neuron, or a layer with a state, was called twice in one call.
+        StateError: a neuron or a layer with a state runs twice in one call.
 
     Example: see docs/distributed.md.
     """
@@ -77,7 +77,7 @@ class TimeShards(Leaf):
         """Calls `net` on this process's steps, and returns its result.
 
         Args:
-            args, kwargs: those of `net`; sequences are this process's part, as `time_shard` cuts it.
+            args, kwargs: arguments of `net`; sequences are this process's part, as `time_shard` cuts them.
         """
         reset_net(self.net)
         chain = _Chain(self.group, exact=self.bptt == "exact")
@@ -94,7 +94,7 @@ class TimeShards(Leaf):
 
 
 class _Chain:
-    """The states of one call on their way from process to process."""
+    """Passes the states of one call from process to process."""
 
     def __init__(self, group: dist.ProcessGroup | None, *, exact: bool) -> None:
         self._exact = exact and torch.is_grad_enabled()
@@ -105,7 +105,7 @@ class _Chain:
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a layer runs: gives it the states that it has after the steps before."""
+        """Pre-hook of a layer: gives the layer its states after the steps before this part."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
@@ -118,7 +118,7 @@ class _Chain:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if isinstance(layer, FlexSN):
             like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
-        else:  # the states' shapes are the layer's own affair
+        else:  # only the layer defines the shapes of its states
             like = _described(_receive(_description([], x.device), self._before, self._group))
         if not like:
             return
@@ -130,7 +130,7 @@ class _Chain:
             layer.states = [_receive(state, self._before, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-        """After a layer ran: hands its states on. Their gradients come back when those of the outputs do."""
+        """Hook after a layer: sends its states on. Their gradients return together with those of the outputs."""
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
         several = isinstance(outputs, list | tuple)
@@ -155,7 +155,7 @@ class _Chain:
 
 
 class _Receive(torch.autograd.Function):
-    """States from the process before; in the backward, their gradients go there."""
+    """Receives states from the process before; the backward sends their gradients there."""
 
     @staticmethod
     def forward(
@@ -173,11 +173,11 @@ class _Receive(torch.autograd.Function):
 
 
 class _HandOver(torch.autograd.Function):
-    """Passes outputs on, and sends states to the next process; in the backward, the states' gradients come back.
+    """Returns outputs unchanged, and sends states to the next process; the backward receives the states' gradients.
 
-    A process that sends gradients and one that waits for them must agree, whatever depends on what in the network. So
-    this always has a backward (the anchor requires grad), and that of `_Receive` always follows (the received states
-    are arguments, with a gradient of zero from here).
+    One process sends gradients while another waits for them, so both must run their backward, whatever depends on
+    the states in the network. Therefore this function always has a backward (the anchor requires grad), and the
+    backward of `_Receive` always follows (the received states are arguments, with a gradient of zero from here).
     """
 
     @staticmethod
@@ -222,22 +222,22 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-# Numbers in a message that describes states: enough for 14 states of 7 dimensions.
+# Length of the message that describes states: enough for 14 states of 7 dimensions.
 _DESCRIPTION = 128
 
 
 def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
-    """How many states there are, and dtype and shape of each: integers `[128]`, the message that precedes them."""
+    """Encodes the number of states, and the dtype and shape of each: integers `[128]`, sent before the states."""
     numbers = [len(states)]
     for state in states:
         numbers += [_DTYPES.index(state.dtype), state.dim(), *state.shape]
     if len(numbers) > _DESCRIPTION:
-        raise StateError(f"a layer has {len(states)} states, too many to be handed from process to process.")
+        raise StateError(f"a layer has {len(states)} states, too many to be sent from process to process.")
     return torch.tensor(numbers + [0] * (_DESCRIPTION - len(numbers)), dtype=torch.int64, device=device)
 
 
 def _described(description: Tensor) -> list[Tensor]:
-    """Tensors of the dtypes and shapes that a description has."""
+    """Makes empty tensors with the dtypes and shapes of a description."""
     count, *numbers = description.tolist()
     found = []
     for _ in range(count):

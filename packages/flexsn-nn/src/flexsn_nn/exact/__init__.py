@@ -1,4 +1,4 @@
-"""Products with spikes that are exact."""
+"""Exact products with spikes."""
 
 from __future__ import annotations
 

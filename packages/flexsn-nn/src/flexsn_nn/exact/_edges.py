@@ -1,4 +1,4 @@
-"""Neurons and layers that stand next to each other, with nothing between that could change what one hands the other."""
+"""Connections between neurons and layers, without operations in between that could change the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.exact._sources import SAME_FUNCTIONS, SAME_MODULES
 from flexsn_nn.fusion._dataflow import forward_graphs
 
-# Functions and methods that leave their arguments as they are, besides views.
+# Functions and methods that do not change their arguments; views are listed elsewhere.
 _PURE = frozenset(
     {
         "add", "cat", "div", "dropout", "matmul", "max", "mean", "mul", "neg", "stack", "sub", "sum", "truediv",
@@ -23,12 +23,12 @@ _CHANGING = "inplace"
 
 
 class Edges:
-    """Next neighbours in all graphs of a network, in training and in evaluation.
+    """Connections that all graphs of a network have, in training and in evaluation.
 
     Attributes:
-        writers: names of neurons whose output goes, as it is, to layers, and besides to nothing that could change it.
+        writers: names of neurons whose output goes unchanged to layers, and to nothing that could change it.
         readers: names of layers that read such an output.
-        links: names of neurons by the name of the layer whose output goes to them alone.
+        links: for each layer whose output goes to a single neuron alone, the name of that neuron.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
@@ -70,7 +70,7 @@ class Edges:
         *,
         whole: bool,
     ) -> None:
-        """Follows the output of a neuron through views."""
+        """Follows the output of a neuron through views to its readers."""
         waiting, seen = [neuron], set()
         while waiting:
             value = waiting.pop()
@@ -102,7 +102,7 @@ class Edges:
 
 
 def _name_of(node: fx.Node) -> str:
-    """The name of a function of torch's or of a method; empty: it is something else."""
+    """Returns the name of a function of torch or of a method; empty for anything else."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":

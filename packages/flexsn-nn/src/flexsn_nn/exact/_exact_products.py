@@ -1,4 +1,4 @@
-"""Lets the layers of a network multiply spikes exactly, in place."""
+"""Replaces products with spikes in the layers of a network by exact products, in place."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LayerProduct:
     """Outcome of a layer's last call in eager mode.
 
     Attributes:
-        layer: its name, as in `named_modules()`.
-        exact: an exact product ran.
-        account: what ran, or why torch's product did.
+        layer: name of the layer, as in `named_modules()`.
+        exact: True if an exact product ran.
+        account: description of the product that ran; for torch's product, the reason.
     """
 
     layer: str
@@ -40,11 +40,11 @@ class LayerProduct:
 
 
 class ExactProducts(ReplacementReport):
-    """Layers of a network whose products are exact; `print` it to see what ran. `exact_products` makes it.
+    """Layers of a network whose products are exact; `exact_products` makes it, and `print` shows what ran.
 
     Args:
         net: the network.
-        left: layers that keep torch's product whatever their input is, and why.
+        left: reasons by name, for layers that keep torch's product for any input.
     """
 
     _forward = ExactForward
@@ -53,11 +53,11 @@ class ExactProducts(ReplacementReport):
 
     @property
     def layers(self) -> tuple[LayerProduct, ...]:
-        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, it waits for the last calls."""
+        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, waits for their last calls."""
         return tuple(LayerProduct(*account) for account in self._accounts())
 
     def undo(self) -> None:
-        """Gives the layers torch's products back, as `plain_products(net)`."""
+        """Gives the layers torch's products back, like `plain_products(net)`."""
         self._undo(plain_products)
 
 
@@ -68,31 +68,32 @@ def exact_products(
     also: Collection[str] = (),
     skip: Collection[str] = (),
 ) -> ExactProducts:
-    """Lets linear layers that read spikes multiply them exactly on tensor cores, forward and backward, in place.
+    """Makes linear layers multiply spikes exactly on tensor cores, forward and backward, in place.
 
-    A spike is whole in one bfloat16. So a float32 product with spikes takes three bfloat16 products, which have no
-    rounded operand, instead of float32 units; so do small whole numbers, as the sums of residual blocks. A layer does
-    so in each call whose input is known to consist of them: after neurons with a `spike_range`, through views, sums,
-    pooling and the like. The kernel checks that, too: where a number is not whole after all, the product is computed
-    again in float32. Modules, parameters and `state_dict()` stay what and where they are.
+    One bfloat16 holds a spike exactly. So three bfloat16 products, none of whose operands is rounded, replace a float32
+    product with spikes. This also holds for small whole numbers, such as the sums of residual blocks. A layer computes
+    the exact product in each call whose input is known to consist of such numbers: after neurons with a `spike_range`,
+    also through views, sums, pooling and the like. The kernel checks this, too: if it finds a number that is not whole,
+    the product is computed again in float32. Modules, parameters and `state_dict()` do not change.
 
-    It concerns `nn.Linear`, and convolutions of size 1 whose input is channels-last, in float32 on a GPU; under
-    autocast, elsewhere, and for products so small that launches take longer, torch's product runs as before.
+    Exact products run in `nn.Linear`, and in convolutions of size 1 with channels-last input, in float32 on a GPU.
+    Torch's product runs as before under autocast, on other devices, and where the product is so small that launching
+    the kernels would take longer.
 
     Args:
-        net: trained or new, in any mode, on any device. Call it before `torch.compile` and before a wrapper as
-            `DistributedDataParallel`.
-        precision: of weights and gradients. `"highest"` is float32, three parts; `"high"` 16 bits, two parts;
-            `"medium"` 8 bits, one part; `None` is what `torch.get_float32_matmul_precision()` says at each call.
-            Weights from `on_grid` are never rounded. `"exact"` concerns layers on a grid alone.
-        also: names of layers whose input consists of spikes by the user's word: those of the data.
-        skip: names of layers that stay as they are.
+        net: a trained or new network, in any mode, on any device. Call this function before `torch.compile` and before
+            a wrapper such as `DistributedDataParallel`.
+        precision: precision of weights and gradients. `"highest"` is float32, in three parts; `"high"` 16 bits, in two
+            parts; `"medium"` 8 bits, in one part; `None` follows `torch.get_float32_matmul_precision()` in each call.
+            Weights from `on_grid` are never rounded. `"exact"` multiplies only in layers with a weight on a grid.
+        also: names of layers whose input you know to consist of spikes, such as the first one for data of spikes.
+        skip: names of layers that stay unchanged.
 
     Returns:
-        An account of what ran in each layer, to be printed after a call.
+        A report on the product of each layer, to be printed after a call.
 
     Raises:
-        UnknownNameError: a name that `net` does not have; another precision.
+        UnknownNameError: `net` has no layer of a given name, or the precision is unknown.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -158,13 +159,13 @@ def plain_products(net: nn.Module) -> None:
 
 
 def _around(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
-    """A module and those that it is part of, but for the whole network."""
+    """Returns a module and the modules that contain it, except the whole network."""
     path = name.split(".")
     return tuple(modules[".".join(path[:i])] for i in range(len(path), 0, -1) if ".".join(path[:i]) in modules)
 
 
 def _mark_spikes(neuron: Any, inputs: Any, output: Any) -> None:
-    """A forward hook: the (first) output consists of whole numbers."""
+    """Forward hook that marks the (first) output as whole numbers."""
     if torch.compiler.is_compiling() or neuron.spike_range is None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]

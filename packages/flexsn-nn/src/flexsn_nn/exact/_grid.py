@@ -1,4 +1,4 @@
-"""Numbers of a weight's rows that are multiples of one power of two, so that sums of spikes are exact in any order."""
+"""Numbers in a weight's rows that are multiples of one power of two: their sums with spikes are exact in any order."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 
-# Whole numbers up to here are float32. Numbers in parts may add up to a little more than the numbers.
+# float32 holds whole numbers up to this one. Sums of parts can be a little larger than sums of the numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
-# Beyond these exponents, parts of a number would not be normal float32.
+# Beyond these exponents, parts of a number would not be normal float32 numbers.
 _EXPONENTS = (-100.0, 100.0)
-# Of a float64: a number of at least a half and below 1 has the exponent `_HALF`.
+# For float64: numbers from a half up to 1 have the biased exponent `_HALF`.
 _MANTISSA_BITS, _HALF = 52, 1022
 
 
 def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None, *, rounding: bool) -> Tensor:
-    """For each row the largest `e` with which `weight * 2 ** e` can be whole numbers whose sums are exact.
+    """Finds, for each row, the largest `e` with which sums of the whole numbers `weight * 2 ** e` are exact.
 
     Args:
         weight: `[rows, ...]`, of any floating-point dtype.
-        bits: whole numbers are below `2 ** (bits - 1)`.
-        largest_input: what they are multiplied by, at most.
-        bias: `[rows]`, part of the sums.
-        rounding: the numbers will be rounded to the grid; `False`: they lie on one.
+        bits: the whole numbers are below `2 ** (bits - 1)`.
+        largest_input: largest factor that the numbers are multiplied by.
+        bias: `[rows]`, a part of the sums.
+        rounding: True: the numbers will be rounded to the grid; False: they are on a grid already.
 
     Returns:
         float64 `[rows, 1, ...]`.
@@ -40,16 +40,16 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
 
 
 def _below(limit: float, value: Tensor) -> Tensor:
-    """The largest exponent `e` with `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
+    """Computes the largest exponent `e` with `value * 2 ** e < limit`, exactly; 1022 if `value` is 0.
 
-    By the bits of the quotient: Inductor of torch 2.11 writes C++ for `frexp` that does not compile.
+    Reads the bits of the quotient, because Inductor of torch 2.11 writes C++ for `frexp` that does not compile.
     """
     exponent = (value / limit).view(torch.int64) >> _MANTISSA_BITS
     return (_HALF - exponent).double()
 
 
 def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """`values` rounded to multiples of `2 ** -e`, whole numbers of at most `bits`; exact in the dtype of `values`."""
+    """Rounds `values` to multiples of `2 ** -e` whose whole numbers have at most `bits`; exact in their dtype."""
     scale = torch.exp2(e)
     whole = torch.round(values.detach().double() * scale)
     if bits is not None:
@@ -59,7 +59,7 @@ def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
 
 
 def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
-    """True if sums of a weight's rows are exact. Reads the weight: on a GPU, it waits for it."""
+    """True if sums of a weight's rows are exact. Reads the weight, so on a GPU it waits for the device."""
     if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)
@@ -67,18 +67,18 @@ def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
 
 
 def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tuple[Tensor, Tensor]:
-    """The whole numbers and the scales of a weight on a grid, for programs and chips that multiply integers.
+    """Returns the whole numbers and the scales of a weight on a grid, for programs and chips that multiply integers.
 
     Args:
-        weight: `[rows, ...]` float32, from a layer with `on_grid`.
-        bits, largest_input: as given to `on_grid`.
+        weight: `[rows, ...]` float32, of a layer with `on_grid`.
+        bits, largest_input: the arguments of `on_grid`.
 
     Returns:
-        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`: `weight` is
-        their product.
+        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. Their product
+        is `weight`.
 
     Raises:
-        ParameterError: a weight on no such grid.
+        ParameterError: the weight is not on such a grid.
 
     Example:
         >>> from flexsn_nn import on_grid

@@ -1,4 +1,4 @@
-"""Forward of a layer whose input consists of spikes, by an exact product where that pays."""
+"""Forward of a layer that multiplies spikes by an exact product where that is faster."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from flexsn_runtime import (
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-# Bits of whole numbers that are one bfloat16, sign included.
+# Number of bits, sign included, of whole numbers that one bfloat16 holds.
 _BITS_OF_ONE_PART = 9
-# Larger whole numbers are not whole in a bfloat16.
+# One bfloat16 does not hold all whole numbers above this one.
 _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or of a convolution over single points; stands as attribute `forward` of the layer.
+    """Forward of a linear layer or of a convolution over single points; it replaces the layer's attribute `forward`.
 
     Args:
         layer: a `nn.Linear`, or a convolution of size 1 in one to three dimensions.
-        precision: one of `PRECISIONS`; `None`: torch's.
-        known: what the input is by the network's `forward`, in evaluation and in training; `None`: that is not known.
-        claimed: the user says that the input consists of spikes.
-        reads: the layer and modules that it is part of, if its input comes from a neuron as it is; otherwise `None`.
-        links: the same, if its output goes to a neuron alone.
+        precision: one of `PRECISIONS`; `None`: torch's setting.
+        known: range of the input according to the network's `forward`, in evaluation and in training; `None`: unknown.
+        claimed: True if the user has declared that the input consists of spikes.
+        reads: if the input comes unchanged from a neuron, the layer and the modules that contain it; otherwise `None`.
+        links: these modules, too, if the output goes to a neuron alone; otherwise `None`.
 
     Attributes:
-        last: as of `ReplacedForward`; of an exact product, the numbers of parts.
+        last: as in `ReplacedForward`; for an exact product, the numbers of parts.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class ExactForward(ReplacedForward):
         self.precision, self.known, self.claimed = precision, known, claimed
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
-        # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
+        # Layouts of the tensors in the last call in eager mode, and the reason why torch's product runs for them.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
         self._products = RepeatedProducts()
-        # Of its input, in this call.
+        # Scale of the input in the present call.
         self._scale = 1.0
 
     def __call__(self, input: Tensor) -> Tensor:
-        """As the layer's own `forward`."""
+        """Computes the layer's output, as its own `forward` does."""
         layer = self.layer
         compiling = torch.compiler.is_compiling()
         weight: Tensor = layer.weight  # type: ignore[assignment]
@@ -102,7 +102,7 @@ class ExactForward(ReplacedForward):
         parts: tuple[int, int],
         compiling: bool,
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """The product, with what neighbours hand over; the record of rows that were not whole; and whether it ran."""
+        """Returns the product, the record of rows that were not whole, and True if the exact product ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
             if self._scale != 1.0:
                 return torch.nn.functional.linear(x, weight, bias), None, False
@@ -123,7 +123,7 @@ class ExactForward(ReplacedForward):
         return linked.y, linked.record, True
 
     def account(self) -> tuple[str, bool]:
-        """The outcome of the last call, and whether an exact product ran. On a GPU, it waits for it."""
+        """Describes the last call, and returns True if an exact product ran. On a GPU, waits for that call."""
         outcome, ran = self.last
         words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
@@ -134,10 +134,10 @@ class ExactForward(ReplacedForward):
         return words, ran
 
     def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
-        """Why torch's product runs; `None`: the exact one does.
+        """Returns the reason why torch's product runs; `None`: the exact product runs.
 
         Args:
-            written: the input in bfloat16, as a neuron wrote it, which is known to consist of spikes.
+            written: the input in bfloat16, as a neuron wrote it; it is known to consist of spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
@@ -152,7 +152,7 @@ class ExactForward(ReplacedForward):
         return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
 
     def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
-        """Why torch's product runs for any tensors of these layouts."""
+        """Returns the reason why torch's product runs for all tensors of these layouts; `None` if there is none."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:
@@ -188,11 +188,11 @@ class ExactForward(ReplacedForward):
         if found is None:
             return "its input is not known to consist of spikes"
         if max(-found.low, found.high) > _LARGEST:
-            return f"its input has whole numbers from {found.low} to {found.high}, and {_LARGEST} is the most"
+            return f"its input has whole numbers from {found.low} to {found.high}, at most {_LARGEST} is possible"
         return None
 
     def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Parts of the weight and of gradients; `None`: "exact" is requested, and the weight is on no grid."""
+        """Numbers of parts of the weight and of gradients; `None`: for `"exact"`, the weight is on no grid."""
         asked = self.precision
         of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
         grid = grid_of(self.layer)
@@ -203,14 +203,14 @@ class ExactForward(ReplacedForward):
         return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
 
     def _left_on_grid(self, weight: Tensor) -> bool:
-        """True for a weight whose grid was removed, leaving it there. Reads the weight once for each change of it."""
+        """True if the weight is still on a grid whose parametrization was removed. Reads each new weight once."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         if self._grid is None or self._grid[:2] != key:
             self._grid = (*key, is_on_grid(weight.flatten(1)))
         return self._grid[2]
 
 
-# Compilers take results of these as constants.
+# Compilers treat the results of these functions as constants.
 
 
 @constant
@@ -225,10 +225,10 @@ def _why_slow(device: torch.device) -> str | None:
 
 @constant
 def _torch_precision() -> str:
-    """Precision that torch's float32 products have by the user's word."""
+    """Returns the precision that the user has set for torch's float32 products."""
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by torch.backends alone, which this function does not take
+    except RuntimeError:  # torch.backends has set the precision, and this function does not support that
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
@@ -245,7 +245,7 @@ def _in_words(parts: tuple[int, int]) -> str:
 
 
 def why_no_product(layer: nn.Module) -> str | None:
-    """Why a layer keeps torch's product whatever its input is; `None`: it need not."""
+    """Returns the reason why a layer keeps torch's product for any input; `None` if there is none."""
     kind: Any = type(layer)
     kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
     own = next(one for one in kinds if isinstance(layer, one))

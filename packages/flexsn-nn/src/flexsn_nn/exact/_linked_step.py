@@ -1,4 +1,4 @@
-"""A step that also writes its spikes in bfloat16, and its input's gradient in parts."""
+"""A step that also writes its spikes in bfloat16, and the gradient of its input in parts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The largest bfloat16: larger float32 numbers would become infinite.
+# Largest finite bfloat16: larger float32 numbers would become infinite.
 _LARGEST = 3.3895313892515355e38
 
 
 class LinkedStep:
-    """`core` with more inputs, outputs and states, so that its kernels write what products with spikes read.
+    """`core` with more inputs, outputs and states: its kernels exchange spikes and gradients with exact products.
 
     `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`: `spikes` is the first output in bfloat16.
-    The gradient of `x` flows to the links alone: each link of `parts` receives a bfloat16 part of it, and `total` its
-    sum over time, as the gradient of an initial state.
+    The gradient of `x` flows to the links alone: each of the `parts` links receives a bfloat16 part of it. `total`
+    receives its sum over time, as the gradient of an initial state.
 
     Args:
-        core: the step, of one input.
-        num_outputs: of it.
-        writes: whether `spikes` is there.
+        core: a step with one input.
+        num_outputs: number of outputs of `core`.
+        writes: True: the step returns `spikes`.
         parts: number of links.
-        sums: whether `total` is there.
+        sums: True: the step has the state `total`.
     """
 
     def __init__(self, core: Callable[..., Any], num_outputs: int, writes: bool, parts: int, sums: bool) -> None:
@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """The first argument; its gradient flows to the others: whole to those of float32, in parts to the others."""
+    """Returns `x`; its gradient flows to the other arguments: whole if they are float32, otherwise in parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A parametrization that keeps a layer's weight on the grid of its rows."""
+"""Parametrization that keeps the weight of a layer on the grid of its rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Gridded:
     """A tensor that was put on a grid.
 
     Attributes:
-        name: of the tensor.
-        bits: of its whole numbers, sign included.
-        largest_change: of an element by rounding.
-        relative_change: the same, as a part of the largest element.
+        name: name of the tensor.
+        bits: number of bits of its whole numbers, sign included.
+        largest_change: largest change of an element by rounding.
+        relative_change: that change, divided by the largest element.
     """
 
     name: str
@@ -42,30 +42,30 @@ class Gridded:
 
 
 class OnGrid(nn.Module):
-    """Rounds a tensor to its row's grid; its gradient passes as it is. `on_grid` registers it.
+    """Rounds a tensor to its row's grid; the gradient passes unchanged. `on_grid` registers it.
 
     Args:
-        module: the layer whose rows these are.
-        name: of the layer's weight.
-        bits: of the weight's whole numbers, sign included.
+        module: the layer that has the rows.
+        name: name of the layer's weight.
+        bits: number of bits of the weight's whole numbers, sign included.
         largest_input: largest magnitude of the layer's input.
     """
 
     def __init__(self, module: nn.Module, name: str, bits: int, largest_input: int) -> None:
         super().__init__()
         self.bits, self.largest_input = bits, largest_input
-        # In a list: the layer is no part of its own parametrization.
+        # The layer is in a list, so that it does not become a part of its own parametrization.
         self._layer, self._name = [module], name
 
     def forward(self, values: Tensor) -> Tensor:
-        """The weight `[rows, ...]` or the bias `[rows]` on the grid."""
+        """Returns the weight `[rows, ...]` or the bias `[rows]`, on the grid."""
         weight, bias = (_original(self._layer[0], name) for name in (self._name, _BIAS))
         assert weight is not None
         with torch.no_grad():
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
             near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
-            # Numbers and their roundings are so close that the difference is exact, and so is the sum.
+            # A number is so close to its rounding that the difference is exact, and so is the sum.
             difference = near - values
         return values + difference
 
@@ -74,27 +74,27 @@ class OnGrid(nn.Module):
 
 
 def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
-    """Keeps each row of a layer's weight on a grid, so that sums of spikes are exact, in place.
+    """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact; changes the layer in place.
 
-    A row's numbers become multiples of a power of two `2 ** -e`, the smallest with which they are whole numbers of
-    `bits` and no sum of them leaves what float32 holds exactly. So a product with spikes has the same bits in any
-    order of summation: in the loop and in kernels, for any batch size, on any device. The layer's `bias`, if it has
-    one, is rounded to the same grid. It is a `torch.nn.utils.parametrize` parametrization: what is learned is not
-    rounded, the gradient passes straight through, and `remove_parametrizations(module, name)` leaves the weight on its
-    grid.
+    The numbers of a row become multiples of a power of two `2 ** -e`. It is the smallest power for which they are whole
+    numbers of `bits`, and for which float32 holds every sum of them exactly. So a product with spikes has the same bits
+    in any order of summation: in the loop and in kernels, for any batch size, on any device. If the layer has a `bias`,
+    the bias is rounded to the same grid. This is a `torch.nn.utils.parametrize` parametrization: the learned numbers
+    are not rounded, the gradient passes straight through, and `remove_parametrizations(module, name)` leaves the weight
+    on its grid.
 
     Args:
         module: a linear layer, a convolution, or the `recurrent` module of a recurrent layer.
-        name: of the weight, `[outputs, ...]` float32.
-        bits: of each whole number, sign included: 8 to 16.
+        name: name of the weight, `[outputs, ...]` float32.
+        bits: number of bits of each whole number, sign included: 8 to 16.
         largest_input: largest magnitude of the whole numbers that the layer multiplies: 1 for spikes, 40 for a sum of
             40 spikes.
 
     Returns:
-        How far rounding moved the weight and the bias.
+        The changes that rounding made to the weight and to the bias.
 
     Raises:
-        ParameterError: a tensor without rows, not of float32, or already on a grid; bits out of range.
+        ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.
 
     Example:
         >>> layer = nn.Linear(64, 10)
@@ -132,7 +132,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
 
 
 def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
-    """The parametrization that puts a tensor on its grid, the last one that it has; `None`: there is none."""
+    """Returns the grid of a tensor if it is the last of its parametrizations, otherwise `None`."""
     if name not in _names(module):
         return None
     last = list(module.parametrizations[name])[-1]  # type: ignore[index]
@@ -140,7 +140,7 @@ def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
 
 
 def _names(module: nn.Module) -> set[str]:
-    """Names of parametrized tensors."""
+    """Returns the names of a module's parametrized tensors."""
     found = module._modules.get("parametrizations")
     return set(found.keys()) if isinstance(found, nn.ModuleDict) else set()
 
@@ -151,7 +151,7 @@ def _rows_of(module: nn.Module, name: str) -> int | None:
 
 
 def _original(module: nn.Module, name: str) -> Tensor | None:
-    """A tensor as it was before its grid; `None`: the layer has none."""
+    """Returns a tensor before its rounding to the grid; `None` if the layer does not have the tensor."""
     if name not in _names(module):
         tensor = getattr(module, name, None)
         return tensor if isinstance(tensor, Tensor) else None

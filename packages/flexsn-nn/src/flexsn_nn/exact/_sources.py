@@ -1,4 +1,4 @@
-"""Layers whose input consists of spikes, as far as a network's `forward` can be followed without data."""
+"""Layers whose input consists of spikes, as the network's `forward` shows without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.memory._ranges import WholeRange
 
 _Known = dict[str, list[WholeRange | None]]
 
-# Modules, functions and methods whose result has the numbers of their first argument, or zeros.
+# Modules, functions and methods whose result consists of numbers of their first argument, or zeros.
 SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
@@ -33,11 +33,11 @@ _CHOICES = frozenset({"maximum", "minimum"})
 
 
 def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
-    """Names of layers all of whose calls read spikes or small whole numbers, and which.
+    """Finds the layers whose calls all read spikes or small whole numbers, and the ranges of these numbers.
 
     Args:
-        layers: types of layers.
-        training: the mode in which the network is followed.
+        layers: types of the layers.
+        training: mode of the network whose graphs are read.
     """
     found: _Known = {}
     for root, twin, graph in forward_graphs(net, training=training):
@@ -56,7 +56,7 @@ def _of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
 
 
 class _Reader:
-    """Follows ranges through the graph of a part of a network."""
+    """Computes ranges along the graph of a part of a network."""
 
     def __init__(self, root: str, net: nn.Module, layers: tuple[type[nn.Module], ...], found: _Known) -> None:
         self._prefix = f"{root}." if root else ""

@@ -1,1 +1,1 @@
-"""The parts of `FlexSN`: settings, states, the choice of a backend, running."""
+"""Parts of `FlexSN`: settings, states, choice of a backend, runs."""

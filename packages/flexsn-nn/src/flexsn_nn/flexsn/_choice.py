@@ -1,4 +1,4 @@
-"""The choice of the backend for a neuron's call, and the reasons for it."""
+"""Choice of the backend for a neuron's call, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Beginning of the reason for which a call that kernels refuse runs in the loop.
+# Beginning of the reason why the loop runs a call that kernels refuse.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
 class Chooses(KeepsStates):
-    """The part of `FlexSN` that checks the inputs of a call, and chooses its backend."""
+    """Part of `FlexSN` that checks the inputs of a call and chooses the call's backend."""
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
-    _undelayed: Callable[..., Any] | None = None  # a core whose kernels load no earlier steps
+    _undelayed: Callable[..., Any] | None = None  # a core whose kernels do not load earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Checks the inputs of a call, and returns the inputs of the core."""
+        """Checks the inputs of a call and returns the inputs of the core."""
         for i, value in enumerate(inputs):
             check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
@@ -74,30 +74,30 @@ class Chooses(KeepsStates):
         return choice.backend
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True if the loop runs calls that the kernels of the chosen backend refuse, for `backend="auto"`.
+        """True if a call that kernels refuse falls back to the loop, for `backend="auto"`.
 
-        On a GPU, a sequence that kernels refuse is an error. Single steps run without kernels everywhere: their caller
-        loops over time in any case.
+        On a GPU, a sequence that kernels refuse is an error. A single step runs without kernels on any device, because
+        its caller loops over time in any case.
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if kernels can run this call, as far as checks before the run show. Records the reason otherwise."""
+        """True if kernels can run this call, as far as checks before the run show; otherwise records the reason."""
         why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
         return why is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
-        """The reason for which the loop runs a call although kernels are chosen; `None`: kernels run it."""
+        """Returns the reason why the loop runs a call although kernels are chosen; `None`: kernels run it."""
         if not PLAIN.issuperset(map(type, (*inputs, *states))):
             other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
-            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+            return f"the loop, in calls with {other}: kernels would bypass the code of this type of tensor"
         transform = transform_at_work()
         if transform is not None:
-            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
+            return f"the loop, in calls inside of {transform}, which supports operations but no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
             return "the loop, in calls without steps (T == 0)"
         ready = self._ready_made
@@ -111,11 +111,11 @@ class Chooses(KeepsStates):
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
-        """`_why_loop` for a user's transforms: the reason for which kernels refuse the core that they make."""
+        """Returns the reason why kernels refuse the core with a user's transforms; `None` if they accept it."""
         why = None
         if any(not is_own(type(transform)) for transform in transforms):
             why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
-        return None if why is None else f"{_INSTEAD} what transforms make of the core: {why}"
+        return None if why is None else f"{_INSTEAD} the core with its transforms: {why}"
 
     def _trains(self, given: Sequence[Tensor]) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
@@ -127,7 +127,7 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Reports, once, the reason for which kernels would refuse the call that the loop has just run."""
+        """Reports once the reason why kernels would refuse the call that the loop has just run."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
@@ -142,7 +142,7 @@ class Chooses(KeepsStates):
         training: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> str | None:
-        """The reason for which kernels refuse the core, with a user's transforms; `None`: kernels accept it."""
+        """Returns the reason why kernels refuse the core, with a user's transforms; `None`: kernels accept it."""
         used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
         used = self._with_examples(used)
         more_inputs: Values = ()
@@ -167,7 +167,7 @@ class Chooses(KeepsStates):
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
-        """True for a sequence without steps. Always False inside of compilers, where the number may be a symbol."""
+        """True for a sequence without steps; False inside of compilers, where the number of steps may be a symbol."""
         empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
         return bool(empty)
 
@@ -199,7 +199,7 @@ class Chooses(KeepsStates):
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Raises `ExampleError`: without an example, the outputs' shapes and dtypes are unknown."""
         raise ExampleError(
-            "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+            "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
         )
 
@@ -227,13 +227,13 @@ class Chooses(KeepsStates):
         return [(value.shape, value.dtype) for value in outputs]
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Shapes and dtypes of a step's outputs, from sequences and initial states, whose values do not matter."""
+        """Traces one step's outputs: shapes and dtypes. Takes sequences and initial states; values do not matter."""
         program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
         outputs = program.specialize(given, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
-        """Returns the program that kernels are made from, as `Programs.get`.
+        """Returns the program from which kernels are made; see `Programs.get`.
 
         Args:
             transforms: all transforms of a call, including the neuron's own.
@@ -246,7 +246,7 @@ class Chooses(KeepsStates):
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
-        """The call, as an argument of transforms."""
+        """Describes the call, as an argument of transforms."""
         compiling = torch.compiler.is_compiling()
         kernels = backend in COMPILED
         in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
@@ -259,6 +259,6 @@ class Chooses(KeepsStates):
         return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and self._in_triton(inputs))
 
     def _in_triton(self, inputs: Sequence[Tensor]) -> bool:
-        """True if kernels for these inputs are in Triton."""
+        """True if kernels for these inputs are written in Triton."""
         device = inputs[0].device.type if inputs else ""
         return device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")

@@ -1,4 +1,4 @@
-"""The state of a neuron from call to call inside of one `torch.export`."""
+"""State of a neuron between its calls inside of one `torch.export`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flexsn_nn._torch_private import tracing_context
 
 
 class InExport:
-    """The states that a call leaves for the next one of the same program.
+    """States after a call, from which the next call of the same program begins.
 
-    An object of its own, since `torch.export` warns of tensors in the attributes, lists and dicts of a module.
+    This is a separate object, since `torch.export` warns of tensors in attributes, lists and dicts of a module.
 
     Args:
-        states: after the call.
+        states: states after the call.
     """
 
     def __init__(self, states: Sequence[Tensor]) -> None:
@@ -25,5 +25,5 @@ class InExport:
         self._trace = None if trace is None else weakref.ref(trace)
 
     def is_now(self) -> bool:
-        """True in the trace in which the call was."""
+        """True if the trace of that call is still active."""
         return self._trace is None or self._trace() is tracing_context()

@@ -1,4 +1,4 @@
-"""The run of a neuron's call: its transforms, and the kernels or the loop that compute it."""
+"""Run of a neuron's call: its transforms, and the kernels or the loop that compute it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Asked = tuple[str, bool, _Kinds]
 
 
 class _Repeats(NamedTuple):
-    """An earlier call, which later calls may repeat.
+    """An earlier call that later calls may repeat.
 
     Attributes:
-        program: runs the later calls.
-        asked: results and side effects of the call, from `Runs._asked`. A call with others takes the long way.
+        program: program that runs the later calls.
+        asked: results and side effects of the call, from `Runs._asked`. Calls with others take the long way.
     """
 
     program: StepProgram
@@ -41,7 +41,7 @@ class _Repeats(NamedTuple):
 
 
 class Runs(Chooses):
-    """The part of `FlexSN` that runs calls."""
+    """Part of `FlexSN` that runs calls."""
 
     _repeats: _Repeats | None
 
@@ -53,7 +53,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`. Errors of the core's operations name the argument that is the cause."""
+        """Runs `_run_unexplained`; an error of the core's operations then names the argument that causes it."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -61,7 +61,7 @@ class Runs(Chooses):
         except DrawError:
             if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
                 raise
-            self._draws = True  # the core draws in a function that its code does not name
+            self._draws = True  # the core draws in a function that its own code does not name
             changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
             return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
@@ -70,10 +70,10 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if it finds the cause. The checks are too slow for a call that succeeds.
+        """Raises a clearer error than `error` if it finds the cause; its checks are too slow for calls that succeed.
 
         Args:
-            inputs, states: of the call that failed.
+            inputs, states: arguments of the failed call.
         """
         explain_devices(inputs, self, self.core, error)
         explain_dtypes(inputs, error)
@@ -86,11 +86,11 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Returns outputs, final states, and the state sequences, which are empty unless they are kept.
+        """Returns outputs, final states, and the state sequences, which are empty unless `keep`.
 
         Args:
-            states: of this call; empty: the initial states.
-            transforms: of this call.
+            states: states of this call; empty: the initial states.
+            transforms: transforms of this call.
         """
         inputs = self._checked(inputs)
         if not PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
@@ -114,13 +114,13 @@ class Runs(Chooses):
                 except (TraceError, NotImplementedError):
                     if compiling:
                         raise
-                    self._refusals.forget()  # the core may have changed since
+                    self._refusals.forget()  # the core may have changed since the check
                     self._decisions.forget((inputs[0].device.type, False))
                     if self._kernels_take(inputs, states, transforms):
                         raise
             backend = "torch"
         if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
-            backend = "torch" if backend in COMPILED else backend  # nothing to launch, and no trace of the core
+            backend = "torch" if backend in COMPILED else backend  # no kernel to launch, and no trace of the core
         return self._run_on(backend, inputs, states, keep, transforms)
 
     def _run_on(
@@ -131,7 +131,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """Runs a call on the chosen backend. Returns the results of `_run`."""
+        """Runs a call on the chosen backend, and returns what `_run` returns."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
         asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
@@ -191,8 +191,8 @@ class Runs(Chooses):
         """Runs compiled kernels. Returns `(*outputs, *final_states)`, or `(*outputs, *state_sequences)`.
 
         Args:
-            inputs, states: including those of the transforms.
-            kinds: types of the call's own transforms; later calls with these may repeat it. `None`: no call may.
+            inputs, states: with those of the transforms.
+            kinds: types of the call's own transforms: later calls with these may repeat it. `None`: no call may.
         """
         program = self._program(transforms)
         try:
@@ -218,7 +218,7 @@ class Runs(Chooses):
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        # One step is a scan of length 1: the same checks, the same results.
+        # One step is a scan of length 1, with equal checks and equal results.
         if program.stand_ins is None:
             return single_step(program.scan, inputs, states)
         sequences = [x.unsqueeze(0) for x in inputs]
@@ -237,7 +237,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, which are the last result if the program writes any, and returns the other results."""
+        """Stores the bits, which are the last result if the program writes bits, and returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -253,16 +253,16 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Runs the core itself. Returns the outputs, and the state sequences or the final states.
+        """Runs the core itself; returns the outputs, then the state sequences or the final states.
 
         Args:
-            inputs, states: including those of the transforms.
+            inputs, states: with those of the transforms.
             at_zero: True if a compiler may assume that the neuron's states are zeros.
         """
         single = self._step_mode == "s"
         counts = Counts(self.num_inputs, self.num_states, self.num_outputs)
         core = composed(self.core, counts, transforms, [transform.tensors for transform in transforms])
-        if self.requires_grad is not None:  # kernels apply it by themselves
+        if self.requires_grad is not None:  # kernels apply this setting themselves
             inputs = (*_masked(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
             states = (*_masked(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])
         if single:
@@ -278,7 +278,7 @@ class Runs(Chooses):
         if backend == "hop" and at_zero:
             options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
-            options["lowering"] = "kernel"  # kernels are requested, so the operator may become nothing else
+            options["lowering"] = "kernel"  # kernels are requested, so the operator must become kernels
         num_outputs = counts.with_all(transforms).outputs
         found = (sequences if keep else finals)(
             core,
@@ -296,8 +296,8 @@ class Runs(Chooses):
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
-        """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
-        from flexsn_nn._shards import StepShards, check_parts  # takes as long to import as all of flexsn_nn
+        """Runs a call with `DTensor` inputs: each process runs its part of the step."""
+        from flexsn_nn._shards import StepShards, check_parts  # importing it takes as long as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
         shards = StepShards.of(inputs, lead)
@@ -317,7 +317,7 @@ class Runs(Chooses):
     # -- again ---------------------------------------------------------------------------------------------
 
     def _forget_repeats(self) -> None:
-        """Makes the next call take the long way, which records its backend."""
+        """Makes the next call take the long way, which records the backend."""
         self.__dict__["_repeats"] = None
 
     def _packs(self) -> bool:
@@ -327,19 +327,19 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Results and side effects of a call of `forward` with the present attributes."""
-        own = self.__dict__  # access to a module's attributes takes five times as long
+        """Describes the results and side effects of a `forward` call with the present attributes."""
+        own = self.__dict__  # reading a module's attributes directly takes five times as long
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` by the program of an earlier call, if it can repeat that call.
+        """Runs a call of `forward` with the program of an earlier call, if it can repeat that call.
 
         Returns:
-            The result, and inputs and transforms. The result is `None` if the call repeats no earlier one. The long way
-            then goes on with these inputs and transforms, so that a norm computes statistics of the batch only once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated; the long
+            way then continues with these inputs and transforms, so that a norm computes its statistics only once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -348,7 +348,7 @@ class Runs(Chooses):
             return none
         program = repeats.program
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
-            return none  # another core was registered, and not assigned
+            return none  # another core was registered without an assignment
         single = own["_step_mode"] == "s"
         states, num_states = own["states"], own["num_states"]
         every = (*self._own_transforms, *transforms)
@@ -386,7 +386,7 @@ class Runs(Chooses):
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # nn.Module's __setattr__ is bypassed below: it takes half as long as the launch of a kernel.
+        # The update bypasses nn.Module's __setattr__, which takes half as long as launching a kernel.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])
@@ -395,7 +395,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
 
-# By backend: the scan that returns state sequences, and the scan that returns final states.
+# For each backend, the scan that returns state sequences and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
@@ -403,16 +403,16 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
 
 
 def _start_at_zero(transforms: Sequence[Transform]) -> bool:
-    """True if all states that transforms add begin with zeros."""
+    """True if all states that transforms add begin at zero."""
     return all(transform.starts_at_zero or not transform.num_states for transform in transforms)
 
 
 def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
-    """Inputs or states, detached where `allowed` is False."""
+    """Detaches the inputs or states whose entry in `allowed` is False."""
     return [t if flows else t.detach() for t, flows in zip(tensors, allowed, strict=False)]
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:
-    """True if one of the inputs is a `DTensor`. Does not import the module that defines this class."""
+    """True if an input is a `DTensor`; does not import the module of that class."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

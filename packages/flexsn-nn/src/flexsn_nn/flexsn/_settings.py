@@ -1,4 +1,4 @@
-"""How a neuron runs: the settings of `FlexSN`, checked."""
+"""Settings of `FlexSN`, with their checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class Settings(Leaf):
-    """The part of `FlexSN` that says what is run, and how.
+    """Part of `FlexSN` that holds the step and the settings of its runs.
 
     Attributes:
         core, num_inputs, num_states, num_outputs, requires_grad, store_state_seqs: as in `FlexSN`.
@@ -37,17 +37,17 @@ class Settings(Leaf):
     _decisions: Decisions
     _refusals: Refusals
     _numbers: Numbers
-    # Whether the core draws random numbers.
+    # True if the core draws random numbers.
     _draws: bool
     _firing: Firing | None
-    # Those of every call, innermost.
+    # Transforms of every call, innermost.
     _own_transforms: tuple[Transform, ...] = ()
-    # Those of the calls inside of `functional.run`.
+    # Transforms of calls inside of `functional.run`.
     _shared_transforms: tuple[Transform, ...] = ()
 
     @property
     def backend(self) -> str:
-        """The requested backend; `explain()` reports which one runs."""
+        """Requested backend; `explain()` reports the one that runs."""
         return self._backend
 
     @backend.setter
@@ -69,15 +69,15 @@ class Settings(Leaf):
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
-        """The backends that can be requested in this step mode. (SpikingJelly's `set_backend` reads them.)"""
+        """Backends that can be requested in this step mode. (SpikingJelly's `set_backend` reads them.)"""
         return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """Between which whole numbers the (first) output is, both included: `(0, 1)` for spikes; `None`: anything.
+        """Smallest and largest whole number of the (first) output: `(0, 1)` for spikes; `None`: any numbers.
 
-        Ready-made neurons know it. Set it of a step of your own that gives nothing else, and
-        `memory.PackedSpikes` keeps its output as bits.
+        Ready-made neurons define it. Set it for a step of your own that returns only such numbers;
+        `memory.PackedSpikes` then stores its output as bits.
         """
         if self._spike_range is None and is_own_forward(self):
             return self._own_spike_range()
@@ -93,7 +93,7 @@ class Settings(Leaf):
         self._spike_range = spike_range
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        """Range that the step is known to return, whatever `spike_range` is set to."""
+        """Returns the range that the step itself guarantees, independent of the attribute."""
         return None
 
     @property
@@ -108,7 +108,7 @@ class Settings(Leaf):
 
     @property
     def watch_firing(self) -> bool:
-        """True if a `FiringWarning` comes when the neuron never, or always, fires in training."""
+        """True if a `FiringWarning` is given when the neuron never or always fires in training."""
         return self._firing is not None
 
     @watch_firing.setter
@@ -116,7 +116,7 @@ class Settings(Leaf):
         self._firing = Firing() if watch_firing else None
 
     def _forget_decisions(self) -> None:
-        """Begins the account of what runs again: another core, or another way to run it."""
-        if "_decisions" in self.__dict__:  # not in the constructor
+        """Drops the record of backends, because the core or a setting has changed."""
+        if "_decisions" in self.__dict__:  # not yet in the constructor
             self._decisions.clear()
             self._refusals = Refusals()

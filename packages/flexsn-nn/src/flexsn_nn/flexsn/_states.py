@@ -1,4 +1,4 @@
-"""The state that a neuron keeps from call to call."""
+"""State of a neuron between its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class KeepsStates(Settings):
-    """The part of `FlexSN` that holds what calls leave on it, and makes and checks initial states.
+    """Part of `FlexSN` that stores the results of calls, and makes and checks initial states.
 
     Attributes:
         states, state_seqs, count_spikes, spike_counts: as in `FlexSN`.
@@ -39,7 +39,7 @@ class KeepsStates(Settings):
     _shapes_for: tuple[torch.Size, list[torch.Size]] | None
     _graph: GraphOfCall | None
     _exported: InExport | None = None
-    # In a call that gets the states from outside and returns them: see `functional.stateless`.
+    # True in a call that receives its states as arguments and returns them: see `functional.stateless`.
     _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -54,7 +54,7 @@ class KeepsStates(Settings):
                 self._forget_decisions()
 
     def _as_states(self, states: Any) -> list[Any]:
-        """Makes a list of what `states` is set to; `None` is a reset."""
+        """Makes a list from the value that `states` is set to; `None` is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
         if states is not None and not isinstance(states, Iterable):
@@ -64,12 +64,12 @@ class KeepsStates(Settings):
         return [] if states is None else list(states)
 
     def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
-        """Everything that a call leaves on the module, whichever way it ran."""
-        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        """Stores all results of a call on the module."""
+        # Bypasses nn.Module's __setattr__, which takes half as long as launching a kernel.
         self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def reset(self) -> None:
-        """Forgets the state: the next call starts from the initial one."""
+        """Drops the state: the next call begins at the initial one."""
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = [], [], None
             if is_exporting():
@@ -78,28 +78,28 @@ class KeepsStates(Settings):
             self._forget(recomputation())
 
     def _forget(self, inside: tuple[int, int] | None) -> None:
-        """A reset outside of compilers.
+        """Resets the neuron outside of compilers.
 
         Args:
-            inside: the `recomputation()` that this is in.
+            inside: the `recomputation()` during the reset.
         """
         self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
 
     def detach(self) -> None:
-        """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
+        """Detaches the state from its graph (truncated backpropagation through time)."""
         states = [state.detach() for state in self.states]
         state_seqs = [state.detach() for state in self.state_seqs]
         counts = None if self.spike_counts is None else self.spike_counts.detach()
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
-        else:  # no assignment from outside, which would begin a second run of checkpointing
+        else:  # an assignment from outside would begin a second run of checkpointing
             self._hold_results(states, state_seqs, counts)
 
     def _states_in_export(self) -> list[Tensor]:
-        """The states that a call begins with inside of `torch.export`; empty for the initial ones.
+        """Returns the states at the beginning of a call inside of `torch.export`; empty for the initial states.
 
         Raises:
-            ExportError: what is exported would not begin, or not go on, as the neuron does.
+            ExportError: the exported program would not begin or continue as the neuron does.
         """
         if self.states:
             raise ExportError(
@@ -111,14 +111,14 @@ class KeepsStates(Settings):
             if self._is_exported_again():
                 raise ExportError(
                     "the neuron is called a second time in one program, and torch.export.export(strict=True) cannot "
-                    "hand its state from call to call. Export with strict=False, or a module that calls "
-                    "neuron.step(inputs, states) and hands the states on."
+                    "pass its state from call to call. Export with strict=False, or a module that calls "
+                    "neuron.step(inputs, states) and passes the states on."
                 )
             return []
         held = self._exported
         return [] if held is None or not held.is_now() else held.states
 
-    @constant  # run by Dynamo itself, which would take an assignment for a side effect of the program
+    @constant  # Dynamo runs it itself; it would take an assignment for a side effect of the program
     def _is_exported_again(self) -> bool:
         held = self._exported
         self.__dict__["_exported"] = InExport(())
@@ -129,14 +129,14 @@ class KeepsStates(Settings):
         self.__dict__["_exported"] = None
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
+        """Makes the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
 
-        They have the memory format of the first input that has the step's shape.
+        Their memory format is that of the first input that has the step's shape.
 
         Args:
-            num_states: how many.
-            step_mode: whether `inputs` lead with time (`"m"`).
-            inputs: as given to `forward`.
+            num_states: number of states.
+            step_mode: `"m"` if time is the first dimension of `inputs`, otherwise `"s"`.
+            inputs: arguments of `forward`.
         """
         shape = step_shape(inputs, step_mode)
         dtype = self._state_dtype(inputs)
@@ -148,21 +148,21 @@ class KeepsStates(Settings):
         return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
     def _starts_at_zero(self) -> bool:
-        """True if `init_states` makes zeros, so that no call of it is needed."""
+        """True if `init_states` makes zeros, so that it need not be called."""
         return self._starts_by(KeepsStates)
 
     def _starts_by(self, kind: type[KeepsStates]) -> bool:
-        """True if `init_states` is that of a class: neither a subclass nor an assignment to the object changed it."""
+        """True if `init_states` is the method of this class: no subclass and no assignment has replaced it."""
         return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
 
     def _starts_by_input(self) -> bool:
-        """True if `init_states` may read more of the inputs than shape, dtype and format: a user's may."""
-        # Dynamo of torch 2.11 takes `__module__` of a bound method for a descriptor.
+        """True if `init_states` may read more than the inputs' shape, dtype and format; a user's method may."""
+        # Dynamo of torch 2.11 mistakes `__module__` of a bound method for a descriptor.
         own = self.__dict__
         return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
-        """True if the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
+        """True if kernels begin at the initial states by themselves: at zeros in the first input's dtype."""
         if not self._own_transforms:
             return self._starts_at_zero()
         return self._starts_at_zero() and self._state_dtype(inputs) == inputs[0].dtype
@@ -174,12 +174,12 @@ class KeepsStates(Settings):
         return dtype
 
     def _in_state_dtype(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """States in the dtypes that the neuron's own transforms give them."""
+        """Converts states to the dtypes that the neuron's own transforms require."""
         return [state.to(self._state_dtype([state])) for state in states] if self._own_transforms else [*states]
 
     def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         if torch.compiler.is_compiling() and self._starts_at_zero():
-            # One zero that all elements read: a compiler would write out one zero for each element.
+            # All elements read a single zero: a compiler would write one zero for each element.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
             return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
         states = list(self.init_states(self.num_states, self._step_mode, *inputs))
@@ -190,7 +190,7 @@ class KeepsStates(Settings):
         return states
 
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
-        """The shapes that the states have for these inputs: those of the initial ones."""
+        """Returns the shapes of the states for these inputs, which are those of the initial states."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
         if self._starts_by(KeepsStates):
             return [shape] * self.num_states
@@ -202,7 +202,7 @@ class KeepsStates(Settings):
         return self._shapes_for[1]
 
     def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """The states, or an error if they are not for these inputs."""
+        """Returns the states, and raises if they do not fit these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():
@@ -211,13 +211,13 @@ class KeepsStates(Settings):
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         if not torch.compiler.is_compiling():
             states = for_autograd(states)
-        # A module that was moved to half precision has moved its states, too.
+        # Converting a module to half precision converts its states, too.
         return self._in_state_dtype(states)
 
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """By which transform random numbers reach the step with these changes; `None`: it draws none."""
+        """Returns the transform that brings random numbers to the step with these changes; `None`: it draws none."""
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))
@@ -226,10 +226,10 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """The transforms of a call, and the one by which random numbers reach its step, if it draws some.
+        """Adds to a call's transforms the one that brings random numbers to the step, if the step draws any.
 
         Args:
-            begins, keep: as of `Numbers.places`.
+            begins, keep: arguments of `Numbers.places`.
         """
         kind = self._drawing(transforms)
         if kind is None:
@@ -237,14 +237,14 @@ class KeepsStates(Settings):
         return *transforms, Means() if kind is Means else Draws(self._numbers, begins=begins, keep=keep)
 
     def _with_examples(self, transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-        """As `_with_draws`, for a trace, which changes no generator."""
+        """Adds the transform of `_with_draws` for a trace, without changing a generator."""
         kind = self._drawing(transforms)
         if kind is None:
             return transforms
         return *transforms, Means() if kind is Means else example()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: kernels are built again, the state is cut off from its graph."""
+        """Returns the attributes for copies and pickles: without kernels, and with detached states."""
         attributes = self.__dict__.copy()
         attributes["_repeats"] = attributes["_graph"] = attributes["_exported"] = None
         attributes["_numbers"] = copy(self._numbers)
@@ -263,7 +263,7 @@ class KeepsStates(Settings):
 
 
 def for_autograd(states: list[Tensor]) -> list[Tensor]:
-    """States of `torch.inference_mode` as copies that autograd may save, outside of it."""
+    """Copies states made under `torch.inference_mode` outside of it, so that autograd can save them."""
     if torch.is_inference_mode_enabled():
         return states
     return [state.clone() if state.is_inference() else state for state in states]

@@ -1,4 +1,4 @@
-"""Norms, delays and elementwise functions in front of a neuron, made part of its step."""
+"""Fusion of norms, delays and elementwise functions into the step of the neuron after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves what stands in front of a scan into its step, in a graph of Dynamo's."""
+"""Moves the functions in front of a scan into the scan's step, in a Dynamo graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
 
 def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftProducer]]:
-    """Lets the steps of a graph's scans compute what produces their inputs, in place; what moved, and what did not."""
+    """Moves the producers of the scans' inputs into the scans' steps, in place.
+
+    Returns the functions that moved, and those that did not.
+    """
     absorbed: list[Absorbed] = []
     left: dict[fx.Node, str] = {}
     norms: dict[fx.Node, list[fx.Node]] = {}
@@ -26,7 +29,7 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
         absorbed += scan.absorb()
         left |= scan.left
     for norm, affine in norms.items():
-        if norm.users:  # of another scan, whose step could not take it: the statistics are moved once all the same
+        if norm.users:  # another scan that cannot absorb the norm; the statistics must still be updated only once
             with module.graph.inserting_after(affine[-1]):
                 instead = module.graph.call_function(_normalised, (norm.args[0], *affine))
             instead.meta = dict(norm.meta)
@@ -43,10 +46,10 @@ def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor
 
 
 class _ScanNode:
-    """One scan, and what stands in front of it in the graph as it was.
+    """One scan, and the functions in front of it in the original graph.
 
     Args:
-        norms: of the graph, those that steps compute already, with the nodes of mean, scale and shift.
+        norms: norms of the graph that steps compute already, with the nodes of mean, scale and shift.
     """
 
     def __init__(self, module: fx.GraphModule, node: fx.Node, norms: dict[fx.Node, list[fx.Node]]) -> None:
@@ -62,14 +65,14 @@ class _ScanNode:
         self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left
-        # By the operand: its placeholder in the step.
+        # For each operand, its placeholder in the step.
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.captured: dict[fx.Node, fx.Node] = {}
         self.views: dict[Sequence, fx.Node] = {}
         self.squeezed: dict[fx.Node, fx.Node] = {}
 
     def absorb(self) -> list[Absorbed]:
-        """Changes the node and its step, if there is anything to change."""
+        """Replaces the node and its step, if the step can compute a producer."""
         expressions = self.expressions
         moved = [[p.node for p in parts(e) if isinstance(p, ElementwiseCall | Norm)] for e in expressions]
         if not any(moved):
@@ -101,7 +104,7 @@ class _ScanNode:
     # -- the graph around ------------------------------------------------------------------------------------
 
     def _split(self, norm: fx.Node) -> None:
-        """Statistics in the norm's place."""
+        """Replaces a norm by the computation of its statistics."""
         if norm in self.norms:
             return
         graph = self.module.graph
@@ -110,7 +113,7 @@ class _ScanNode:
             self.norms[norm] = [graph.call_function(operator.getitem, (affine, i)) for i in range(3)]
 
     def _operand(self, sequence: Sequence) -> fx.Node:
-        """A sequence as the scan takes it in."""
+        """Returns a sequence in the form in which the scan reads it."""
         if sequence.view is None:
             return sequence.node
         if sequence not in self.views:
@@ -122,7 +125,7 @@ class _ScanNode:
         return self.views[sequence]
 
     def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
-        """Erases nodes that are no longer read; what reads only the form of one reads a remaining sequence instead."""
+        """Erases nodes without readers; nodes that only need a tensor's form read a remaining sequence instead."""
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
         there = set(graph.nodes)
@@ -149,7 +152,7 @@ class _ScanNode:
     # -- the step --------------------------------------------------------------------------------------------
 
     def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-        """Returns the step after its producers, its inputs, and the further tensors that it captures."""
+        """Builds the step with its producers; returns it, its inputs, and the tensors that it captures in addition."""
         graph = fx.Graph()
         operands = dict.fromkeys(
             self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
@@ -179,7 +182,7 @@ class _ScanNode:
         return self.squeezed[node]
 
     def _emit(self, graph: fx.Graph, expression: Expression) -> fx.Node:
-        """The nodes of an expression, of one step."""
+        """Emits the nodes of an expression for one step."""
         if isinstance(expression, Sequence):
             return self.inputs[self._operand(expression)]
         if isinstance(expression, Constant):

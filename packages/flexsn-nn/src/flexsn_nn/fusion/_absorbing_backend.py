@@ -1,4 +1,4 @@
-"""A backend of `torch.compile` in whose graphs neurons compute what stands in front of them."""
+"""A backend of `torch.compile` that moves functions in front of neurons into the neurons' steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
 
 class AbsorbingBackend:
-    """A backend of `torch.compile` in whose graphs a neuron's step computes what produces its input.
+    """A backend of `torch.compile` in whose graphs a neuron's step computes the functions that produce its input.
 
     Elementwise functions in front of a neuron (a bias, a scale, a residual addition, an activation, a change of dtype)
-    and the affine part of `batch_norm` become part of the step; the sequence that was between is neither written nor
-    read nor kept. The graph is changed before AOTAutograd, so that gradients are those of the new step. A function
-    stays in front where that would save nothing, because something else reads its result too, or where it would
-    compute something else: `print` the backend.
+    and the affine part of `batch_norm` become part of the step. The sequence between them is then neither written nor
+    read nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A function stays
+    outside where moving it saves nothing, because another node reads its result, too, or where moving it would change
+    the result: `print` shows which ones, and why.
 
-    Numbers are those of the network as it is, but for `batch_norm`: as in `fuse_norms`, outputs are those of
+    Results equal those of the unchanged network, except for `batch_norm`: as in `fuse_norms`, outputs are those of
     `(x - mean) * scale + shift`.
 
     Args:
-        backend: what compiles the graph then: a name, or a function of a graph and examples of its inputs, as another
-            `PackingBackend`.
+        backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,
+            such as another `PackingBackend`.
 
     Attributes:
-        absorbed: in the graphs compiled so far, what steps compute, one for each input of a neuron.
-        left: what they could compute, and why they do not.
+        absorbed: functions that steps compute, in the graphs compiled so far, one entry for each input of a neuron.
+        left: functions that steps could compute but do not, with the reasons.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Where the outputs of a network's layers go."""
+"""Readers of the outputs of a network's layers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LAYERS = (OverTime, FlexSN, Stateful, NormNeuron)
 
 
 class Use(NamedTuple):
-    """Something that reads the output of a layer.
+    """A reader of a layer's output.
 
     Attributes:
-        layer: the name of a layer whose only input it is; `None`: it is something else.
-        text: what it is, in words.
+        layer: name of a layer whose only input this output is; `None`: another kind of reader.
+        text: description of the reader.
     """
 
     layer: str | None
@@ -36,12 +36,12 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """Uses of each layer's output, as far as a network's `forward` could be followed.
+    """Uses of each layer's output, as far as the network's `forward` can be traced.
 
     Attributes:
-        calls: how often each layer is called, by its name.
-        uses: what reads the output of each layer, in the last of its calls.
-        untraced: modules whose `forward` could not be followed, and why.
+        calls: number of calls of each layer, by its name.
+        uses: readers of the output of each layer, in the last of its calls.
+        untraced: reasons by name, for modules whose `forward` cannot be traced.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -50,10 +50,10 @@ class Dataflow:
 
 
 def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
-    """Follows `net.forward`, without data and without running a layer; a copy of the network, parameters shared.
+    """Traces `net.forward` without data and without running a layer, in a copy of the network with shared parameters.
 
     Args:
-        training: in which mode.
+        training: True for training mode, False for evaluation.
     """
     found = Dataflow()
     twin = _twin(net, training, found)
@@ -64,10 +64,10 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
 
 
 def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
-    """Graphs of what `forward` calls, as far as it can be followed: the name of a part, the network's copy, its graph.
+    """Yields the graphs of a network's `forward`: the name of a part, a copy of the network, and the part's graph.
 
     Args:
-        training: in which mode.
+        training: True for training mode, False for evaluation.
     """
     found = Dataflow()
     twin = _twin(net, training, found)
@@ -77,11 +77,11 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
 
 
 def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
-    """A copy of a network without hooks, its tensors shared; `None`, and a reason in `found`: it cannot be copied."""
+    """Copies a network without hooks, with shared tensors; returns `None`, and a reason in `found`, if that fails."""
     shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
         twin = copy.deepcopy(net, dict(shared))
-    except Exception as error:  # a module may hold anything
+    except Exception as error:  # copying a module can raise anything
         found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
         return None
     for module in twin.modules():
@@ -91,9 +91,9 @@ def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
 
 
 class _Proxy(fx.Proxy):
-    """Passes for a tensor in a call of `isinstance`, and for no parameter.
+    """A proxy that calls of `isinstance` take for a tensor, but not for a parameter.
 
-    Functions of torch's in C check classes, too, and take what passes for a tensor for the memory of one: the process
+    Torch's C functions check classes, too, and would read the memory of a proxy that passes for a tensor: the process
     would crash.
     """
 
@@ -107,7 +107,7 @@ class _Proxy(fx.Proxy):
 
 @lru_cache(maxsize=4096)
 def _calls_isinstance(code: CodeType, offset: int) -> bool:
-    """True if the instruction at an offset calls `isinstance` by its name: that is loaded where the call begins."""
+    """True if the instruction at this offset calls `isinstance` by its name, which is loaded where the call begins."""
     if "isinstance" not in code.co_names:
         return False
     listed = list(get_instructions(code))
@@ -125,7 +125,7 @@ _SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True for a number or numbers that are made of sizes alone."""
+    """True for numbers that are computed from sizes alone."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.op != "call_function":
@@ -137,7 +137,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Goes into modules of the user's, and calls layers."""
+    """Traces into the user's modules, and records calls of layers."""
 
     def __init__(self, closed: set[nn.Module]) -> None:
         super().__init__()
@@ -160,13 +160,13 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _graphs(name: str, module: nn.Module, found: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
-    """Graphs of a module, or of parts of it where it cannot be followed as a whole, with the part's name."""
+    """Yields the graphs of a module with its name, or those of its parts if the module cannot be traced as a whole."""
     if _is_layer(module):
         return
     try:
         yield name, _Tracer(set()).trace(module)
         return
-    except Exception as error:  # what a proxy cannot stand for fails in any way
+    except Exception as error:  # code that a proxy does not support fails in any way
         why = _first_line(error)
     children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
     for child, part in module.named_children():

@@ -1,4 +1,4 @@
-"""Layers and the neurons after them, as far as the flow of a network's data shows."""
+"""Pairs of a layer and the neuron after it, from the dataflow of a network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flexsn_nn.neuron import Neuron
 
 
 class LeftError(Exception):
-    """The reason why a layer stays as it is."""
+    """Raised with the reason why a layer is not fused."""
 
 
 def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module], list[Dataflow]]:
-    """The modules of a network by name, and its dataflow in training and in evaluation.
+    """Returns the modules of a network by name, and its dataflow in training and in evaluation.
 
     Raises:
-        UnknownNameError: a name in `skip` that `net` does not have.
+        UnknownNameError: `net` has no module of a name in `skip`.
     """
     check_module("net", net)
     modules = dict(net.named_modules())
@@ -30,15 +30,15 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
 
 
 def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
-    """The name of the neuron that alone reads a layer's output.
+    """Returns the name of the neuron that alone reads a layer's output.
 
     Args:
         place: name of the layer.
-        flows: in training and in evaluation.
-        whose: the layer in messages, before its name; empty: it is what the message is about.
+        flows: dataflow in training and in evaluation.
+        whose: words in front of the layer's name in messages; empty: messages are about the layer itself.
 
     Raises:
-        LeftError: no neuron alone reads it.
+        LeftError: another module or function reads the output, too, or no neuron does.
     """
     names = {_only_use(place, modules, flow, whose) for flow in flows}
     if len(names) > 1:
@@ -47,12 +47,12 @@ def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflo
 
 
 def why_not_into(neuron: FlexSN) -> str | None:
-    """The reason why a neuron cannot compute the layer before it; `None`: it can."""
+    """Returns the reason why a neuron cannot compute the layer before it; `None` if it can."""
     kind = type(neuron)
     if kind.forward not in (FlexSN.forward, Neuron.forward):
         return f"{kind.__name__} has a forward of its own"
     if neuron._starts_by_input():
-        return f"{kind.__name__} has init_states of its own, which may look at its input"
+        return f"{kind.__name__} has init_states of its own, which may read its input"
     if neuron._forward_pre_hooks:
         return "its neuron has a forward pre-hook, which would see the input of the layer before"
     return None

@@ -1,4 +1,4 @@
-"""Which nodes of a graph of Dynamo's are elementwise functions that a neuron's step can compute."""
+"""Elementwise functions in a Dynamo graph that a neuron's step can compute."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _FUNCTIONS = frozenset(
     ]
 )
 _METHODS = frozenset([*_UNARY, *_BINARY, "clamp", "to", "float", "double", "half", "bfloat16"])
-# What writes to nothing but its arguments, and to those in a way that shows in their versions.
+# Modules whose functions write to nothing but their arguments, and raise the version of a tensor that they write to.
 _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, operator, math)
 _KNOWN: frozenset[Any] = frozenset(
     [value for module in _MODULES for value in vars(module).values() if callable(value) and isinstance(value, Hashable)]
 )
-# Of a tensor's sizes, dtype and device, not of its values.
+# Methods that read a tensor's sizes, dtype and device, but not its values.
 _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"])
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """True if each element of the result is a function of one element of each operand, also on a kernel."""
+    """True if each element of the result depends on one element of each operand, in kernels, too."""
     if node.op == "call_function":
         known = node.target in _FUNCTIONS
     else:
@@ -52,16 +52,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_of_form(node: fx.Node) -> bool:
-    """True if a node reads no values of its first argument."""
+    """True if a node reads only the form of its first argument, and no values."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
 
 
 def separates(node: fx.Node) -> bool:
-    """True if what is computed before a node may be something else after it.
+    """True if a value computed before this node could differ from the value computed after it.
 
-    Modes change there (autocast, `no_grad`, hooks), or memory is written to without a trace in `is_written`. What
-    methods and PyTorch's own functions write shows in a tensor's version; what functions of lists, a user's own
-    operators and other transforms write may not.
+    The node changes a mode (autocast, `no_grad`, hooks), or may write to memory without a trace in `is_written`.
+    Writes of methods and of PyTorch's own functions raise a tensor's version; writes of functions of lists, of a user's
+    own operators and of other transforms may not.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return False
@@ -70,14 +70,14 @@ def separates(node: fx.Node) -> bool:
 
 
 def forgets_versions(node: fx.Node) -> bool:
-    """True if a node is `tensor.data`: what writes to it leaves the tensor's version as it is."""
+    """True if a node is `tensor.data`: writing to it does not raise the tensor's version."""
     return getattr(node.target, "__name__", "") == "_get_data_attr"
 
 
 def described(node: fx.Node) -> str:
-    """Describes a node in words, with the user's line that it comes from."""
+    """Describes a node in words, with the line of the user's code that made it."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     frames = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
-    # Below the user's line may be lines of active modes, as of a default device.
+    # After the user's line, the stack may have lines of active modes, such as a default device.
     lines = [f"{file}:{line}" for file, line in frames if not file.startswith(_OF_TORCH)]
     return f"{name} ({lines[-1]})" if lines else str(name)

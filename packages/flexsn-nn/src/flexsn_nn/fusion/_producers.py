@@ -19,8 +19,8 @@ class Sequence:
     """An operand `[T, *step]`: an input of the step.
 
     Attributes:
-        node: has its elements.
-        view: a view of other frames `[T * B, ...]` as `[T, B, ...]`, to be taken of `node`, too.
+        node: node that has the elements.
+        view: a view of frames `[T * B, ...]` as `[T, B, ...]`, which is to be taken of `node`, too.
     """
 
     node: fx.Node
@@ -28,7 +28,7 @@ class Sequence:
 
     @property
     def like(self) -> Tensor:
-        """A tensor without values, of the same shape."""
+        """Example tensor without values, of this shape."""
         tensor = example(self.view or self.node)
         assert tensor is not None
         return tensor
@@ -36,10 +36,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An operand that is the same at all steps: a captured tensor.
+    """An operand that does not change from step to step: a captured tensor.
 
     Attributes:
-        squeezed: whether it has a first dimension of 1 instead of time.
+        squeezed: True if its first dimension is 1 instead of time.
     """
 
     node: fx.Node
@@ -51,7 +51,7 @@ class ElementwiseCall:
     """An elementwise function.
 
     Attributes:
-        args, kwargs: expressions, and what else the node has.
+        args, kwargs: expressions, and the node's other arguments.
     """
 
     node: fx.Node
@@ -61,7 +61,7 @@ class ElementwiseCall:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The affine part of a batch norm; `x` is what is normalised."""
+    """The affine part of a batch norm; `x` is the norm's input."""
 
     node: fx.Node
     x: Expression
@@ -71,7 +71,7 @@ Expression = Sequence | Constant | ElementwiseCall | Norm
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
-    """The expression and all within, itself last."""
+    """Yields the parts of an expression, then the expression itself."""
     if isinstance(expression, ElementwiseCall):
         for value in (*expression.args, *expression.kwargs.values()):
             if isinstance(value, Expression):
@@ -86,15 +86,15 @@ class Producers:
     """Finds the expressions of one scan's inputs.
 
     Args:
-        scan: its node.
+        scan: node of the scan.
 
     Attributes:
-        left: nodes that the step could compute, and why they stay.
+        left: reasons by node, for nodes that the step could compute but does not.
     """
 
     scan: fx.Node
     left: dict[fx.Node, str] = field(default_factory=dict)
-    # What may be something else where the scan is.
+    # Nodes whose value could be another one at the place of the scan.
     _ahead: frozenset[fx.Node] = frozenset()
 
     def __post_init__(self) -> None:
@@ -107,9 +107,9 @@ class Producers:
         self._ahead = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """Finds the expression of an input `[T, *step]`; a `Sequence` if the step could compute nothing of it."""
+        """Finds the expression of an input `[T, *step]`; a plain `Sequence` if the step cannot compute any of it."""
         tensor = example(node)
-        if tensor is None or tensor.dim() < 2:  # numbers are promoted otherwise than tensors
+        if tensor is None or tensor.dim() < 2:  # type promotion treats numbers differently
             return Sequence(node)
         return self._of(node, self.scan, None)
 
@@ -125,23 +125,23 @@ class Producers:
             found = self._call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
             x = self._of(node.args[0], node, view)
-            # The statistics read it, too.
+            # The statistics need the sequence, too.
             found = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
         if found is None:
             return leaf
         if node in self._ahead:
-            return self._leave(leaf, "behind it, autocast or no_grad ends, or something is written to that it may read")
+            return self._leave(leaf, "after it, autocast or no_grad ends, or memory that it may read is written to")
         written = [
             part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
         ]
         if written or is_written(node):
             return self._leave(leaf, "it, or what it reads, is written to in place")
         if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
-            return self._leave(leaf, "something else reads it, so that it is written in any case")
+            return self._leave(leaf, "another node reads it, so it is written in any case")
         return found
 
     def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
-        """An elementwise function, if its operands are sequences like its result, or without time."""
+        """Makes an expression of a node if its operands are sequences like its result, or have no time."""
         result = example(node)
         if result is None or result.dim() < 2:
             return None
@@ -182,7 +182,7 @@ def _sequences(expression: Expression) -> set[Sequence]:
 
 
 def _is(size: Any, other: Any) -> bool:
-    """True if two sizes are equal, as far as that is known; nothing is guarded."""
+    """True if two sizes are known to be equal; adds no guards."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     return bool(str(size) == str(other))

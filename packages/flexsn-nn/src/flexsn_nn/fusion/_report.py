@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FusedNorm:
-    """A norm that its neuron computes.
+    """A norm that a neuron computes.
 
     Attributes:
-        norm, layer, neuron: names, as in `named_modules()`: of the norm, of the `OverTime` that it ends, of the neuron.
+        norm, layer, neuron: names of the norm, its `OverTime` and the neuron, as in `named_modules()`.
     """
 
     norm: str
@@ -23,7 +23,7 @@ class FusedNorm:
 
 @dataclass(frozen=True, slots=True)
 class LeftNorm:
-    """A norm that stays as it is, and why."""
+    """A norm that was not fused, and the reason."""
 
     norm: str
     reason: str
@@ -34,11 +34,11 @@ class LeftNorm:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The batch norms of a network: those that neurons compute now, and the others. `print` it.
+    """Batch norms of a network: those that neurons compute now, and the others. `print` shows them.
 
     Attributes:
-        fused: in the order of `named_modules()`, also those that were fused before.
-        left: the others.
+        fused: fused norms in the order of `named_modules()`, including those that were fused before.
+        left: norms that were not fused.
     """
 
     fused: tuple[FusedNorm, ...]
@@ -54,11 +54,11 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class DelayFusion:
-    """The delays of a network: those that neurons make now, and the others. `print` it.
+    """Delays of a network: those that neurons compute now, and the others. `print` shows them.
 
     Attributes:
-        fused: by the name of a delay, the name of its neuron; also those that were fused before.
-        left: by the name of a delay that stays as it is, the reason.
+        fused: for each fused delay, its neuron by name; includes those that were fused before.
+        left: for each delay that was not fused, the reason.
     """
 
     fused: dict[str, str]
@@ -77,8 +77,8 @@ class Absorbed:
     """Functions in front of one input of a scan that the scan's step computes.
 
     Attributes:
-        scan: the scan's name in the graph.
-        producers: functions, with the lines that they come from; the last one gives the input.
+        scan: name of the scan in the graph.
+        producers: functions, with the lines that they come from; the last one computes the input.
     """
 
     scan: str
@@ -90,7 +90,7 @@ class Absorbed:
 
 @dataclass(frozen=True, slots=True)
 class LeftProducer:
-    """A function in front of a scan that its step could compute, and why it does not."""
+    """A function in front of a scan that the scan's step could compute but does not, and the reason."""
 
     producer: str
     reason: str

@@ -1,4 +1,4 @@
-"""Training steps in CUDA graphs: recorded once, repeated without Python."""
+"""Training steps in CUDA graphs: recorded once, then repeated without Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.graphs._step import TrainingStep
 __all__ = ["STATES", "CapturedStep", "capture"]
 
 STATES = ("reset", "carry")
-"""Where a step begins: at initial states, or at those of the step before, cut off from its graph."""
+"""State at the beginning of a step: the initial state, or the state after the step before, detached from its graph."""
 
 
 def capture(
@@ -32,38 +32,41 @@ def capture(
     max_graphs: int = 8,
     generators: Sequence[torch.Generator] = (),
 ) -> CapturedStep:
-    """A training step that runs as a CUDA graph: forward, loss, backward, clipping and the optimizer's step.
+    """Makes a training step that runs as a CUDA graph: forward, loss, backward, clipping and the optimizer's step.
 
-    The first calls run as they are, and are training steps of yours; then the step is recorded, and calls repeat it
-    without Python. There is a graph for each kind of calls: shapes, strides and dtypes of the tensors, values of other
-    arguments, settings of torch, the network, its loss and its optimizer as they are. After a change of any of these a
-    call runs as it is, and the next one is recorded. On the CPU every call is a plain one, with the same results.
+    The first calls run in Python, as ordinary training steps. Then the step is recorded, and later calls repeat it
+    without Python. Each kind of call has its own graph: a kind is defined by shapes, strides and dtypes of tensors, by
+    the values of other arguments, by torch's settings, and by the network, its loss and its optimizer. After a change
+    of any of these, one call runs in Python, and the next call is recorded. On the CPU, all calls run in Python, with
+    equal results.
 
-    A step, or the optimizer's part of it, that cannot be recorded runs by Python: `CaptureWarning` says so once, with
-    the module and the line, and `explain()` at any time.
+    If the step or the optimizer's part of it cannot be recorded, it runs in Python. A `CaptureWarning` then gives the
+    reason once, with the module and the line; `explain()` gives it at any time.
 
     Args:
         net: the network; its parameters are trained in place.
-        loss: `loss(output, *others)`: the loss, `[]`; or a tuple whose first it is, or a dict with the key `"loss"`.
-        optimizer: `None`: the step ends with the gradients, which are added to those that parameters have.
-        states: `"reset"`: neurons begin at their initial state, and forget it after the step; `"carry"`: at that of the
-            step before, without its graph (truncated backpropagation through time). `functional.reset_net` between two
-            steps begins a new sequence.
-        scaler: scales the loss, and steps the optimizer.
-        autocast: dtype for `torch.autocast` over forward and loss; `None`: as the caller has it.
-        max_norm: clips the norm of the optimizer's gradients.
-        before_update: called after the backward, before the optimizer's step; in the graph, with it.
-        max_graphs: kinds of calls that are kept; of more, the least recently used are dropped. They share one pool of
-            memory.
-        generators: random number generators of the GPU, besides torch's own, from which the step draws.
+        loss: `loss(output, *others)` returns the loss, `[]`; or a tuple that begins with it, or a dict with it under
+            the key `"loss"`.
+        optimizer: the optimizer; `None`: the step ends with the gradients, which are added to those of the parameters.
+        states: `"reset"`: neurons begin at their initial state and drop their state after the step; `"carry"`: they
+            begin at the state after the step before, without its graph (truncated backpropagation through time).
+            `functional.reset_net` between two steps begins a new sequence.
+        scaler: a scaler that scales the loss and calls the optimizer's step.
+        autocast: dtype of `torch.autocast` during forward and loss; `None`: the caller's setting.
+        max_norm: limit to which the norm of the optimizer's gradients is clipped.
+        before_update: function to call after the backward and before the optimizer's step; it is part of the graph if
+            the optimizer's step is.
+        max_graphs: largest number of graphs; beyond it, the least recently used graph is dropped. All graphs share one
+            pool of memory.
+        generators: generators on the GPU, besides torch's default one, from which the step draws random numbers.
 
     Returns:
-        `step(inputs, *others)`, which returns the loss function's result, detached. A parameter's `grad` is the
-        gradient of the latest step, in memory that the next one overwrites.
+        `step(inputs, *others)`, which returns the result of the loss function, detached. The `grad` of a parameter is
+        the gradient of the latest step, in memory that the next step overwrites.
 
     Raises:
-        UnknownNameError: other `states`.
-        ParameterError: numbers out of their range, or a `scaler`, `max_norm` or `before_update` without an optimizer.
+        UnknownNameError: unknown `states`.
+        ParameterError: a number is out of range, or `scaler`, `max_norm` or `before_update` comes without an optimizer.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -91,8 +94,6 @@ def capture(
         given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
         for name, value in given.items():
             if value is not None:
-                raise ParameterError(
-                    f"{name} needs an optimizer: without one the step ends with the gradients, and the rest is yours."
-                )
+                raise ParameterError(f"{name} needs an optimizer: without one, the step ends with the gradients.")
     step = TrainingStep(net, loss, optimizer, scaler, states == "carry", autocast, max_norm, before_update)
     return CapturedStep(step, max_graphs, tuple(generators))

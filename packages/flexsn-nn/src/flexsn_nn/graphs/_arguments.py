@@ -1,4 +1,4 @@
-"""Arguments of a captured step: taken apart into tensors, compared, and copied into a graph's memory."""
+"""Arguments of a captured step: split into tensors and a form, compared, and copied to a graph's memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Tensors among arguments, and all the rest.
+    """Arguments, split into their tensors and the rest.
 
     Attributes:
-        tensors: in the order in which they stand.
-        form: the arguments, with a mark for each tensor.
-        why_not: the reason for which these arguments have no graph; `None`: they may have one.
+        tensors: tensors in the order of the arguments.
+        form: the arguments, with a mark instead of each tensor.
+        why_not: reason why no graph can serve these arguments; `None`: a graph may.
     """
 
     tensors: tuple[Tensor, ...]
@@ -30,7 +30,7 @@ class CallArguments:
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...]) -> CallArguments:
-        """Takes tuples, lists and dicts apart."""
+        """Splits arguments, including tuples, lists and dicts of them."""
         tensors: list[Tensor] = []
         others: list[object] = []
         form = _take_apart(arguments, tensors, others)
@@ -40,7 +40,7 @@ class CallArguments:
         return cls(tuple(tensors), form, why)
 
     def check(self, device: torch.device) -> str | None:
-        """The reason for which these arguments have no graph on this device; `None`: they may have one."""
+        """Returns the reason why no graph can serve these arguments on this device; `None`: a graph may."""
         if self.why_not is not None:
             return self.why_not
         for i, tensor in enumerate(self.tensors):
@@ -54,21 +54,21 @@ class CallArguments:
 
     @property
     def key(self) -> Hashable:
-        """Equal for arguments that the same graph may serve."""
+        """Key: one graph may serve all arguments with this key."""
         return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
 
     def like(self) -> tuple[Tensor, ...]:
-        """Memory for tensors of these shapes, strides and values."""
+        """Returns copies of the tensors, with their shapes, strides and values."""
         return tuple(copy_of(tensor) for tensor in self.tensors)
 
     def put_together(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The arguments with other tensors."""
+        """Rebuilds the arguments with other tensors."""
         result: tuple[Any, ...] = put_together(self.form, iter(tensors))
         return result
 
 
 class _ArgumentMark:
-    """Stands for a tensor."""
+    """A mark instead of a tensor."""
 
     def __repr__(self) -> str:
         return "tensor"
@@ -78,7 +78,7 @@ _TENSOR = _ArgumentMark()
 
 
 def take_apart(value: Any) -> tuple[list[Tensor], Any]:
-    """Tensors of a result, and the result with a mark for each."""
+    """Splits a result into its tensors and its form, which has a mark for each tensor."""
     tensors: list[Tensor] = []
     return tensors, _take_apart(value, tensors, [])
 
@@ -98,7 +98,7 @@ def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
 
 
 def _named(value: Any) -> type | None:
-    """The class of a named tuple."""
+    """Returns the class of a named tuple; `None` for other values."""
     return type(value) if hasattr(value, "_fields") else None
 
 
@@ -107,7 +107,7 @@ class _Constant:
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        # 1, 1.0 and True are different arguments.
+        # 1, 1.0 and True count as different arguments.
         same = isinstance(other, _Constant) and type(self.value) is type(other.value)
         return same and bool(self.value == other.value)  # type: ignore[attr-defined]
 
@@ -116,7 +116,7 @@ class _Constant:
 
 
 def put_together(form: Any, tensors: Any) -> Any:
-    """Rebuilds a value from its form, as of `take_apart`, with the next tensors of an iterator."""
+    """Rebuilds a value from its form (see `take_apart`), with the next tensors of an iterator."""
     if form is _TENSOR:
         return next(tensors)
     if isinstance(form, _Constant):
@@ -131,20 +131,20 @@ def put_together(form: Any, tensors: Any) -> Any:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy with the same strides where they are dense."""
+    """Copies a tensor, with its strides if they are dense."""
     with torch.no_grad():
         return torch.empty_like(tensor).copy_(tensor)
 
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies, by few launches."""
+    """Copies tensors in few launches."""
     found = [torch.empty_like(tensor) for tensor in tensors]
     copy_all(found, tensors)
     return found
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copies each source to its target, by few launches."""
+    """Copies each source to its target in few launches."""
     if targets:
         with torch.no_grad():
             _copy_all(list(targets), list(sources))

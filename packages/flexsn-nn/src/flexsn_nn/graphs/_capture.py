@@ -1,4 +1,4 @@
-"""`CapturedStep`: kinds of calls, their graphs, and what runs by Python."""
+"""`CapturedStep`: kinds of calls, their graphs, and the calls that run in Python."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from flexsn_nn.graphs._step import TrainingStep
 from flexsn_nn.graphs._watch import StepWatch, WatchedAttributes, readable
 from flexsn_nn.neuron import Neuron
 
-# A graph in use for fewer calls than this was not worth its recording.
+# Recording a graph pays off from this number of calls on.
 _FEW_CALLS = 20
-# From this number of such graphs on there is a warning; if the optimizer's numbers changed, it stays out of graphs.
+# After this number of graphs with fewer calls, a warning is given; if the optimizer's numbers had changed, the
+# optimizer's step stays out of graphs.
 _MANY_CHANGES = 3
-# Multiple of `max_graphs`: a warning comes after this number of kinds was dropped with few calls each.
+# A warning is given after this multiple of `max_graphs` kinds was dropped with few calls each.
 _MANY_DROPPED = 4
 # Number of replays after which learned numbers are compared with their ranges.
 _CALLS_BETWEEN_LOOKS = 8
@@ -37,24 +38,24 @@ _OPTIMIZER = "optimizer"
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Calls of one kind: their graph, or the reason for which there is none.
+    """Calls of one kind: their graph, or the reason why they have none.
 
     Attributes:
-        key: of the arguments.
-        settings: of torch, at these calls.
-        layers: those with states.
-        states: shapes of the states that the calls begin at.
-        parameters: all that the step has gradients of.
+        key: key of the arguments.
+        settings: settings of torch during these calls.
+        layers: layers with a state.
+        states: shapes of the states at the beginning of the calls.
+        parameters: all parameters for which the step computes gradients.
         gradients: memory of the gradients that the calls add to; empty with an optimizer.
-        watch: values of all that must not have changed; `None` before the first run ends.
-        runs: by Python, before the recording.
-        rehearsed: the last run had nothing that a graph could not repeat.
-        calls: all.
-        graph: `None` before the recording.
-        why: the reason for which there is no graph.
-        why_update: the reason for which the optimizer's part is not in the graph.
-        ignoring: places that the step itself changes.
-        outdated: something has changed since.
+        watch: values of everything that must stay unchanged; `None` before the end of the first run.
+        runs: number of runs in Python before the recording.
+        rehearsed: True if the last run did nothing that a graph could not repeat.
+        calls: number of all calls.
+        graph: the graph; `None` before the recording.
+        why: reason why there is no graph.
+        why_update: reason why the optimizer's part is not in the graph.
+        ignoring: names of places that the step itself changes.
+        outdated: True if a watched value has changed since.
     """
 
     key: Hashable
@@ -75,10 +76,10 @@ class _Kind:
 
 
 class CapturedStep:
-    """A training step that `capture` returns: call it as `step(inputs, *others)`.
+    """A training step from `capture`; call it as `step(inputs, *others)`.
 
     Attributes:
-        step: the step as it runs without a graph.
+        step: the step, as it runs without a graph.
     """
 
     def __init__(self, step: TrainingStep, max_graphs: int, generators: Sequence[torch.Generator]) -> None:
@@ -89,7 +90,7 @@ class CapturedStep:
         self._why_plain = "nothing has run yet"
         self._first: Tensor | None = None
         self._device = torch.device("cpu")
-        self._kinds: list[_Kind] = []  # the latest first
+        self._kinds: list[_Kind] = []  # the most recently used one first
         self._recorded = 0
         self._why_update: str | None = None
         self._changes: Counter[str] = Counter()
@@ -102,11 +103,11 @@ class CapturedStep:
         """Runs one training step.
 
         Args:
-            inputs: of the network: a tensor, or a tuple of positional arguments.
+            inputs: input of the network: a tensor, or a tuple of positional arguments.
             others: arguments of the loss function after the network's output.
 
         Returns:
-            The loss function's result, detached, in memory of its own.
+            The result of the loss function, detached, in memory of its own.
         """
         if torch.compiler.is_compiling() or not self._can_record():
             return self.step.run(inputs, others)
@@ -136,7 +137,7 @@ class CapturedStep:
         return result
 
     def explain(self) -> str:
-        """The graphs in use, what runs by Python, and why: a line of verdict first."""
+        """Describes the graphs in use, the calls that run in Python, and the reasons; the first line is a summary."""
         recorded = [kind for kind in self._kinds if kind.graph is not None]
         if self._recorder is None:
             return f"plain calls: {self._why_plain}"
@@ -144,18 +145,18 @@ class CapturedStep:
             return "no graph: nothing has run yet"
         words = "1 graph" if len(recorded) == 1 else f"{len(recorded)} graphs"
         by_python = any(kind.why is not None for kind in self._kinds)
-        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run by Python' if by_python else ''}"]
+        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run in Python' if by_python else ''}"]
         for kind in self._kinds:
             shapes = ", ".join(str(list(shape)) for shape, *_ in kind.key[1])  # type: ignore[index]
             if kind.graph is not None:
                 state = "a graph"
             elif kind.why is not None:
-                state = f"by Python: {kind.why}"
+                state = f"in Python: {kind.why}"
             else:
-                state = f"by Python before the recording: {kind.runs} runs so far"
+                state = f"in Python before the recording: {kind.runs} runs so far"
             lines.append(f"  {shapes}, {kind.calls} calls: {state}")
         updates = dict.fromkeys(kind.why_update for kind in self._kinds if kind.why_update is not None)
-        lines += [f"  the optimizer's step runs by Python: {why}" for why in updates]
+        lines += [f"  the optimizer's step runs in Python: {why}" for why in updates]
         lines += [f"  recorded again, {count} times, after a change of {name}" for name, count in self._changes.items()]
         return "\n".join(lines)
 
@@ -167,7 +168,7 @@ class CapturedStep:
     # -- which graph -------------------------------------------------------------------------------------
 
     def _can_record(self) -> bool:
-        """True if a recorder fits the network, as its first tensor is now."""
+        """True if a recorder exists for the network on its present device."""
         first = self._first
         if self._replaced != replaced_states():
             self.forget()
@@ -178,13 +179,13 @@ class CapturedStep:
             self._recorder, self._why_plain = recorder_for(net, self._generators)
             tensors = [*net.parameters(), *net.buffers()]
             if self._recorder is None and any(tensor.is_cuda for tensor in tensors):
-                self._say(self._why_plain)  # looked at again in the next call
+                self._say(self._why_plain)  # the next call checks again
             elif tensors:
                 self._first, self._device = tensors[0], tensors[0].device
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """The kind of a call: a known one, or a new one, of which the latest `max_graphs` are kept."""
+        """Returns the kind of a call: a known one, or a new one. Keeps the latest `max_graphs` kinds."""
         key, now = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):
@@ -207,7 +208,7 @@ class CapturedStep:
         elif self.step.optimizer is not None:
             new.why_update = self._why_update or why_update_eager(self.step)
             if new.why_update is not None:
-                self._say(f"the optimizer's step runs by Python: {new.why_update}")
+                self._say(f"the optimizer's step runs in Python: {new.why_update}")
         self._kinds.insert(0, new)
         for dropped in self._kinds[self._max_graphs :]:
             self._dropped_early += dropped.calls < _FEW_CALLS
@@ -233,7 +234,7 @@ class CapturedStep:
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
 
     def _watch(self, kind: _Kind) -> StepWatch:
-        """Values of all that a graph of these calls holds."""
+        """Collects the values of everything that a graph of these calls contains."""
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
@@ -246,7 +247,7 @@ class CapturedStep:
         return StepWatch(roots, self._device, kind.ignoring)
 
     def _note_change(self, kind: _Kind) -> None:
-        """Counts a change after which calls are recorded again; drops a graph of numbers that are past."""
+        """Counts a change that makes a new recording necessary; drops a graph whose numbers are outdated."""
         assert kind.watch is not None
         changes = kind.watch.changes()
         if kind.outdated or not changes:
@@ -275,7 +276,7 @@ class CapturedStep:
 
     @property
     def _warm_ups(self) -> int:
-        """Runs by Python before a recording: the first kind of calls also makes the optimizer's state."""
+        """Number of runs in Python before a recording: the first kind of call also creates the optimizer's state."""
         return 1 if self._recorded else 2
 
     def _recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
@@ -286,15 +287,16 @@ class CapturedStep:
         return result
 
     def _finish(self, kind: _Kind) -> None:
-        """Runs the rest of a step by Python."""
+        """Runs the rest of a step in Python."""
         average_gradients(self.step.net, kind.parameters)
         if kind.why_update is not None:
             self.step.update()
 
     def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
-        """Runs a step of the user's, and notes what a graph of it could not repeat.
+        """Runs the step in Python, and records everything that a graph could not repeat.
 
-        What a first run of a kind does once (compiling, the optimizer's state) is no obstacle: it rehearses again.
+        A first run may do things only once (compilation, the optimizer's state). They are no obstacle: the step is
+        rehearsed again.
         """
         assert self._recorder is not None
         watch = kind.watch or self._watch(kind)
@@ -319,7 +321,7 @@ class CapturedStep:
         return result
 
     def _record(self, kind: _Kind, arguments: CallArguments) -> None:
-        """Records the graph of a kind, or the reason for which there is none."""
+        """Records the graph of a kind, or stores the reason why it cannot be recorded."""
         assert self._recorder is not None
         assert kind.watch is not None
         step = self.step
@@ -355,7 +357,7 @@ class CapturedStep:
         """Warns, once for each reason."""
         if why not in self._warned:
             self._warned.add(why)
-            warn(f"a captured step runs by Python: {why}.", CaptureWarning)
+            warn(f"a captured step runs in Python: {why}.", CaptureWarning)
 
 
 def _look_at_ranges(layers: Sequence[Any]) -> None:
@@ -367,5 +369,5 @@ def _look_at_ranges(layers: Sequence[Any]) -> None:
 
 
 def _is_being_captured(device: torch.device) -> bool:
-    """True inside of a capture of the caller's."""
+    """True inside of a capture that the caller has begun."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

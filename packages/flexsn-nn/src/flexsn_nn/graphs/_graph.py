@@ -1,4 +1,4 @@
-"""One recorded step: its memory, and what a replay leaves on the network."""
+"""A recorded step: its memory, and the tensors that a replay stores on the network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_nn._stateful import Stateful
 from flexsn_nn.functional import with_state
 from flexsn_nn.graphs._arguments import copies_of, copy_all, copy_of, put_together
 
-# Where calls leave tensors on a neuron, and on another layer with a state.
+# Attributes that hold a call's tensors, on a neuron and on other layers with a state.
 _PLACES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
 
 
@@ -28,7 +28,7 @@ def _listed(value: Any) -> list[Tensor]:
 
 
 class LeftTensors:
-    """Tensors that a step leaves on layers, and where.
+    """Tensors that a step stores on layers, with their places.
 
     Args:
         net: the network.
@@ -42,11 +42,11 @@ class LeftTensors:
         ]
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Returns all of them."""
         return [tensor for _, _, value in self._values for tensor in _listed(value)]
 
     def put(self, tensors: Sequence[Tensor] | None = None) -> None:
-        """Gives the layers these tensors instead, or their own again."""
+        """Stores these tensors on the layers; by default, the layers' former tensors."""
         found = iter(self.tensors() if tensors is None else tensors)
         for own, place, value in self._values:
             if isinstance(value, Tensor):
@@ -58,7 +58,7 @@ class LeftTensors:
 
 
 def states_of(net: nn.Module) -> list[Tensor]:
-    """The states that the layers of a network have."""
+    """Returns the states that the layers of a network have."""
     return [state for _, module in with_state(net) for state in module.states]
 
 
@@ -67,11 +67,11 @@ class Graph:
     """A recorded step.
 
     Attributes:
-        replay: repeats it.
+        replay: function that repeats the step.
         arguments, states: memory that a replay reads.
-        results, form: what the step returned.
-        left: what it left on the layers.
-        parameters, gradients: pairs; no gradient for a parameter without one.
+        results, form: tensors of the step's result, and its form.
+        left: tensors that the step stored on the layers.
+        parameters, gradients: parameters, each with its gradient; `None` for a parameter without one.
     """
 
     replay: Callable[[], None]
@@ -84,7 +84,7 @@ class Graph:
     gradients: Sequence[Tensor | None]
 
     def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
-        """Repeats the step on other arguments, from other states, and returns its results."""
+        """Repeats the step with other arguments, from other states, and returns its results."""
         copy_all((*self.arguments, *self.states), (*arguments, *states))
         self.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
@@ -105,14 +105,14 @@ def record(
     *,
     carry: bool,
 ) -> Graph:
-    """Records a step, and leaves the network as it was.
+    """Records a step, and restores the network afterwards.
 
     Args:
         recorder: a `GraphRecorder`.
-        run: the step; takes what `arguments` puts together, returns its tensors and their form.
-        arguments: `CallArguments`, copied.
-        parameters: those whose gradients the step computes.
-        carry: the step begins at the states that the layers have.
+        run: the step: it takes the arguments, and returns the tensors of its result and the result's form.
+        arguments: `CallArguments`, whose tensors are copied.
+        parameters: parameters whose gradients the step computes.
+        carry: True: the step begins at the layers' present states.
     """
     before = LeftTensors(net)
     gradients = [parameter.grad for parameter in parameters]

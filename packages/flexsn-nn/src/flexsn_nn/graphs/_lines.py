@@ -1,4 +1,4 @@
-"""Places of code in words: a user's line, and the module that runs it."""
+"""Descriptions of places in code: a line of the user's, and the module that runs it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}
 
 
 def names_of(net: nn.Module) -> Names:
-    """Modules of a network by their names, for messages."""
+    """Returns the names of a network's modules, for messages."""
     return {module: f"{name} ({type(module).__name__})" if name else type(module).__name__
             for name, module in net.named_modules()}  # fmt: skip
 
 
 def line_of_call(names: Names) -> str:
-    """The line of a user's code that is being run."""
+    """Describes the line of the user's code that runs now."""
     return _described(list(_callers(sys._getframe(1))), names)
 
 
 def line_of_error(error: BaseException, names: Names) -> str:
-    """The line of a user's code that raised an error."""
+    """Describes the line of the user's code that raised an error."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -39,7 +39,7 @@ def line_of_error(error: BaseException, names: Names) -> str:
 
 
 def line_of_function(function: Callable[..., Any]) -> str:
-    """Name and place of a function."""
+    """Describes a function by its name and place."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{name}" if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
@@ -52,10 +52,10 @@ def _callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, i
 
 
 def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
-    """Module and line in words.
+    """Describes the module and the line of the user's code.
 
     Args:
-        frames: with their lines, the innermost first.
+        frames: frames with their line numbers, the innermost first.
     """
     line = module = None
     for frame, number in frames:
@@ -74,7 +74,7 @@ def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
 
 
 def _is_library(frame: types.FrameType) -> bool:
-    """True of code of the standard library, of torch and of this project."""
+    """True for code of the standard library, of torch and of this project."""
     name = frame.f_globals.get("__name__")
     if not isinstance(name, str):
         return True

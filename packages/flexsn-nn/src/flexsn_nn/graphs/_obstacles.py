@@ -1,4 +1,4 @@
-"""Reasons for which a step, or its optimizer's part, is run by Python at each call."""
+"""Reasons why a step, or its optimizer's part, runs in Python in each call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flexsn_nn.graphs._lines import line_of_function
 from flexsn_nn.graphs._step import TrainingStep
 
-# Packages whose hooks are operations on tensors alone; monitors count in Python.
+# Packages whose hooks only compute with tensors; monitors, however, count in Python.
 _CAPTURED_HOOKS = ("torch.nn.utils.", "torch.ao.", "flexsn_nn.")
 _LOOKING = "flexsn_nn.monitor"
 _HOOKS = {
@@ -24,7 +24,7 @@ _HOOKS = {
 
 
 def why_no_graph(step: TrainingStep) -> str | None:
-    """The reason for which no part of a step is recorded; `None`: all that is known beforehand can be."""
+    """Returns the reason why no part of a step is recorded; `None` if nothing known beforehand prevents it."""
     return next(itertools.chain(_of_hooks(step), _of_distribution(step.net), _of_mode()), None)
 
 
@@ -83,7 +83,7 @@ def _of_mode() -> Iterator[str]:
 
 
 def why_update_eager(step: TrainingStep) -> str | None:
-    """The reason for which the optimizer's part of a step is run by Python; `None`: it can be recorded."""
+    """Returns the reason why the optimizer's part of a step runs in Python; `None` if it can be recorded."""
     optimizer = step.optimizer
     assert optimizer is not None
     name = type(optimizer).__name__
@@ -99,10 +99,7 @@ def why_update_eager(step: TrainingStep) -> str | None:
         if any(isinstance(group["lr"], Tensor) and not group["fused"] for group in optimizer.param_groups):
             return "SGD reads a learning rate that is a tensor in Python: give SGD(..., fused=True)"
     else:
-        return (
-            f"nothing says that {name} can be recorded: give torch.optim.SGD, or an optimizer of torch with "
-            "capturable=True"
-        )
+        return f"{name} may not be recordable: give torch.optim.SGD, or an optimizer of torch with capturable=True"
     scaler = step.scaler
     if scaler is not None and scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
         return f"the gradient scaler waits for the device before {name} steps: give {name}(..., fused=True)"

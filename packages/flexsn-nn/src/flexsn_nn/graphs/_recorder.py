@@ -1,4 +1,4 @@
-"""Recorders of graphs: the operations of a step, recorded once and repeated without Python."""
+"""Recorders of graphs: they record the operations of a step once and repeat them without Python."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 
 class GraphRecorder(Protocol):
-    """Recorder of graphs for a device."""
+    """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function as its graph will run; returns its result, and what a graph could not repeat, in words.
+        """Calls a function as its graph will run. Returns its result, and descriptions of what a graph cannot repeat.
 
         Args:
-            names: of modules, for the words.
+            names: names of modules, for the descriptions.
         """
 
     def record(self, function: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
-        """Records the operations of a function, and computes nothing.
+        """Records the operations of a function without executing them.
 
         Returns:
-            A function that repeats them, and the function's result, whose tensors every repetition overwrites.
+            A function that repeats the operations, and the result, whose tensors every repetition overwrites.
 
         Raises:
-            Exception: an error of the function or of the device. Nothing is recorded then.
+            Exception: an error of the function or of the device; nothing is recorded then.
         """
 
 
 class CudaRecorder:
-    """CUDA graphs, which share one pool of memory: replay one at a time.
+    """CUDA graphs that share one pool of memory: only one may replay at a time.
 
     Args:
-        device: on which all is computed.
-        generators: of random numbers, besides torch's own.
+        device: device of all computations.
+        generators: generators of random numbers, besides torch's own.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator] = ()) -> None:
@@ -57,7 +57,7 @@ class CudaRecorder:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """On the stream of all captures: autograd's node of a parameter belongs to the stream that it was made on."""
+        """Enters the stream of all captures: autograd's node of a parameter stays on the stream that it was made on."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -65,7 +65,7 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function on the stream of the captures, and notes each operation that waits for the device."""
+        """Calls a function on the stream of the captures, and records each operation that waits for the device."""
         notes: dict[str, None] = {}
         before = torch.cuda.get_sync_debug_mode()
         with self._on_stream(), warnings.catch_warnings():
@@ -76,7 +76,7 @@ class CudaRecorder:
             def note(message: Warning | str, *details: Any, **more: Any) -> None:
                 if _SYNCHRONIZES not in str(message):
                     others(message, *details, **more)
-                elif threading.get_ident() == thread:  # what other threads wait for is no part of the step
+                elif threading.get_ident() == thread:  # operations of other threads are not part of the step
                     notes[f"{line_of_call(names)} waits for the device"] = None
 
             warnings.showwarning = note
@@ -88,7 +88,7 @@ class CudaRecorder:
         return result, list(notes)
 
     def record(self, function: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
-        """Captures a function in a graph of the pool."""
+        """Captures a function in a graph that uses the pool."""
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
@@ -99,10 +99,10 @@ class CudaRecorder:
         drawing = [torch.cuda.default_generators[index], *self._generators]
         states = [generator.clone_state() for generator in drawing]
         collects = gc.isenabled()
-        gc.disable()  # a graph that is collected now would be destroyed in the capture
+        gc.disable()  # collecting an old graph during the capture would destroy it there
         try:
             with self._on_stream():
-                # Other threads may prepare batches meanwhile, with calls that a capture of this one must not make.
+                # Other threads may prepare batches in the meantime, with calls that this thread must not make.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     result = function()
@@ -112,7 +112,7 @@ class CudaRecorder:
                     raise
                 graph.capture_end()
         except BaseException:
-            # What a failed capture leaves: an allocator that waits for its end, and generators that count for it.
+            # A failed capture leaves an allocator that waits for the capture's end, and generators that count for it.
             end_allocation_to_pool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
             for generator, state in zip(drawing, states, strict=True):
@@ -126,17 +126,17 @@ class CudaRecorder:
         return graph.replay, result
 
 
-# How often a generator's state was replaced: graphs of before draw from one that is no generator's any more.
+# Number of generator states that were replaced. Older graphs draw from states that belong to no generator any more.
 _REPLACED = [0]
 
 
 def replaced_states() -> int:
-    """A number that changes when graphs of before must not be replayed."""
+    """Returns a number that changes when existing graphs must not be replayed any more."""
     return _REPLACED[0]
 
 
 def _draws(generator: torch.Generator) -> bool:
-    """True if a generator draws as usual; its stream stays at its place."""
+    """True if a generator draws numbers as usual; its position does not change."""
     try:
         before = generator.get_state()
         torch.rand(1, device=generator.device, generator=generator)
@@ -147,10 +147,10 @@ def _draws(generator: torch.Generator) -> bool:
 
 
 def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple[GraphRecorder | None, str]:
-    """Returns a recorder of a network's graphs, or `None` and the reason."""
+    """Returns a recorder for a network's graphs, or `None` and the reason."""
     devices = dict.fromkeys(tensor.device for tensor in (*net.parameters(), *net.buffers()))
     if not devices:
-        return None, "the network has no parameters, whose device would be the graph's"
+        return None, "the network has no parameters, which would determine the graph's device"
     on_gpu = [device for device in devices if device.type == "cuda"]
     if not on_gpu:
         return None, f"the network is on {next(iter(devices))}, where steps are plain calls"

@@ -1,4 +1,4 @@
-"""A training step as it is without a graph."""
+"""A training step without a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn.errors import ParameterError
 from flexsn_nn.functional import detach_net, reset_net, with_state
 from flexsn_nn.graphs._arguments import put_together, take_apart
 
-# What a call leaves on a neuron besides its states.
+# Results that a call stores on a neuron besides its states.
 _LOOKED_AT = ("state_seqs", "spike_counts")
 
 
@@ -23,7 +23,7 @@ class TrainingStep:
     """Forward, loss, backward, and the optimizer's step.
 
     Attributes:
-        net, loss, optimizer, scaler, carry, autocast, max_norm, before_update: as for `capture`.
+        net, loss, optimizer, scaler, carry, autocast, max_norm, before_update: arguments of `capture`.
     """
 
     net: nn.Module
@@ -36,18 +36,18 @@ class TrainingStep:
     before_update: Callable[[], object] | None
 
     def run(self, inputs: Any, others: Sequence[Any]) -> Any:
-        """The whole step; returns what the loss function returned, detached."""
+        """Runs the whole step; returns the result of the loss function, detached."""
         result = self.gradients(inputs, others)
         self.update()
         return result
 
     def gradients(self, inputs: Any, others: Sequence[Any], net: nn.Module | None = None) -> Any:
-        """Forward, loss and backward.
+        """Runs forward, loss and backward.
 
         Args:
-            inputs: of the network: a tensor, or a tuple of positional arguments.
+            inputs: input of the network: a tensor, or a tuple of positional arguments.
             others: further arguments of the loss function.
-            net: what runs instead of `net`.
+            net: module that runs instead of `net`.
         """
         if self.carry:
             detach_net(self.net)
@@ -61,7 +61,7 @@ class TrainingStep:
             found = self.loss(output, *others)
         value = _loss_of(found)
         (value if self.scaler is None else self.scaler.scale(value)).backward()
-        # Nothing of the step's graph outlives it: its nodes belong to the stream on which they were made.
+        # The graph of the step must end with it, because its nodes belong to the stream on which they were made.
         del output, value
         detach_net(self.net)
         if not self.carry:
@@ -70,7 +70,7 @@ class TrainingStep:
         return put_together(form, iter([tensor.detach() for tensor in tensors]))
 
     def update(self) -> None:
-        """Clipping and the optimizer's step; nothing without an optimizer."""
+        """Clips gradients and calls the optimizer's step; does nothing without an optimizer."""
         optimizer, scaler = self.optimizer, self.scaler
         if optimizer is None:
             return
@@ -88,7 +88,7 @@ class TrainingStep:
             scaler.update()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Parameters of the network, of the loss and of the optimizer."""
+        """Lists the parameters of the network, of the loss and of the optimizer."""
         return list(dict.fromkeys(self._parameters()))
 
     def _parameters(self) -> Iterator[nn.Parameter]:
@@ -107,20 +107,20 @@ class TrainingStep:
 
 
 def _loss_of(found: Any) -> Tensor:
-    """The loss among a loss function's results: the only one, or the first."""
+    """Finds the loss in the result of the loss function: the result itself, its first item, or its `"loss"`."""
     value = found[0] if isinstance(found, tuple | list) and found else found
     if isinstance(found, dict) and "loss" in found:
         value = found["loss"]
     if not isinstance(value, Tensor):
         raise ParameterError(
-            f"the loss function returned a {type(value).__name__}; wanted a tensor, a tuple whose first is the loss, "
+            f"the loss function returned a {type(value).__name__}; wanted a tensor, a tuple that begins with the loss, "
             "or a dict with the key 'loss'."
         )
     return value
 
 
 def _forget_states(net: nn.Module) -> None:
-    """Frees the states, and keeps counts and sequences, which may be looked at after the step."""
+    """Frees the states, but keeps counts and sequences, which the user may read after the step."""
     for _, module in with_state(net):
         own = module.__dict__
         kept: dict[str, Any] = {name: own[name] for name in _LOOKED_AT if name in own}

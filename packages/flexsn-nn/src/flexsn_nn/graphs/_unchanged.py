@@ -1,4 +1,4 @@
-"""Comparisons of many values and tensors in few passes, without a step of Python for each."""
+"""Comparisons of many values and tensors in few passes, without a Python operation for each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SameObjects:
     """Containers and the objects in them, compared by identity.
 
     Attributes:
-        sized: containers, compared by their length.
-        mappings, sequences: containers, compared by all of their values, in order; they are also in `sized`.
+        sized: containers whose lengths are compared.
+        mappings, sequences: containers whose values are compared in order; they are also in `sized`.
         parts: a mapping's `get`, and the keys whose values are compared.
-        cells: variables of functions.
+        cells: closure variables of functions.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class SameObjects:
         self._objects: list[Any] | None = None
 
     def remember(self) -> None:
-        """Compares with the present objects from now on."""
+        """Stores the present objects for later comparisons."""
         self._sizes = list(map(len, self.sized))
         try:
             self._objects = list(self._now())
-        except ValueError:  # a variable without a value
+        except ValueError:  # a variable has no value
             self._objects = None
 
     def same(self) -> bool:
-        """True if each object is the one of the last `remember`."""
+        """True if all objects are those of the last `remember`."""
         if self._objects is None or list(map(len, self.sized)) != self._sizes:
             return False
         try:
@@ -69,7 +69,7 @@ class SameTensors:
         self._facts = self._now()
 
     def same(self) -> bool:
-        """True if nothing has changed."""
+        """True if none of these properties has changed."""
         return self._facts == self._now()
 
     def _now(self) -> tuple[list[Any], ...]:
@@ -83,5 +83,5 @@ class SameTensors:
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:
-    """True for a tensor of a device that has memory and no class of its own."""
+    """True if a tensor is on this type of device, has memory, and is of no special class."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device

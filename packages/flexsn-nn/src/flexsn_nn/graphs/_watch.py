@@ -1,4 +1,4 @@
-"""Changes of a network, its loss and its optimizer since a moment: compared by identity, at each call."""
+"""Detection of changes to a network, its loss and its optimizer: objects are compared by identity in each call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.exact._layer import ExactForward
 from flexsn_nn.graphs._unchanged import SameObjects, SameTensors, is_plain
 
-# Results and caches of calls: no part of what a call computes.
+# Attributes that hold results and caches of calls, and do not influence a call.
 _RESULTS: dict[type, frozenset[str]] = {
     FlexSN: frozenset(
         (
@@ -57,45 +57,46 @@ _RESULTS: dict[type, frozenset[str]] = {
 # Packages whose objects and functions are compared by identity alone.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}
 _FOREIGN |= {"flexsn_runtime", "flexsn_hop"}
-# Of the standard library, and containers of a user's values.
+# Classes of the standard library that hold a user's values.
 _PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
-# Objects that look at a step, and are no part of it.
+# Packages of objects that observe a step and are no part of it.
 _LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
 _BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MOST_PLACES = 20_000
-# Of a container with more items, the length alone is compared: a data set, a vocabulary.
+# Containers with more items, such as a data set or a vocabulary, are compared by their length alone.
 _LONG = 10_000
 
 Facts = tuple[Any, ...]
 
 
 class WatchedAttributes(NamedTuple):
-    """A root of which some attributes are watched, and others are not."""
+    """A root of which only some attributes are watched."""
 
     owner: object
     names: tuple[str, ...]
 
 
 class StepWatch:
-    """Values of all that is reachable from some roots: attributes, parameters, containers, what functions close over.
+    """Values of everything that is reachable from some roots: attributes, parameters, containers, closure variables.
 
-    Numbers and strings are compared by value, other objects by identity, tensors by the memory that they have and by
-    `requires_grad`; tensors of other devices than the network's by their version, too: a graph holds their values.
+    Numbers and strings are compared by value, other objects by identity, tensors by their memory and by
+    `requires_grad`. Tensors on other devices than the network's are also compared by version, because a graph contains
+    their values.
 
     Args:
-        roots: objects by the name that messages have for them.
-        device: the network's.
+        roots: objects by their names in messages.
+        device: device of the network.
         ignoring: names of places that may change.
 
     Attributes:
-        too_many: more places than can be compared at each call; the rest is not watched.
+        too_many: True if there are more places than each call can compare; the rest is not watched.
     """
 
     def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
         self._device = device.type
         self.too_many = False
         self._ignoring = frozenset(ignoring)
-        self._seen: dict[int, object] = {}  # keeps them, so that no address is used again
+        self._seen: dict[int, object] = {}  # holds the objects, so that no address is used again
         self._empty: list[Any] = []
         self._empty_names: list[str] = []
         self._places: list[_WatchedPlace] = []
@@ -106,7 +107,7 @@ class StepWatch:
             name, value = waiting.pop()
             waiting += reversed(self._visit(name, value))
         self._facts = self._facts_now(self._tensors)
-        # At each call all is compared at once, and place by place only after a difference: equal numbers are one.
+        # Each call compares all at once; only after a difference is each place compared, where equal numbers are equal.
         self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
         self._others = [one for one in self._tensors if not is_plain(one, self._device)]
         self._facts_of_others = self._facts_now(self._others)
@@ -120,7 +121,7 @@ class StepWatch:
         return [_facts(tensor, self._device) for tensor in tensors]
 
     def holds(self) -> bool:
-        """True if nothing has changed."""
+        """True if no watched value has changed."""
         if not self._same_objects.same():
             if any(map(len, self._empty)) or not all(place.holds() for place in self._places):
                 return False
@@ -128,7 +129,7 @@ class StepWatch:
         return self._same_tensors.same() and self._facts_of_others == self._facts_now(self._others)
 
     def changes(self) -> list[str]:
-        """Names of the places that have changed."""
+        """Returns the names of the places that have changed."""
         found = [name for name, container in zip(self._empty_names, self._empty, strict=True) if container]
         for place in self._places:
             if not place.holds():
@@ -186,7 +187,7 @@ class StepWatch:
         return found
 
     def _watch_class(self, kind: type) -> list[tuple[str, object]]:
-        """Methods and values of a user's class."""
+        """Watches methods and values of a user's class."""
         if id(kind) in self._seen:
             return []
         self._seen[id(kind)] = kind
@@ -221,7 +222,7 @@ class StepWatch:
     def _watch_keys(
         self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]
     ) -> list[tuple[str, object]]:
-        """As `_watch_dict`, of some keys alone; others may come and go."""
+        """Watches some keys of a dict; other keys may come and go."""
         if not keys:
             return []
         self._places.append(_KeysPlace(describe, container, keys))
@@ -241,7 +242,7 @@ class StepWatch:
 
 
 class _WatchedPlace:
-    """Values of a dict, but for some keys."""
+    """Values of a dict, except those of some keys."""
 
     def __init__(
         self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], but: frozenset[str] | set[Any]
@@ -255,7 +256,7 @@ class _WatchedPlace:
         self._size = len(container)
 
     def add_to(self, same: SameObjects) -> None:
-        """Adds what is compared."""
+        """Adds the values to compare to `same`."""
         same.sized.append(self._container)
         if self._but:
             same.parts.append((self._container.get, self._keys))
@@ -263,7 +264,7 @@ class _WatchedPlace:
             same.mappings.append(self._container)
 
     def holds(self) -> bool:
-        """True if nothing has changed."""
+        """True if no value has changed."""
         container = self._container
         if not self._but:
             alike = len(container) == len(self._values) and all(map(is_, container.values(), self._values))
@@ -276,7 +277,7 @@ class _WatchedPlace:
         return not found
 
     def changes(self) -> list[str]:
-        """Keys whose values differ; those that are equal numbers are taken for the new ones."""
+        """Returns the keys whose values differ; equal numbers replace the stored ones."""
         container = self._container
         keys = tuple(key for key in container if key not in self._but)
         if keys != self._keys:
@@ -318,7 +319,7 @@ class _ListPlace(_WatchedPlace):
 
 
 class _LengthPlace(_WatchedPlace):
-    """The length of a container."""
+    """Length of a container."""
 
     def __init__(self, name: str, container: Sized) -> None:
         self._name = name
@@ -336,7 +337,7 @@ class _LengthPlace(_WatchedPlace):
 
 
 class _CellPlace(_WatchedPlace):
-    """A variable that a function closes over."""
+    """Closure variable of a function."""
 
     def __init__(self, name: str, cell: types.CellType) -> None:
         self._name = name
@@ -376,10 +377,10 @@ class _KeysPlace(_WatchedPlace):
 
 
 def _facts(tensor: Tensor, device: str) -> Facts:
-    """Memory and role of a tensor."""
+    """Returns the memory, the layout and the role of a tensor."""
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # a subclass or a fake one, without memory
+    except RuntimeError:  # a subclass or a fake tensor, which has no memory
         address = id(tensor)
     version = -1 if tensor.device.type == device else tensor._version
     return (
@@ -410,13 +411,13 @@ def _alike(now: object, before: object) -> bool:
 def _contents(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:  # the variable is not assigned yet
         return None
 
 
 @functools.lru_cache(1024)
 def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Global names of a function and of the functions defined inside of it."""
+    """Returns the names of global variables that a function and the functions inside of it read."""
     loads = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     found = dict.fromkeys(str(step.argval) for step in loads)
     for constant in code.co_consts:
@@ -426,7 +427,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _is_foreign(thing: Any) -> bool:
-    """True of classes and functions of libraries, whose insides are theirs."""
+    """True for classes and functions of libraries, which are not searched."""
     module = getattr(thing, "__module__", None) or ""
     return module.partition(".")[0] in _FOREIGN and module != "__main__"
 
@@ -444,5 +445,5 @@ def _attribute(name: str, key: Any) -> str:
 
 
 def readable(name: str) -> str:
-    """`net.layer.tau`, without the dictionaries of modules."""
+    """Shortens a name to the form `net.layer.tau`, without the dictionaries of modules."""
     return re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)

@@ -15,21 +15,21 @@ Connect = Callable[[Tensor, Tensor], Tensor]
 
 
 class SEWBlock(nn.Module):
-    """`out = g(A(x), x)`: spikes of a branch, connected with the spikes that came in, element by element.
+    """`out = g(A(x), x)`: combines the spikes of a branch with the incoming spikes, element by element.
 
-    `A` is twice a 3x3 convolution, batch norm and a neuron. `g(a, x)` is `a + x` ("add"), `a x` ("and") or
-    `(1 - a) x` ("iand"); with `stride` or another number of channels, `x` is first a 1x1 convolution, batch norm and a
-    neuron of itself. Identities stay identities however deep the network is.
+    The branch `A` is a 3x3 convolution, batch norm and a neuron, twice. `g(a, x)` is `a + x` ("add"), `a x` ("and") or
+    `(1 - a) x` ("iand"). With `stride` or a different number of channels, `x` first passes through its own 1x1
+    convolution, batch norm and neuron. The identity path of a network stays an identity at any depth.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
-        neuron: makes a neuron, `lambda: LIF(surrogate_function=ATan())` say.
-        stride: of the first convolution.
+        neuron: function that makes a neuron, for example `lambda: LIF(surrogate_function=ATan())`.
+        stride: stride of the first convolution.
         connect: `"add"`, `"and"` or `"iand"`.
 
     Raises:
-        UnknownNameError: another way to connect.
-        ParameterError: `neuron` does not make neurons, or sizes below 1.
+        UnknownNameError: unknown `connect`.
+        ParameterError: `neuron` does not make neurons, or a size is below 1.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
     """
@@ -70,15 +70,16 @@ class SEWBlock(nn.Module):
 
 
 class MSBlock(nn.Module):
-    """`out = A(x) + x`: membrane potentials, not spikes, go past the branch.
+    """`out = A(x) + x`: membrane potentials, not spikes, bypass the branch.
 
-    `A` is twice a neuron, a 3x3 convolution and batch norm; with `stride` or another number of channels, `x` is first
-    a 1x1 convolution and batch norm of itself. All convolutions of the branch see spikes only.
+    The branch `A` is a neuron, a 3x3 convolution and batch norm, twice. With `stride` or a different number of
+    channels, `x` first passes through its own 1x1 convolution and batch norm. All convolutions of the branch read
+    spikes only.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
-        neuron: makes a neuron.
-        stride: of the first convolution.
+        neuron: function that makes a neuron.
+        stride: stride of the first convolution.
 
     Source: Hu et al., "Advancing spiking neural networks toward deep residual learning", TNNLS 2024 (MS-ResNet).
     """
@@ -107,15 +108,15 @@ def _check_sizes(in_channels: int, out_channels: int, stride: int) -> None:
 
 
 def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
-    """Neurons of a block, each of its own.
+    """Makes the neurons of a block.
 
     Raises:
-        ParameterError: `neuron` makes none, or one for all.
+        ParameterError: `neuron` makes no modules, or returns one instance twice.
     """
     if isinstance(neuron, nn.Module) or not callable(neuron):
         found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
         raise ParameterError(
-            f"neuron is {found}; the block needs several neurons: give what makes one, LIF or lambda: LIF(tau=2.0)."
+            f"neuron is {found}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
         )
     made = [neuron() for _ in range(count)]
     for module in made:

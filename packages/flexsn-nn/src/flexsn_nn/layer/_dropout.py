@@ -14,12 +14,12 @@ from flexsn_nn.noise._numbers import Numbers, draw_all
 class SharedDropout(Stateful):
     """Drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
 
-    The mask is drawn at the first call in training mode, with the numbers of `flexsn_nn.random`, and kept until
-    `reset()`. In evaluation mode nothing is dropped.
+    The mask is drawn in the first call in training mode, from the numbers of `flexsn_nn.random`, and kept until
+    `reset()`. In evaluation mode, no element is dropped.
 
     Args:
-        p: the probability of an element to be dropped, in `[0, 1)`.
-        channels: whether whole channels are dropped, of steps `[B, C, ...]`.
+        p: probability that an element is dropped, in `[0, 1)`.
+        channels: True: drop whole channels, of steps `[B, C, ...]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
     Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.
@@ -38,8 +38,8 @@ class SharedDropout(Stateful):
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: a mask of another shape.
-            InputDtypeError: an integer or boolean input, in training.
+            StateError: the mask has another shape.
+            InputDtypeError: the input is integer or boolean, in training.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:
@@ -60,16 +60,16 @@ class SharedDropout(Stateful):
         return x * mask.to(x.dtype)
 
     def _draw(self, step: Tensor) -> Tensor:
-        """A mask, by `flexsn_nn.random`'s numbers."""
+        """Draws a mask from the numbers of `flexsn_nn.random`."""
         shape = [*step.shape[:2], *[1] * (step.dim() - 2)] if self.channels else list(step.shape)
         number = draw_all(self._numbers, shape, None, step.device, bits=24)
         return torch.ones_like(step) * (number >= self.p).to(step.dtype) / (1 - self.p)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """No states, in evaluation.
+        """Returns no states, in evaluation.
 
         Raises:
-            StateError: in training, where the first call draws a mask.
+            StateError: in training, since only the first call draws the mask.
         """
         if self.training:
             raise StateError("SharedDropout draws its mask in the first call in training: call eval() first.")

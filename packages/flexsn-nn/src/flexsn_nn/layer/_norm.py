@@ -1,4 +1,4 @@
-"""Batch normalisation that fits the input to the threshold after it."""
+"""Batch normalisation that scales the input to the threshold of the next neuron."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flexsn_nn.errors import ParameterError
 
 
 class _ThresholdDependent(OverTime):
-    """`y = weight (x - mean) / sqrt(var + eps) + bias`, statistics over steps and batch; `weight` starts at
+    """`y = weight (x - mean) / sqrt(var + eps) + bias`, with statistics over steps and batch; `weight` starts at
     `alpha v_threshold`.
 
     Args:
-        num_features: channels.
+        num_features: number of channels.
         alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
-        v_threshold: of the neuron after it.
+        v_threshold: threshold of the next neuron.
         options: `eps`, `momentum`, `track_running_stats`, as in PyTorch's batch norm.
     """
 
@@ -29,7 +29,7 @@ class _ThresholdDependent(OverTime):
         check_number("v_threshold", v_threshold, above=0)
         norm = self.kind(num_features, **options)
         if norm.weight is None:
-            raise ParameterError("affine=False leaves no weight, which is what starts at alpha v_threshold.")
+            raise ParameterError("affine=False leaves no weight, which would start at alpha v_threshold.")
         super().__init__(norm)
         nn.init.constant_(norm.weight, alpha * v_threshold)
 
@@ -43,13 +43,13 @@ class ThresholdDependentBatchNorm1d(_ThresholdDependent):
 class ThresholdDependentBatchNorm2d(_ThresholdDependent):
     """tdBN of `[T, B, C, H, W]`: batch norm over steps and batch whose `weight` starts at `alpha v_threshold`.
 
-    The output has the size of the threshold, whatever the input: neither all neurons fire at first, nor none. It is
-    an `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
+    Its output is about as large as the threshold for any input: at first, some neurons fire, but not all. It is an
+    `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
 
     Args:
-        num_features: channels.
+        num_features: number of channels.
         alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
-        v_threshold: of the neuron after it, above 0.
+        v_threshold: threshold of the next neuron, above 0.
         options: `eps`, `momentum`, `track_running_stats`, as in `nn.BatchNorm2d`.
 
     Source: Zheng et al., "Going deeper with directly-trained larger spiking neural networks", AAAI 2021.

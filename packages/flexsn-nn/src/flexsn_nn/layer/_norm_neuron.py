@@ -18,24 +18,24 @@ from flexsn_nn.flexsn._options import StepChanges
 class NormNeuron(Leaf):
     """`neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
 
-    The normalised sequence is neither written nor kept for the backward. The backward reads `x` and the values that the
-    neuron keeps. The step computes
+    The normalised sequence is neither written nor stored for the backward. The backward reads `x` and the values that
+    the neuron stores. The step computes
 
         h = (x - mean) scale + shift        in the step; scale = weight / sqrt(var + eps), shift = bias
         s, v = neuron(h, v)
 
-    Statistics, running statistics and gradients are those of `OverTime(norm)`, over all steps and the batch. With the
-    same statistics, outputs in float32 are equal, to the bit, to those of the neuron on `(x - mean) scale + shift`
-    computed beforehand. PyTorch's norms differ from this formula in the last bits, and from device to device.
-    Without compiled kernels, the norm itself runs, and then the neuron.
+    Statistics, running statistics and gradients are those of `OverTime(norm)`, over all steps and the batch. For equal
+    statistics, outputs in float32 equal, to the bit, those of the neuron on `(x - mean) scale + shift` computed
+    beforehand. PyTorch's norms differ from this formula in the last bits, and from device to device. Without compiled
+    kernels, the norm itself runs, and then the neuron.
 
     Args:
         norm: `nn.BatchNorm1d` to `3d` or `nn.SyncBatchNorm`; or an `OverTime` that holds one of these alone, such as
-            `ThresholdDependentBatchNorm2d`. In evaluation mode, it reads its running statistics, as always.
+            `ThresholdDependentBatchNorm2d`. In evaluation mode, it uses its running statistics, as usual.
         neuron: any `FlexSN`. Its first input is normalised in its step, so its hooks receive `x`.
 
     Raises:
-        ParameterError: another norm, or a neuron that is no `FlexSN`.
+        ParameterError: the norm is another one, or `neuron` is no `FlexSN`.
 
     Example:
         >>> import torch
@@ -63,8 +63,8 @@ class NormNeuron(Leaf):
         Args:
             x: the tensor to normalise, for example the output of a convolution.
             others: further inputs of the neuron.
-            options: `lengths`, `resets`, `transforms`, as for the neuron. The statistics include all steps, padding,
-                too.
+            options: `lengths`, `resets`, `transforms`, as for the neuron. The statistics include all steps, also those
+                of padding.
 
         Raises:
             InputShapeError: the norm does not accept the shape.
@@ -79,11 +79,11 @@ class NormNeuron(Leaf):
         states: Sequence[Tensor] | None = None,
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
-        """`FlexSN.step` of the neuron, which keeps no states. The norm keeps its running statistics."""
+        """Runs `FlexSN.step` of the neuron, which stores no states. The norm updates its running statistics."""
         return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
-        """`FlexSN.explain` of the neuron with the norm in its step. Running statistics stay as they are."""
+        """Returns `FlexSN.explain` of the neuron with the norm in its step; does not change running statistics."""
         return self.neuron.explain(x, *others, affine=self._normalisation())
 
     def _normalisation(self) -> Normalisation:
@@ -94,7 +94,7 @@ class NormNeuron(Leaf):
 
 
 def norm_of(module: nn.Module) -> BatchNorm | None:
-    """The batch norm that a layer is, or the one that an `OverTime` holds alone; `None`: neither."""
+    """Returns a layer that is a batch norm, or the only layer of an `OverTime` if that is one; otherwise `None`."""
     if isinstance(module, OverTime) and len(module) == 1:
         module = module[0]
     return module if is_batch_norm(module) else None

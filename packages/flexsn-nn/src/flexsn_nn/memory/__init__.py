@@ -1,4 +1,4 @@
-"""Memory of a network between forward and backward."""
+"""Memory that a network uses between forward and backward."""
 
 from __future__ import annotations
 

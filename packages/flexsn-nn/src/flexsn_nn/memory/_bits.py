@@ -1,4 +1,4 @@
-"""Small whole numbers in few bits."""
+"""Storage of small whole numbers in few bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BITS = 8
 
 
 def bits_for(low: int, high: int) -> int | None:
-    """How many bits a number from `low` to `high` takes, of 1, 2, 4 and 8; `None`: more."""
+    """Number of bits of a number from `low` to `high`: 1, 2, 4 or 8; `None`: more than 8."""
     return next((bits for bits in (1, 2, 4, 8) if high - low < 1 << bits), None)
 
 
@@ -22,11 +22,11 @@ class Bits:
     """Numbers of a dense tensor, in the order of its memory.
 
     Attributes:
-        packed: uint8, `8 / bits` numbers in each.
-        low: what is added to them.
-        bits: of each.
-        count: how many numbers there are.
-        row: count of numbers in each row of `packed`, which has two dimensions then; the rest of a row is padding.
+        packed: uint8, with `8 / bits` numbers in each element.
+        low: offset that is added to the stored numbers.
+        bits: number of bits of each number.
+        count: number of numbers.
+        row: numbers in each row of `packed`, if `packed` has two dimensions; the rest of a row is padding.
     """
 
     packed: Tensor
@@ -37,17 +37,17 @@ class Bits:
 
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
-        """Packs a tensor without holes, of one dimension, whose elements are whole numbers from `low` on."""
+        """Packs a one-dimensional tensor without gaps, whose elements are whole numbers from `low` on."""
         count = len(flat)
         written = pack_numbers(flat, bits, low) if bits < MOST_BITS else None
         if written is not None:
             return cls(written, low, bits, count)
         if flat.dtype.itemsize == 1:
-            flat = flat.to(torch.bfloat16)  # float8, which has no arithmetic
+            flat = flat.to(torch.bfloat16)  # float8 has no arithmetic
         numbers = flat - low if low else flat
         if bits == MOST_BITS:
             return cls(numbers.to(torch.uint8), low, bits, count)
-        # As a product with powers of two, the tensor is read once. No byte is above 255, which bfloat16 has exactly.
+        # A product with powers of two reads the tensor only once. bfloat16 holds its results exactly: at most 255.
         row = _BYTES * 8 // bits
         weights = _kept("weights", bits, 0, flat.dtype, flat.device)
         rest = count % row
@@ -65,7 +65,7 @@ class Bits:
             return bytewise.add_(self.low) if self.low else bytewise
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
-            # All numbers of a byte at once, from a table of each byte's numbers.
+            # A table of each byte's numbers gives all numbers of a byte at once.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():
@@ -75,16 +75,16 @@ class Bits:
         return numbers.view(self.packed.shape[0], -1)[:, : self.row].contiguous().view(-1)
 
 
-# Bytes that one row of the product packs.
+# Number of bytes that one row of the product packs.
 _BYTES = 16
-# By their bytes.
+# Integer dtypes by their size in bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _tables: dict[tuple[object, ...], Tensor] = {}
 
 
 def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table, made once; but not while a CUDA graph is captured, or by a mode that computes nothing."""
+    """Returns a table that is made once. Tables made in a CUDA graph's capture, or without values, are not stored."""
     key = what, bits, low, dtype, device
     table = _tables.get(key)
     if table is None:
@@ -97,13 +97,13 @@ def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.devi
 
 
 def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[numbers of a row, bytes of a row]`: what each number counts in its byte."""
+    """`[numbers of a row, bytes of a row]`: the weight of each number in its byte."""
     powers = (1 << torch.arange(0, 8, bits, device=device)).to(dtype)
     return torch.kron(torch.eye(_BYTES, dtype=dtype, device=device), powers.unsqueeze(1))
 
 
 def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[256, words]`: for each byte, its numbers, as they lie in memory, in the widest words that they fill."""
+    """`[256, words]`: the numbers of each byte, as they lie in memory, in the widest integers that they fill."""
     shifts = torch.arange(0, 8, bits, device=device)
     numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
     return numbers.view(_WORDS[min(numbers.shape[1] * dtype.itemsize, 8)])

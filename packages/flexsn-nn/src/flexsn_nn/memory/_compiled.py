@@ -1,4 +1,4 @@
-"""Spikes kept as bits by the graphs of `torch.compile`."""
+"""Storage of spikes as bits in the graphs of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Compiler = Callable[..., Any]
 
 
 class PackingBackend:
-    """A backend of `torch.compile` whose graphs keep spikes for their backward as bits: 1/32 of float32.
+    """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
 
-    Linear layers and convolutions that read a neuron's output keep its bits, and unpack them in the backward. That
-    these are zeros and ones is derived from the neuron's step in the graph; between the two there may be views and
-    copies. All else is kept as before: `layers` counts what was found.
+    Linear layers and convolutions that read a neuron's output store its bits, and unpack them in the backward. The
+    neuron's step in the graph shows that the output consists of zeros and ones; views and copies may come between the
+    neuron and the layer. Everything else is stored as before. `layers` counts the layers that store bits.
 
     Args:
-        backend: what compiles the graph then: a name, or a function of a graph and examples of its inputs.
+        backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs.
 
     Attributes:
-        layers: in the graphs compiled so far, layers that keep bits.
+        layers: number of layers that store bits, in the graphs compiled so far.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 5))
@@ -46,7 +46,7 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Lets the layers of a Dynamo graph that read spikes keep bits of them, in place; returns their number."""
+    """Makes the layers of a Dynamo graph that read spikes store bits, in place; returns their number."""
     found = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
@@ -90,12 +90,12 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value has the elements of an output of a scan that is zeros and ones."""
+    """True if a value has the elements of a scan's output that consists of zeros and ones."""
     dtype = _unwritten(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
         if _unwritten(value) is not dtype:
-            return False  # also for a view as another dtype
+            return False  # this excludes views as another dtype, too
     if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
         return False
     scan, index = value.args
@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """The dtype of a tensor that nothing in the graph writes to; `None`: something does, or that is unknown."""
+    """Returns the dtype of a tensor that the graph never writes to; `None`: it may, or the tensor is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Finds the result of a graph at `path`; of nested results, the first."""
+    """Returns the result of a graph at `path`; for nested results, the first one."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value
@@ -130,7 +130,7 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 
 
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value of a step is 0 or 1: what a comparison gives, converted, also within an `autograd.Function`."""
+    """True if a value of a step is 0 or 1: the result of a comparison, converted, also in an `autograd.Function`."""
     while isinstance(value, fx.Node):
         if example(value) is not None and is_written(value):
             return False
@@ -184,16 +184,16 @@ _LAYERS: dict[Any, Callable[[fx.Node], Given | None]] = {
 
 
 def linear_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `nn.functional.linear`, of zeros and ones, of which bits are kept."""
+    """Computes `nn.functional.linear` of zeros and ones, and stores their bits."""
     result: Tensor = _Linear.apply(x, weight, bias)
     return result
 
 
 def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
-    """As `torch.conv2d`, in 1 to 3 dimensions, of zeros and ones, of which bits are kept.
+    """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits.
 
     Args:
-        how: stride, padding and dilation, a list each; groups.
+        how: stride, padding and dilation, each a list; then groups.
     """
     result: Tensor = _Convolution.apply(x, weight, bias, *how)
     return result
@@ -256,14 +256,14 @@ class _Convolution(torch.autograd.Function):
 
 
 def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Notes what the backward reads: bits of the input, in the order of its memory."""
+    """Saves the input's bits, in the order of its memory, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
     ctx.order = _order(x)
     ctx.save_for_backward(_packed(x, ctx.order), weight)
 
 
 def _order(x: Tensor) -> list[int]:
-    """The dimensions, the outermost in memory first: a channels-last input is read one element after the other."""
+    """Returns the dimensions from the outermost in memory to the innermost: a channels-last input is read in order."""
     dims = list(range(x.dim()))
     last = [0, *dims[2:], 1]
     if x.dim() in (4, 5) and not x.is_contiguous() and x.permute(last).is_contiguous():

@@ -1,4 +1,4 @@
-"""Spikes kept as bits for the backward."""
+"""Storage of spikes as bits for the backward."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_nn.memory._ranges import LAYERS, Unknown, WholeRange, bits_of, mark, range_of
+from flexsn_runtime import saving_hooks
 
-# Below, there is nothing to gain.
+# Smaller tensors are not worth packing.
 _FEWEST_BYTES = 256
-# Entries of freed memory are removed at this number of entries, then at twice the number of those that remained.
+# Entries of freed memory are removed at this number of entries, and again whenever the number has doubled.
 _MOST_KNOWN = 64
 
 
 class KeptWhole(NamedTuple):
-    """Something made of spikes that was kept as it is.
+    """A tensor that was computed from spikes and not packed.
 
     Attributes:
-        shape, dtype: the tensor's.
-        reason: why.
+        shape, dtype: shape and dtype of the tensor.
+        reason: reason why it was not packed.
     """
 
     shape: tuple[int, ...]
@@ -42,29 +43,29 @@ class KeptWhole(NamedTuple):
 
 
 class PackedSpikes:
-    """Inside of the `with` block, spikes are kept for the backward as bits: 1/32 of float32, 1/16 of bfloat16.
+    """Stores spikes for the backward as bits, inside of a `with` block: 1/32 of float32, 1/16 of bfloat16.
 
-    For the gradient of its weights, a layer keeps its input: after neurons, spikes. They are packed when autograd keeps
-    them, and unpacked when the backward reads them, wherever that runs; results do not change. What is packed is
-    derived from the graph, without a look at values: outputs of neurons that have a `spike_range`, and what is made of
-    these by views, copies, max pooling, concatenation, additions and products among them. Sums, as in SEW blocks, take
-    2, 4 or 8 bits for a number. What fits neither is kept whole, and listed in `kept_whole`.
+    For the gradient of its weights, a layer stores its input, which consists of spikes after a neuron. Spikes are
+    packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the block; results
+    do not change. Tensors are chosen by their graph, without reading values: outputs of neurons with a `spike_range`,
+    and results of views, copies, max pooling, concatenation, additions and products of them. Sums, as in SEW blocks,
+    take 2, 4 or 8 bits for a number. Tensors whose numbers need more are stored whole, and listed in `kept_whole`.
 
-    Compiled kernels write the bits of zeros and ones themselves, with the spikes, and these are not read again to be
-    packed. That holds for layers that read a neuron's output, or all of it in another shape; where a core's output is
-    not known to be 0 or 1 from its operations, `explain()` of the neuron says so, and it is packed afterwards.
+    Compiled kernels write the bits of zeros and ones themselves, together with the spikes, which then need not be read
+    again. Layers use these bits if they read a neuron's output, or all of it in another shape. If a core's operations
+    do not show that its output is 0 or 1, the neuron's `explain()` reports it, and the output is packed afterwards.
 
-    Compiled graphs keep what they keep; neurons between them are seen, and those inside are not.
+    Compiled graphs are not changed: neurons between them are packed, neurons inside of them are not.
 
     Args:
-        net: a network; the neurons in it are looked at.
-        by_kernels: whether kernels may write bits. `False`: all is packed afterwards, to compare.
+        net: network whose neurons are included.
+        by_kernels: True: kernels may write bits. False: all spikes are packed afterwards, for comparison.
 
     Attributes:
-        bytes_whole: of what was packed, as it was.
-        bytes_packed: what is kept instead.
-        bytes_by_kernels: of these, what compiled kernels wrote themselves.
-        kept_whole: made of spikes, and not packed.
+        bytes_whole: size of the packed tensors before packing.
+        bytes_packed: size of their bits.
+        bytes_by_kernels: part of `bytes_packed` that compiled kernels wrote themselves.
+        kept_whole: tensors that were computed from spikes and not packed.
 
     Raises:
         ParameterError: no neuron of `net` has a `spike_range`.
@@ -89,22 +90,23 @@ class PackedSpikes:
         self._neurons = [module for module in net.modules() if getattr(module, "spike_range", None) is not None]
         if not self._neurons:
             raise ParameterError(
-                f"no neuron of {type(net).__name__} is known to give whole numbers: set neuron.spike_range = (0, 1) of "
-                "those that do."
+                f"no neuron of {type(net).__name__} is known to return whole numbers: set neuron.spike_range = (0, 1) "
+                "on neurons that do."
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        # By the memory that was packed: weak references to it and to its bits.
+        # By memory that was packed: weak references to that memory and to its bits.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
         self._most_known = _MOST_KNOWN
 
     def __enter__(self) -> Self:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
-        # Before other hooks, which may return something else.
+        # The hooks come before others, which may return something else.
         self._hooks = [neuron.register_forward_hook(_mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
-        self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        hooks = saving_hooks(self._packed, _unpack, _FEWEST_BYTES, LAYERS)
+        self._saving = torch.autograd.graph.saved_tensors_hooks(*(hooks or (self._pack, _unpack)))
         self._saving.__enter__()
         return self
 
@@ -129,7 +131,7 @@ class PackedSpikes:
         return "\n".join(lines)
 
     def _ask_for_bits(self, more: int) -> None:
-        """Lets the neurons' kernels write bits, or no more; there may be other contexts around them."""
+        """Makes the neurons' kernels write bits, or stops them; other contexts around this one may do so, too."""
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.asked += more
@@ -138,7 +140,7 @@ class PackedSpikes:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
     def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most of what is saved is no node's output: parameters, statistics, what kernels keep.
+        # Most saved tensors are no output of a node: parameters, statistics, residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None
@@ -152,7 +154,7 @@ class PackedSpikes:
             self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
             return None
         if not _is_dense(tensor.shape, tensor.stride()):
-            self._keep_whole(tensor, "it has holes in memory, or elements more than once")
+            self._keep_whole(tensor, "it has gaps in memory, or repeated elements")
             return None
         return _Packed(self._bits(tensor, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
 
@@ -160,7 +162,7 @@ class PackedSpikes:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
     def _bits(self, tensor: Tensor, found: WholeRange, bits: int) -> Bits:
-        """The bits of a tensor without holes, once for all layers that read the same memory."""
+        """Packs a tensor without gaps, once for all layers that read its memory; returns the bits."""
         memory = tensor.untyped_storage()
         storage, count = StorageWeakRef(memory), tensor.numel()
         key = (storage.cdata, tensor.storage_offset(), count, tensor.element_size(), tensor._version, *found)
@@ -186,7 +188,7 @@ class PackedSpikes:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Bits that autograd keeps instead of a tensor."""
+    """Bits that autograd stores instead of a tensor."""
 
     bits: Bits
     shape: torch.Size
@@ -196,11 +198,11 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A tensor that autograd keeps as it is.
+    """A tensor that autograd stores unchanged.
 
     Attributes:
-        version: the tensor's when it was saved, which autograd does not compare where there are hooks; `None` of an
-            inference tensor, which has none.
+        version: version of the tensor when it was saved, since autograd does not compare versions of tensors with
+            hooks; `None` for an inference tensor, which has no version.
     """
 
     tensor: Tensor
@@ -220,12 +222,12 @@ def _unpack(kept: _Whole | _Packed) -> Tensor:
 
 
 def _mark(neuron: Any, inputs: Any, output: Any) -> None:
-    """A forward hook: the (first) output consists of whole numbers."""
+    """Forward hook that marks the (first) output as whole numbers."""
     if torch.compiler.is_compiling():
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
     bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    found = neuron.spike_range if bits is None else (0, 1)  # which are all that kernels write bits of
+    found = neuron.spike_range if bits is None else (0, 1)  # kernels write bits of no other range
     if found is not None:
         low, high = found
         mark(first, low, high, bits)
@@ -233,7 +235,7 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
 
 @lru_cache(maxsize=1024)
 def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """True if elements fill a part of memory, each once."""
+    """True if the elements fill a part of memory without gaps, each element once."""
     unit = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != unit:

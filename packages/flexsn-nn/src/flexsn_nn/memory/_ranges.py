@@ -1,4 +1,4 @@
-"""Ranges of the whole numbers that tensors consist of, derived from the operations that made them out of spikes."""
+"""Ranges of whole numbers in tensors, derived from the operations that compute the tensors from spikes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class WholeRange(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Anything.
+    """Any numbers.
 
     Attributes:
-        reason: what made it out of spikes; empty: it is not made of spikes alone.
+        reason: the operation that made these numbers from spikes; empty: they do not come from spikes alone.
     """
 
     reason: str = ""
@@ -36,7 +36,7 @@ _OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
-    """At the node that made an output: what the output consists of, and when."""
+    """Record at the node of an output: the output's range, its version at that time, and its bits."""
 
     range: WholeRange
     version: int
@@ -45,12 +45,12 @@ class _Mark(NamedTuple):
 
 
 def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> None:
-    """Notes that a tensor that requires grad consists of whole numbers from `low` to `high`.
+    """Records that a tensor that requires grad consists of whole numbers from `low` to `high`.
 
     Args:
         spikes: `[T, *step]`.
-        bits: of its memory, which is dense, uint8 `[T, bytes]`, as kernels write them; `None`: there are none, or those
-            that were noted before.
+        bits: bits of its dense memory, uint8 `[T, bytes]`, as kernels write them; `None`: no bits, or the bits that
+            were recorded before.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -63,7 +63,10 @@ def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> Non
 
 
 def bits_of(tensor: Tensor) -> Tensor | None:
-    """The bits of the memory that a tensor with a `range_of` is a view of all of, if a kernel wrote some."""
+    """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if there are none.
+
+    The tensor must be a view of all of that memory.
+    """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
     while node is not None:
@@ -77,10 +80,10 @@ def bits_of(tensor: Tensor) -> Tensor | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Finds the whole numbers that a tensor consists of, from its graph, at the price of a few dictionary entries.
+    """Derives the range of a tensor's whole numbers from its graph, which costs a few dictionary lookups.
 
-    What was changed in place by operations that the graph has is followed. What was changed under `torch.no_grad` is
-    seen where it is a neuron's output, or a view of it.
+    Changes in place that are part of the graph are followed. Changes under `torch.no_grad` are detected in a neuron's
+    output and in views of it.
     """
     node: Any = tensor.grad_fn
     if node is None:
@@ -89,14 +92,14 @@ def range_of(tensor: Tensor) -> WholeRange | Unknown:
 
 
 class Scaled(NamedTuple):
-    """Whole numbers from `low` to `high`, times `scale` and rounded."""
+    """Whole numbers from `low` to `high`, multiplied by `scale` and rounded."""
 
     range: WholeRange
     scale: float
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """As `range_of`, also after one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
+    """Finds the range as `range_of` does, also after one scaling: by dropout, pooling of 2, 4, 8, … or a number."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
     while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
@@ -117,11 +120,11 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """The scale that an operation gives its first argument, float32, and how many of its numbers it adds up."""
+    """Returns the float32 scale that an operation applies to its first argument, and how many numbers it sums."""
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         left = 1.0 - node._saved_p
-        # The kernel on a GPU computes it in float32.
+        # The kernel on a GPU computes the scale in float32.
         return (_float32(1.0 / _float32(left)) if device == "cuda" else _float32(1.0 / left)), 1
     if kind in ("Mul", "Div"):
         other = node._saved_other
@@ -143,7 +146,7 @@ _POWERS = frozenset(2.0**i for i in range(16))
 
 
 def _float32(number: float) -> float:
-    """The nearest float32; 0 where there is none that is finite."""
+    """Returns the nearest float32; 0 if no finite one exists."""
     try:
         found: float = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -151,7 +154,7 @@ def _float32(number: float) -> float:
     return found
 
 
-# By the operation's node: views of its input, and what has the values of its input in other places.
+# Names of operations: views of their input, and operations that move the values of their input.
 _VIEWS = frozenset(
     {
         "View",
@@ -203,25 +206,25 @@ _SAME = _VIEWS | {
     "ChannelShuffle",
     "Relu",
 }
-# Operations whose results have one tensor's values, and no others.
+# Operations whose results contain the values of one tensor, and no other values.
 _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
 # Operations of layers with weights: their results are no spikes, and no reason is noted for them.
-_LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
+LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
 def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
     """Finds the range of one output of a node.
 
     Args:
-        version: of the tensor, while it is a view of the output; `None`: it is a copy.
-        left: how many more nodes may be looked at.
+        version: version of the tensor, as long as it is a view of the output; `None`: it is a copy.
+        left: number of nodes that may still be visited.
     """
     while True:
         kind = _kind(node.name())
-        if kind in _LAYERS:
+        if kind in LAYERS:
             return _OTHER
         metadata = node.metadata
         marks = metadata.get(_KEY)
@@ -229,7 +232,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
             return _marked(marks[output], version) if output in marks else _OTHER
         left[0] -= 1
         if left[0] < 0:
-            return Unknown("so many operations that they were not followed")
+            return Unknown("more operations than are followed")
         if kind not in _FOLLOWED:
             return _of_others(kind, node, left) if kind[:1].isupper() else _OTHER
         sources = node.next_functions
@@ -239,7 +242,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
         node, output = sources[0]
         if node is None:
             return _OTHER
-    if kind in _SEVERAL:  # as sums of sums are looked up again and again
+    if kind in _SEVERAL:  # stored, because nested sums are looked up repeatedly
         known: WholeRange | Unknown | None = metadata.get(_FOUND)
         if known is not None:
             return known
@@ -259,14 +262,14 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Result of an operation that is not followed: the reason, if the ranges of all its inputs are known."""
+    """Returns the name of an untraced operation if the ranges of all its inputs are known, as the reason."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str:
-    """Name of the operation of a node, from the node's name."""
+    """Returns the name of a node's operation, from the node's name."""
     return name.rstrip("0123456789").removesuffix("Backward")
 
 

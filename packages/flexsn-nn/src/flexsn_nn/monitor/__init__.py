@@ -1,4 +1,4 @@
-"""Monitors: what the neurons and synapses of a network do while it runs, recorded by forward hooks."""
+"""Monitors: forward hooks that record the activity of a network's neurons and synapses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that look at layers after each of their calls."""
+"""Hooks that observe layers after each of their calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flexsn_nn.functional import neurons
 
 
 class Watcher(ABC):
-    """Looks at layers after each of their calls, until `remove()` or the end of a `with` block.
+    """Observes layers after each of their calls, until `remove()` or the end of a `with` block.
 
     Args:
-        found: the layers that can be watched, by name.
-        layers: the names of those to watch; `None`: all of them.
+        found: layers that can be observed, by name.
+        layers: names of the layers to observe; `None`: all of them.
 
     Raises:
-        UnknownNameError: a layer that is not among them.
+        UnknownNameError: `found` has no layer of a given name.
     """
 
     def __init__(self, found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> None:
@@ -34,14 +34,14 @@ class Watcher(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets what was recorded."""
+        """Deletes all records."""
 
     @abstractmethod
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The columns' names and a row per layer, as they are printed."""
+        """Returns the names of the columns and a row for each layer, as they are printed."""
 
     def __repr__(self) -> str:
-        from flexsn_nn.reports._layers import table  # which watches layers, too
+        from flexsn_nn.reports._layers import table  # that module imports this one
 
         header, rows = self._table()
         running = "" if self._hooks else ", stopped"
@@ -51,10 +51,10 @@ class Watcher(ABC):
 
     @abstractmethod
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Called after each call of a layer."""
+        """Runs after each call of a layer."""
 
     def remove(self) -> None:
-        """Stops recording; what was recorded stays."""
+        """Stops recording; existing records remain."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -69,7 +69,7 @@ class Watcher(ABC):
 
     def _hook(self, name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            # By position or by keyword, the input comes first.
+            # The input comes first, by position or by keyword.
             self._look(name, layer, (*args, *kwargs.values()), output)
 
         return hook
@@ -82,7 +82,7 @@ def _names(found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list
 
 
 class Monitor(Watcher):
-    """Looks at neurons after each of their calls, until `remove()` or the end of a `with` block.
+    """Observes neurons after each of their calls, until `remove()` or the end of a `with` block.
 
     Args:
         net: a network, or one neuron.
@@ -92,7 +92,7 @@ class Monitor(Watcher):
         layers: the neurons by name.
 
     Raises:
-        UnknownNameError: a layer that is no neuron of `net`.
+        UnknownNameError: `net` has no neuron of a given name.
         ParameterError: `net` has no neuron.
     """
 
@@ -106,7 +106,7 @@ class Monitor(Watcher):
 
     @abstractmethod
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Called after each call of a neuron, with its (first) output, detached."""
+        """Runs after each call of a neuron, with its (first) output, detached."""
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first: Tensor = output if isinstance(output, Tensor) else output[0]

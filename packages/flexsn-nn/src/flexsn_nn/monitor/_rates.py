@@ -14,8 +14,8 @@ from flexsn_nn.monitor._base import Monitor
 class RateMonitor(Monitor):
     """Firing rates: spikes per neuron and step, over all calls since the last `clear()`.
 
-    Keeps one number per layer on its device; only `rates()` waits for it. Of neurons with `count_spikes` it takes
-    `spike_counts`, and does not read their spikes again.
+    Stores one number per layer on the layer's device; only `rates()` waits for the device. For neurons with
+    `count_spikes`, it uses `spike_counts` and does not read the spikes again.
 
     Example:
         >>> from flexsn_nn import IF
@@ -43,7 +43,7 @@ class RateMonitor(Monitor):
         self._counts[name] = self._counts.get(name, 0) + output.numel()
 
     def rates(self) -> dict[str, float]:
-        """The mean output of each layer that has run."""
+        """Returns the mean output of each layer that has run."""
         return {name: float(spikes) / max(self._counts[name], 1) for name, spikes in self._spikes.items()}
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -55,6 +55,6 @@ class RateMonitor(Monitor):
         return ["layer", "kind", "value", "of"], rows
 
     def clear(self) -> None:
-        """Starts again at zero."""
+        """Sets all counts to zero."""
         self._spikes.clear()
         self._counts.clear()

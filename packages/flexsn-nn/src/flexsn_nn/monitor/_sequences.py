@@ -1,4 +1,4 @@
-"""Spikes and states over time."""
+"""Records of spikes and states over time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from flexsn_nn.neuron import Neuron
 
 
 class _SequenceMonitor(Monitor):
-    """Keeps a sequence per call; on the neuron's device, so `clear()` it between long runs."""
+    """Stores a sequence for each call on the neuron's device; call `clear()` between long runs."""
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         super().__init__(net, layers)
         self._kept: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Everything recorded of a layer, `[T of all calls together, *step]`.
+        """Returns everything that was recorded for a layer, `[T, *step]`, with the steps of all calls.
 
         Raises:
-            UnknownNameError: a layer that is not monitored.
-            ParameterError: nothing was recorded yet.
+            UnknownNameError: the layer is not monitored.
+            ParameterError: nothing has been recorded yet.
         """
         check_name("layer", name, self._kept)
         if not self._kept[name]:
@@ -43,13 +43,13 @@ class _SequenceMonitor(Monitor):
         return ["layer", "kind", "recorded"], rows
 
     def clear(self) -> None:
-        """Forgets what was recorded."""
+        """Deletes all records."""
         for kept in self._kept.values():
             kept.clear()
 
 
 class SpikeMonitor(_SequenceMonitor):
-    """Outputs of neurons over time.
+    """Records outputs of neurons over time.
 
     Example:
         >>> from flexsn_nn import IF
@@ -61,19 +61,19 @@ class SpikeMonitor(_SequenceMonitor):
     """
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Keeps the output of one call."""
+        """Stores the output of one call."""
         self._kept[name].append(output if neuron.step_mode == "m" else output.unsqueeze(0))
 
 
 class StateMonitor(_SequenceMonitor):
-    """A state of neurons after every step. Turns `store_state_seqs` on while it records.
+    """Records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
 
     Args:
         net, layers: as in `Monitor`.
-        state: its name, or, for a `FlexSN` whose states have no names, its number.
+        state: name of the state; its index for a `FlexSN` whose states have no names.
 
     Raises:
-        UnknownNameError: a state that a layer does not have.
+        UnknownNameError: a layer does not have the state.
 
     Example:
         >>> from flexsn_nn import IF
@@ -99,7 +99,7 @@ class StateMonitor(_SequenceMonitor):
         self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Keeps the states of one call."""
+        """Stores the states of one call."""
         index = self._index[name]
         if neuron.step_mode == "m":
             self._kept[name].append(neuron.state_seqs[index].detach())
@@ -107,7 +107,7 @@ class StateMonitor(_SequenceMonitor):
             self._kept[name].append(neuron.states[index].detach().unsqueeze(0))
 
     def remove(self) -> None:
-        """Stops recording, and sets `store_state_seqs` back."""
+        """Stops recording, and restores `store_state_seqs`."""
         super().remove()
         if not self._stores:
             return
@@ -120,7 +120,7 @@ class StateMonitor(_SequenceMonitor):
                 neuron.store_state_seqs = stored
 
 
-# Neurons whose states monitors have stored: what `store_state_seqs` was before, and how many they are.
+# By neuron: the value of `store_state_seqs` before the first monitor, and the number of its monitors.
 _stored: weakref.WeakKeyDictionary[FlexSN, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Synaptic operations: how often a weight is used."""
+"""Counts of synaptic operations: uses of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.monitor._base import Watcher
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.neuron._connections import OneToOne
 
-# Layers whose weights are synapses, with the number of dimensions of an input without time.
+# Layers whose weights are synapses, with the number of dimensions of their input without time.
 SYNAPTIC: dict[type[nn.Module], int | None] = {
     nn.Linear: None,
     nn.Conv1d: 3,
@@ -30,13 +30,13 @@ SYNAPTIC: dict[type[nn.Module], int | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SynapticOperations:
-    """Operations of a layer's weights.
+    """Operations with the weights of a layer.
 
     Attributes:
-        accumulates: weights added for a spike, over all calls whose input is of zeros and ones only: the synaptic
-            operations of an event-driven machine.
-        multiplies: weights multiplied and added, over all other calls, as a machine does that skips no zeros.
-        dense: what `accumulates` would be if every neuron fired at every step.
+        accumulates: number of additions of a weight for a spike, in all calls whose input consists of zeros and ones:
+            the synaptic operations of an event-driven machine.
+        multiplies: number of multiplications with a weight, in all other calls, on a machine that does not skip zeros.
+        dense: value of `accumulates` if every neuron fired at every step.
     """
 
     accumulates: int
@@ -56,18 +56,19 @@ class SynapticOperations:
 class SynapseMonitor(Watcher):
     """Counts the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
-    A spike costs one operation for each weight that it meets: fewer at the edge of a convolution. Counting takes
-    another pass through the layer; only `operations()` waits for the device. Biases and products of two activations
-    (attention) are not counted. The spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) meet its weights a step
-    later; all of a call's count, as `NAME.recurrent`. Layers inside of a step function of your own are not seen.
+    A spike costs one operation for each weight that it reaches; at the edge of a convolution, it reaches fewer.
+    Counting runs the layer a second time; only `operations()` waits for the device. Biases and products of two
+    activations (attention) are not counted. Spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) reach its weights one
+    step later; all spikes of a call count, under the name `NAME.recurrent`. Layers inside of your own step function are
+    not counted.
 
     Args:
         net: a network, or one layer.
         layers: names as in `net.named_modules()`; `None`: all layers of these kinds.
 
     Raises:
-        UnknownNameError: a layer that is not among them.
-        ParameterError: `net` has none.
+        UnknownNameError: `net` has no such layer of a given name.
+        ParameterError: `net` has no such layer.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3))
@@ -81,7 +82,7 @@ class SynapseMonitor(Watcher):
         check_module("net", net)
         kinds = tuple(SYNAPTIC)
         found: dict[str, nn.Module] = {}
-        # A layer inside of a neuron's step is called when the step is traced, and not once for each step.
+        # A layer inside of a neuron's step is called when the step is traced, not at each step.
         inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
             if isinstance(module, kinds) and module not in inside:
@@ -94,11 +95,11 @@ class SynapseMonitor(Watcher):
         self._counts: dict[str, Tensor] = {}  # accumulates, multiplies, dense
 
     def operations(self) -> dict[str, SynapticOperations]:
-        """The operations of each layer that has run."""
+        """Returns the operations of each layer that has run."""
         return {name: SynapticOperations(*counts.tolist()) for name, counts in self._counts.items()}
 
     def total(self) -> SynapticOperations:
-        """The operations of all layers together."""
+        """Returns the sums over all layers."""
         each = self.operations().values()
         return SynapticOperations(
             sum(o.accumulates for o in each), sum(o.multiplies for o in each), sum(o.dense for o in each)
@@ -110,7 +111,7 @@ class SynapseMonitor(Watcher):
         return ["layer", "accumulates", "multiplies", "dense"], rows
 
     def clear(self) -> None:
-        """Starts again at zero."""
+        """Sets all counts to zero."""
         self._counts.clear()
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -128,7 +129,7 @@ class SynapseMonitor(Watcher):
 
 
 def uses(layer: nn.Module, x: Tensor) -> Tensor:
-    """How many weights meet an input of zeros and ones, each time that they do, an integer."""
+    """Counts the uses of weights for an input of zeros and ones, as an integer."""
     if isinstance(layer, nn.Linear):
         return x.count_nonzero() * layer.out_features
     if isinstance(layer, OneToOne):
@@ -136,12 +137,12 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
     dims = SYNAPTIC[kind]
     assert dims is not None
-    # The layer itself, with weights of 1 and no bias: each output is the number of weights that met a one.
+    # Run the layer with weights of 1 and no bias: each output is then the number of weights that met a one.
     twin: Any = kind.__new__(kind)
     weight: Any = layer.weight
     ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)
     twin.__dict__.update(layer.__dict__)
     twin.__dict__["_parameters"] = {"weight": ones, "bias": None}
     met: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
-    # Some convolutions compute in another basis, and miss whole numbers by a little.
+    # Some convolution algorithms compute in another basis, with small errors, so round.
     return met.round().sum(dtype=torch.float64).long()

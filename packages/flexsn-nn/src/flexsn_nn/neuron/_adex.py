@@ -15,17 +15,17 @@ class AdEx(EIF):
     """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau`;
     `w' = w + (a (v - v_rest) - w) / tau_w + b s`.
 
-    `EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. Then
-    `ImmediateReset` of `v`.
+    `EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. `v` is reset as in
+    `ImmediateReset`.
 
     Args:
         tau, delta_T, theta_rh, v_threshold, v_rest, v_reset: as in `EIF`.
         tau_w: time constant of `w` in steps, above 0.
-        a: how much `w` follows the membrane.
-        b: how much a spike adds to `w`.
+        a: strength with which `w` follows the membrane.
+        b: amount that a spike adds to `w`.
         surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
-    All but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    All parameters but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")
@@ -56,7 +56,7 @@ class AdEx(EIF):
         self.hold_number("b", b)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, w)`."""
+        """Computes one step: `(spike, v, w)`."""
         v, w = states
         h = v + (self.current(x, v) - w) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)

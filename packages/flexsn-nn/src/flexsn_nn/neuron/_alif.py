@@ -16,12 +16,12 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class ALIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s`.
 
-    `LIF` with a threshold that each spike raises, by `beta`, and that decays. Then `ImmediateReset`; the soft
-    reset subtracts the threshold of the step, `v_threshold + beta a`.
+    `LIF` with an adaptive threshold: each spike raises it by `beta`, and it decays. The reset is that of
+    `ImmediateReset`; a soft reset subtracts the threshold of the step, `v_threshold + beta a`.
 
     Args:
         tau_a: time constant of the adaptation in steps, above 0.
-        beta: how much a spike raises the threshold, at least 0.
+        beta: amount by which a spike raises the threshold, at least 0.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
@@ -52,7 +52,7 @@ class ALIF(LIF):
         self.hold_number("beta", beta, at_least=0)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, a)`."""
+        """Computes one step: `(spike, v, a)`."""
         v, a = states
         tau_a = self.bounded("tau_a", self.tau_a, v)
         rho = fit(torch.exp(-1 / tau_a), v) if isinstance(tau_a, Tensor) else math.exp(-1 / tau_a)

@@ -1,4 +1,4 @@
-"""snnTorch's neuron with an alpha-shaped membrane response."""
+"""snnTorch's neuron with an alpha-shaped response of the membrane."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Alpha(DelayedReset):
-    """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, less the reset of the last spike `r`.
+    """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, minus the reset of the last spike `r`.
 
-    Two exponential currents whose sum is the membrane: it rises, then falls, after each input.
-    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. Fires at `h > threshold`. "zero": `e'`, `i'` and `h`
-    are multiplied by `1 - r`. "subtract": `e' - r threshold`, `(1 - r) i'` and `h + r i`.
+    The membrane is the sum of two exponential currents: after each input, it rises and then falls.
+    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. The neuron fires at `h > threshold`. The reset "zero"
+    multiplies `e'`, `i'` and `h` by `1 - r`; "subtract" computes `e' - r threshold`, `(1 - r) i'` and `h + r i`.
 
     Args:
         alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
         beta: decay of the inhibitory current, in `(0, 1)`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
+        learn_alpha, learn_beta: True: make the decay an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
-    in `[0, 1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to
+    `[0, 1]`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("e", "i", "v")
@@ -55,14 +55,14 @@ class Alpha(DelayedReset):
             raise ParameterError(f"alpha is {alpha} and beta {beta}: alpha must be the larger one.")
 
     def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, e, i, v)`."""
+        """Computes one step: `(spike, e, i, v)`."""
         r = self.spiked(v)
         alpha, beta = self.bounded("alpha", self.alpha, v), self.bounded("beta", self.beta, v)
         new_e = alpha * e + x
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
         apart = log_beta - log_alpha
-        if isinstance(apart, Tensor):  # learning may bring them together, and past one another
+        if isinstance(apart, Tensor):  # learning may make them equal, or exchange their order
             apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
         h = (log_alpha / apart + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":

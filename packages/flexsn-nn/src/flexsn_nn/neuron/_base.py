@@ -1,4 +1,4 @@
-"""Base class of all neurons: parameters by name, states by name, and checks of the inputs."""
+"""Base class of all neurons: named parameters, named states, and checks of the inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flexsn_nn.flexsn._options import CallOptions
 
 
 class RunOptions(TypedDict, total=False):
-    """How a neuron runs; see `FlexSN` for the meaning and the defaults."""
+    """Settings of a neuron's runs; see `FlexSN` for their meaning and defaults."""
 
     step_mode: str
     backend: str
@@ -45,7 +45,7 @@ class RunOptions(TypedDict, total=False):
 class Neuron(FlexSN):
     """A `FlexSN` whose step function is its own method `dynamics`.
 
-    To write a neuron, name its states, keep its parameters with `hold` or `hold_number`, and write one time
+    To write a neuron, name its states, store its parameters with `hold` or `hold_number`, and write one time
     step:
 
         class LeakyIntegrator(Neuron):
@@ -63,11 +63,12 @@ class Neuron(FlexSN):
     `ImmediateReset` adds a threshold and a reset.
 
     Args:
-        num_inputs: how many inputs `dynamics` takes before its states.
+        num_inputs: number of inputs that `dynamics` takes before its states.
         options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, `watch_firing`, as in `FlexSN`.
 
     Attributes:
-        state_names: the states that `dynamics` takes, and returns after its one output, in this order.
+        state_names: names of the states, in the order in which `dynamics` takes them and, after its output, returns
+            them.
         dynamics: `dynamics(*inputs, *states) -> (output, *new_states)`, one time step.
     """
 
@@ -86,17 +87,17 @@ class Neuron(FlexSN):
         self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
-        """Keeps a parameter as the attribute `name`, instead of an earlier one.
+        """Stores a parameter as the attribute `name`; replaces an earlier one.
 
         Args:
             value: an `nn.Parameter` is learned; a tensor becomes a buffer, and must broadcast to the step
-                (`[C, 1, 1]` for a value per channel of `[B, C, H, W]`); anything else is a constant of the
+                (`[C, 1, 1]` for a value per channel of `[B, C, H, W]`); anything else becomes a constant of the
                 compiled kernel.
-            learn: whether to make an `nn.Parameter` of a number or a tensor.
+            learn: True: make a number or a tensor an `nn.Parameter`.
         """
         if hasattr(self, name):
             delattr(self, name)
-            self._programs.forget()  # they would look for a buffer where there is a parameter now
+            self._programs.forget()  # they would look for a buffer although it may be a parameter now
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
@@ -107,42 +108,42 @@ class Neuron(FlexSN):
             setattr(self, name, value)
 
     def hold_number(self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]) -> None:
-        """Keeps a number, or a tensor of numbers, as `hold` does, if it is in its range.
+        """Stores a number, or a tensor of numbers, as `hold` does, and checks its range.
 
-        What is assigned later has to be in it, too. A parameter that an optimizer moves out of it stays where it is,
-        and `bounded` reads it as the nearest number that is in it, with that number's gradient, which leads it back
-        when the loss falls that way. The next call warns of it, once (`RangeWarning`); inside of `torch.compile`,
-        `explain()` alone says so.
+        Numbers that are assigned later are checked, too. If an optimizer moves a parameter out of its range, the
+        parameter is not changed; `bounded` reads it as the nearest number in the range, with that number's gradient,
+        which leads it back when the loss falls in that direction. The next call warns, once (`RangeWarning`); inside of
+        `torch.compile`, only `explain()` reports it.
 
         Args:
-            limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error beyond them.
+            limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error message.
 
         Raises:
-            ParameterError: it is not, or not finite, or no number.
+            ParameterError: the value is out of range, not finite, or no number.
         """
         check_number(name, value, **limits)
         self.hold(name, value, learn=learn)
         self._limits[name] = limits
 
     def bounded(self, name: str, value: float | Tensor, like: Tensor) -> float | Tensor:
-        """A parameter in the dtype of `like`, and within the limits that `hold_number` was given, for `dynamics`.
+        """Returns a parameter in the dtype of `like`, within the limits of `hold_number`, for use in `dynamics`.
 
-        The gradient is that of the nearest number in the range, as of `functional.within`.
+        The gradient is that of the nearest number in the range, as in `functional.within`.
 
         Args:
-            name: the parameter's.
-            value: the parameter as it is now, `self.name`.
-            like: what it is computed with.
+            name: name of the parameter.
+            value: its present value, `self.name`.
+            like: tensor that it is combined with.
         """
         fitting = fit(value, like)
         return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A tensor's values are on a device, which is not waited for here; `bounded` keeps them in range.
+        # Checking a tensor would wait for its device; `bounded` keeps its values in range instead.
         if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
             check_number(name, value, **self._limits[name])
         if name in self.state_names:
-            raise UnknownAttributeError(f"nobody would read {name!r}: {of_attribute(name, self.state_names)}.")
+            raise UnknownAttributeError(f"no step would read {name!r}: {of_attribute(name, self.state_names)}.")
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -155,23 +156,23 @@ class Neuron(FlexSN):
         raise UnknownAttributeError(f"{type(self).__name__} has no attribute {name!r}: {hint}.")
 
     def forward(self, *inputs: Tensor, **options: Unpack[CallOptions]) -> Tensor:
-        """Runs the neuron, from the state that it has.
+        """Runs the neuron from its present state.
 
         Args:
-            inputs: `[T, *step]` in step mode `"m"`: the first dimension is time, also of batch-first data; `[*step]` in
-                `"s"`; floating point.
+            inputs: floating point; `[T, *step]` in step mode `"m"`, where the first dimension is always time, even if
+                your data is batch-first; `[*step]` in `"s"`.
             options: `lengths`, `resets`, `transforms`, `affine`, as in `FlexSN`.
 
         Returns:
-            The output, shaped like the input: one tensor. `spikes, v = neuron(x)` would unpack time; `step` returns the
-            states, too.
+            The output, shaped like the input: one tensor. (`spikes, v = neuron(x)` would unpack time; use `step` for
+            the states.)
 
         Raises:
-            InputDtypeError: an integer, boolean, complex or float8 input (a `TypeError`).
-            InputLayoutError: a nested, sparse or quantised input, or one with named dimensions (a `TypeError`).
-            InputShapeError: a sequence without dimensions (a `ValueError`).
+            InputDtypeError: the input is integer, boolean, complex or float8 (a `TypeError`).
+            InputLayoutError: the input is nested, sparse or quantised, or has named dimensions (a `TypeError`).
+            InputShapeError: a sequence has no dimensions (a `ValueError`).
         """
-        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+        if inputs.__class__ is not tuple:  # a torch.fx tracer that traces this neuron alone
             raise refuse_proxies(type(self).__name__)
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
@@ -180,7 +181,7 @@ class Neuron(FlexSN):
         return output
 
     def _look_at_ranges(self) -> None:
-        """Warns, once each, of learned numbers that have left their range."""
+        """Warns once for each learned number that has left its range."""
         own = self.__dict__
         own["_ranges"].look(self, own["_limits"])
 
@@ -190,7 +191,7 @@ class Neuron(FlexSN):
         states: Sequence[Tensor] | None = None,
         **options: Unpack[CallOptions],
     ) -> tuple[Tensor, list[Tensor]]:
-        """`output, states = neuron.step(x, states)`: as in `FlexSN`, the module keeps nothing."""
+        """Runs the neuron from `states`: `output, states = neuron.step(x, states)`. The module stores no state."""
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
         output, new_states = super().step(inputs, states, **options)
@@ -198,17 +199,17 @@ class Neuron(FlexSN):
         return output, new_states
 
     def state(self, name: str = "v") -> Tensor | None:
-        """The state of this name, `[*step]`; `None` before the first call and after `reset()`."""
+        """Returns the state of this name, `[*step]`; `None` before the first call and after `reset()`."""
         index = self._state_index(name)
         return self.states[index] if self.states else None
 
     def state_seq(self, name: str = "v") -> Tensor | None:
-        """The state after each step of the last call, `[T, *step]`, if `store_state_seqs`, else `None`."""
+        """Returns the state after each step of the last call, `[T, *step]`, if `store_state_seqs`; otherwise `None`."""
         index = self._state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """As `FlexSN.explain`, and which parameters have left their range. (Waits for the device.)"""
+        """Returns `FlexSN.explain`, and the parameters that have left their range. (Waits for the device.)"""
         return "\n".join([super().explain(*inputs, affine=affine), *self._strays()])
 
     def _strays(self) -> Iterator[str]:
@@ -252,14 +253,14 @@ class Neuron(FlexSN):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """True if the step and all that it was given is this package's; a function of the user's is not."""
+        """True if the step and everything it holds belongs to this package; a function of the user's does not."""
         held = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
         )
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
-        """A ready-made neuron's output is shaped like the step, in the dtype of its first input and its states.
+        """Describes the output of a ready-made neuron: the step's shape, the dtype of its first input and its states.
 
         With `precision="float32"`, the output has the dtype of the input.
         """
@@ -270,7 +271,7 @@ class Neuron(FlexSN):
         return [(step_shape(inputs, self.step_mode), dtype)]
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Finds the outputs' shapes and dtypes by a trace of the user's `dynamics`."""
+        """Traces the user's `dynamics` to find the shapes and dtypes of the outputs."""
         try:
             return self._traced(inputs, states)
         except Exception as error:  # `dynamics` may raise anything on tensors without data
@@ -285,8 +286,11 @@ class Neuron(FlexSN):
 
 
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """`value` in the dtype of `like`: a float32 parameter per channel must not widen a half state, nor must what
-    autocast computes in float32, as `exp` and `log`. One number is one for a step without dimensions, too."""
+    """Returns `value` in the dtype of `like`.
+
+    Neither a float32 parameter per channel, nor the float32 results that autocast gives to `exp` and `log`, may widen a
+    half-precision state. A tensor of one number also fits a step without dimensions.
+    """
     if not isinstance(value, Tensor):
         return value
     return value.to(like.dtype) if like.dim() or not value.dim() else value.to(like.dtype).squeeze()

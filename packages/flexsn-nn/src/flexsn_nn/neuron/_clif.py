@@ -18,8 +18,8 @@ RECT = Rect()
 class CLIF(ImmediateReset):
     """`h = v - v / tau + x`; `m' = m sigmoid(h / tau) + s`; `v' = h - s (v_threshold + sigmoid(m'))`.
 
-    `LIF` with a complementary potential `m` that remembers the spikes: the more there were lately, the deeper the next
-    one resets. Its gradient reaches back where the membrane's vanishes.
+    `LIF` with a complementary potential `m` that records recent spikes: the more of them, the deeper the next reset.
+    The gradient of `m` reaches further back in time than the membrane's, which vanishes.
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
@@ -45,7 +45,7 @@ class CLIF(ImmediateReset):
         self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
 
     def dynamics(self, x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, m)`."""
+        """Computes one step: `(spike, v, m)`."""
         tau = self.bounded("tau", self.tau, v)
         h = v - v / tau + x
         spike = self.fire(h)

@@ -1,4 +1,4 @@
-"""How the spikes of a step come back into the next one: through a matrix, a convolution, or each to its own neuron."""
+"""Recurrent connections from the spikes of a step to the next step: a matrix, a convolution, or one to one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Initialize = Callable[[Tensor], object]
 
 
 class AllToAll(nn.Linear):
-    """`V s + b`: every neuron of the last dimension to every other; weights `[features, features]`.
+    """`V s + b`: connects every neuron of the last dimension to all others; weights `[features, features]`.
 
-    Computed in the dtype of `s`, so that a float32 matrix does not widen a half state.
+    The product is computed in the dtype of `s`, so that a float32 matrix does not widen a half-precision state.
     """
 
     def forward(self, s: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class AllToAll(nn.Linear):
         return F.linear(s, self.weight.to(s.dtype), bias)
 
     def check(self, step: Sequence[int]) -> None:
-        """Raises `InputShapeError` unless the step has this many neurons."""
+        """Raises `InputShapeError` unless the step has `in_features` neurons."""
         found = step[-1] if len(step) else 1
         if found != self.in_features:
             raise InputShapeError(
@@ -39,11 +39,11 @@ class AllToAll(nn.Linear):
 
 
 class OneToOne(nn.Module):
-    """`V s`: every neuron to itself; `V` is one number for all, or broadcasts to the step.
+    """`V s`: connects every neuron to itself; `V` is one number for all, or broadcasts to the step.
 
     Args:
         V: a number or a tensor.
-        learn: whether a gradient flows to it.
+        learn: True: a gradient flows to `V`.
     """
 
     V: nn.Parameter
@@ -79,9 +79,9 @@ class OneToOne(nn.Module):
 
 
 class Convolved(nn.Conv2d):
-    """`V * s + b`: a convolution over the neighbours, of odd size, padded with zeros to the step's own shape.
+    """`V * s + b`: a convolution over neighbours, of odd size, padded with zeros to keep the step's shape.
 
-    Computed in the dtype of `s`. No compiled kernel has it: `backend="torch"` runs it.
+    It is computed in the dtype of `s`. Compiled kernels do not support it: use `backend="torch"`.
     """
 
     def forward(self, s: Tensor) -> Tensor:
@@ -106,10 +106,10 @@ def connection(
     learn_recurrent: bool,
     init: Initialize | None,
 ) -> nn.Module:
-    """`AllToAll` or `OneToOne`; the arguments are those of `Recurrent`.
+    """Makes an `AllToAll` or a `OneToOne`; the arguments are those of `Recurrent`.
 
     Raises:
-        ParameterError: arguments that do not go together.
+        ParameterError: arguments exclude each other.
     """
     if init is not None:
         check_function("init", init, "torch.nn.init.orthogonal_")
@@ -124,7 +124,7 @@ def connection(
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(
-                "V is the weight of each neuron to itself, with all_to_all=False. A matrix starts where init puts it: "
+                "V is the weight of each neuron to itself, with all_to_all=False. init sets a matrix at first: "
                 "init=lambda weight: weight.copy_(V)."
             )
         made = AllToAll(features, features, bias)
@@ -142,7 +142,7 @@ def connection(
 def convolution(
     channels: int, kernel_size: int | tuple[int, int], bias: bool, learn_recurrent: bool, init: Initialize | None
 ) -> nn.Module:
-    """`Convolved`, of `channels` and with the padding that keeps the step's shape."""
+    """Makes a `Convolved` with `channels` channels and the padding that keeps the step's shape."""
     check_count("conv2d_channels", channels)
     sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
     for size in sizes:

@@ -16,8 +16,8 @@ class CUBALIF(ImmediateReset):
     """`i' = c_decay i + x`; `h = v_decay v + i'`; then `ImmediateReset`.
 
     Args:
-        c_decay: what is left of the synaptic current `i` after a step, in `[0, 1]`.
-        v_decay: what is left of the membrane after a step, in `[0, 1]`.
+        c_decay: factor of the synaptic current `i` per step, in `[0, 1]`.
+        v_decay: factor of the membrane per step, in `[0, 1]`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Both decays are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
@@ -42,7 +42,7 @@ class CUBALIF(ImmediateReset):
         self.hold_number("v_decay", v_decay, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, i, v)`."""
+        """Computes one step: `(spike, i, v)`."""
         current = self.bounded("c_decay", self.c_decay, i) * i + x
         h = self.bounded("v_decay", self.v_decay, v) * v + current
         spike = self.fire(h)

@@ -16,8 +16,8 @@ class EIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, above 0.
-        delta_T: sharpness of the run-up to a spike, above 0.
-        theta_rh: value of the membrane at which the run-up begins.
+        delta_T: sharpness of the upstroke to a spike, above 0.
+        theta_rh: value of the membrane at which the upstroke begins.
         v_threshold: as in `ImmediateReset`.
         v_rest: value of the membrane at rest.
         v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
@@ -50,13 +50,13 @@ class EIF(ImmediateReset):
         self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
-        """Computes the current that drives the membrane: input, leak and the exponential run-up."""
+        """Computes the current that drives the membrane: input, leak and the exponential upstroke."""
         delta_T = self.bounded("delta_T", self.delta_T, v)
         run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
         return x + fit(self.v_rest, v) - v + run_up
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         h = v + self.current(x, v) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)

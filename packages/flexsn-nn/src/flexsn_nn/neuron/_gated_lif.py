@@ -18,20 +18,19 @@ class GatedLIF(Neuron):
     """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`;
     `s' = step(v' - v_threshold)`; `keep = 1 - alpha (1 - tau)`.
 
-    A neuron that learns, by gates, how to leak, how to weigh its input and how to reset. `alpha`, `beta`,
-    `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned parameters of these
-    names.
+    A neuron with learned gates for its leak, the weight of its input and its reset. `alpha`, `beta`, `gamma`, `tau`,
+    `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned parameters of these names.
 
     Args:
-        T: number of steps, each with a `conduct` of its own; `None`: one for all, however many they are.
-        inplane: number of channels of `[T, B, C, H, W]`, with parameters for each; `None`: one of each.
-        init_linear_decay: where `leak` starts, in (0, 1); `None`: `init_v_threshold / (2 T)`.
-        init_v_subreset: where `v_sub` starts, in (0, 1); `None`: `init_v_threshold`.
-        init_tau, init_v_threshold, init_conduct: where these start, in (0, 1).
+        T: number of steps, each with its own `conduct`; `None`: one `conduct` for any number of steps.
+        inplane: number of channels of `[T, B, C, H, W]`, each with its own parameters; `None`: one of each parameter.
+        init_linear_decay: initial value of `leak`, in (0, 1); `None`: `init_v_threshold / (2 T)`.
+        init_v_subreset: initial value of `v_sub`, in (0, 1); `None`: `init_v_threshold`.
+        init_tau, init_v_threshold, init_conduct: initial values, in (0, 1).
         surrogate_function, strict: as in `ImmediateReset`.
         options: as in `Neuron`.
 
-    The gates start at the sigmoid of a random number in [-0.1, 0.1] (PyTorch's global generator).
+    The gates start at the sigmoid of a random number in [-0.1, 0.1], from PyTorch's global generator.
 
     Source: Yao et al., "GLIF: a unified gated leaky integrate-and-fire neuron", NeurIPS 2022.
     """
@@ -82,16 +81,16 @@ class GatedLIF(Neuron):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, start in starts.items():
             self.hold(name, _before_sigmoid(name, start, channels), learn=True)
-        # With a leading T, and so not of the step.
+        # Its first dimension is T, so it does not broadcast to the step like the others.
         each_step = (T or 1,) if inplane is None else (T or 1, *channels)
         self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The input, and the conductance of each step, which the core takes as a second one."""
+        """Returns the input and the conductance of each step, which is the second input of the core."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-            return super()._checked(inputs)  # says what is wrong
+            return super()._checked(inputs)  # raises the error
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":
@@ -103,7 +102,7 @@ class GatedLIF(Neuron):
         return super()._checked((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
 
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, spike)`."""
+        """Computes one step: `(spike, v, spike)`."""
         alpha, beta, gamma, tau, leak, v_sub, v_threshold = (
             fit(torch.sigmoid(p), v)
             for p in (self.alpha, self.beta, self.gamma, self.tau, self.leak, self.v_sub, self.v_threshold)
@@ -120,6 +119,6 @@ class GatedLIF(Neuron):
 
 
 def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
-    """A tensor whose sigmoid is `start`."""
-    check_number(name, start, above=0, below=1, hint="It is the sigmoid of what is learned.")
+    """Makes a tensor whose sigmoid is `start`."""
+    check_number(name, start, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
     return torch.full(shape, -math.log(1 / start - 1))

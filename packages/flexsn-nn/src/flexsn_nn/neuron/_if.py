@@ -10,7 +10,7 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 
 
 class IF(ImmediateReset):
-    """`h = v + x`; then `ImmediateReset`.
+    """`h = v + x`, with the threshold and reset of `ImmediateReset`.
 
     Args:
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
@@ -31,7 +31,7 @@ class IF(ImmediateReset):
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         h = v + x
         spike = self.fire(h)
         return spike, self.after(h, spike)

@@ -15,13 +15,13 @@ from flexsn_nn.neuron._lif import TAU_HINT
 class ILIF(Neuron):
     """`h = v - v / tau + x`; `s = round(clamp(h / v_threshold, 0, D))` spikes; `v' = h - s v_threshold`.
 
-    Halves are rounded to even. Backward, rounding counts as the identity.
+    Halves are rounded to even. In the backward, rounding counts as the identity.
 
     Args:
         tau: time constant in steps, at least 1.
-        D: the most spikes of one step.
-        v_threshold: above 0.
-        detach_reset: whether the reset lets no gradient through `s`.
+        D: largest number of spikes in one step.
+        v_threshold: threshold, above 0.
+        detach_reset: True: no gradient flows through the reset to `s`.
         options: as in `Neuron`.
 
     `tau` and `v_threshold` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
@@ -51,7 +51,7 @@ class ILIF(Neuron):
         self.hold("detach_reset", detach_reset)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike count, v)`."""
+        """Computes one step: `(spike count, v)`."""
         threshold = self.bounded("v_threshold", self.v_threshold, v)
         h = v - v / self.bounded("tau", self.tau, v) + x
         spikes: Tensor = _rounded(h / threshold, self.D)
@@ -63,14 +63,14 @@ class ILIF(Neuron):
 
 
 def _rounded(x: Tensor, most: int) -> Tensor:
-    # Dynamo takes no function with a `jvp`.
+    # Dynamo cannot trace a function with a `jvp`.
     function = _Rounded if torch.compiler.is_compiling() else _RoundedBothWays
     rounded: Tensor = function.apply(x, most)
     return rounded
 
 
 class _Rounded(torch.autograd.Function):
-    """The nearest of `0 … most`; the gradient is the identity from 0 to `most`, both included, and 0 beyond."""
+    """Rounds to the nearest of `0 … most`; the gradient is 1 from 0 to `most`, both included, and 0 beyond."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Izhikevich's neuron: quadratic, with adaptation."""
+"""Izhikevich's quadratic neuron with adaptation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class Izhikevich(QIF):
     """`h = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau`; `w' = w + (a (h - v_rest) - w) / tau_w + b s`.
 
-    `QIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. Then
-    `ImmediateReset` of `v`.
+    `QIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. `v` is reset as in
+    `ImmediateReset`.
 
     Args:
         tau, v_c, a0, v_threshold, v_reset, v_rest: as in `QIF`.
         tau_w: time constant of `w` in steps, above 0.
-        a: how much `w` follows the membrane.
-        b: how much a spike adds to `w`.
+        a: strength with which `w` follows the membrane.
+        b: amount that a spike adds to `w`.
         surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
-    All but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    All parameters but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")
@@ -53,7 +53,7 @@ class Izhikevich(QIF):
         self.hold_number("b", b)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, w)`."""
+        """Computes one step: `(spike, v, w)`."""
         v, w = states
         h = v + (self.current(x, v) - w) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)

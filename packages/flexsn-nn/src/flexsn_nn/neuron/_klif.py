@@ -14,16 +14,16 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class KLIF(LIF):
-    """`h = relu(k (v + (x - (v - v_reset)) / tau))`, `k` learned; then `ImmediateReset`.
+    """`h = relu(k (v + (x - (v - v_reset)) / tau))`, `k` learned, with the threshold and reset of `ImmediateReset`.
 
-    Without `decay_input`, what `k` multiplies is the other charge of `LIF`. With `scale_reset`, the reset sees `h / k`
-    and `v_threshold / k`, so that the membrane keeps its scale.
+    Without `decay_input`, `k` multiplies the other charge of `LIF`. With `scale_reset`, the reset uses `h / k` and
+    `v_threshold / k`, so that the membrane keeps its scale.
 
     Args:
-        scale_reset: see above.
+        scale_reset: True: reset with `h / k` and `v_threshold / k`.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
-        init_k: where `k` starts, above 0; a tensor that broadcasts to the step for several.
+        init_k: initial value of `k`, above 0; a tensor that broadcasts to the step for several values.
         options: as in `ImmediateReset`.
 
     Source: Jiang and Zhang, "KLIF: an optimized spiking neuron unit", 2023.
@@ -50,7 +50,7 @@ class KLIF(LIF):
         self.hold_number("k", init_k, learn=True, above=0)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         k = self.bounded("k", self.k, v)
         h = torch.relu(k * self.charge(x, v))
         spike = self.fire(h)

@@ -1,4 +1,4 @@
-"""snnTorch's RC circuit."""
+"""snnTorch's neuron as an RC circuit."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Lapicque(DelayedReset):
-    """`h = (1 - dt / (R C)) v + dt / C x`, less the reset of the last step's spike `r`.
+    """`h = (1 - dt / (R C)) v + dt / C x`, minus the reset of the last step's spike `r`.
 
-    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`.
+    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`.
 
-    Resistance `R`, capacitance `C` and decay `beta = exp(-dt / (R C))` determine each other: give two of
-    them, or `beta` alone (then `R = 1`). `beta` and `R` are kept, and `dt / (R C)` is computed as
-    `-log(beta)`, so that `beta` can be learned.
+    Resistance `R`, capacitance `C` and decay `beta = exp(-dt / (R C))` determine each other: give two of them, or
+    `beta` alone (then `R = 1`). The neuron stores `beta` and `R`, and computes `dt / (R C)` as `-log(beta)`, so that
+    `beta` can be learned.
 
     Args:
         beta: in `(0, 1)`.
         R, C: above 0.
         time_step: `dt`, above 0.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta: whether to make `beta` an `nn.Parameter`.
+        learn_beta: True: make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
-    Numbers, or tensors that broadcast to the step.
+    All of these are numbers, or tensors that broadcast to the step.
 
     Raises:
-        ParameterError: none, too few or all three of `beta`, `R` and `C`.
+        ParameterError: all three of `beta`, `R` and `C` are given, or too few of them.
     """
 
     beta: float | Tensor
@@ -71,7 +71,7 @@ class Lapicque(DelayedReset):
         self.hold_number("R", R, above=0, finite=True)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         rate = -fit(_log(self.bounded("beta", self.beta, v)), v)
         h = (1 - rate) * v + rate * self.bounded("R", self.R, v) * x
         r = self.spiked(v)

@@ -10,15 +10,15 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Leaky(DelayedReset):
-    """`h = beta v + x`, less the reset of the last step's spike `r`; fires at `h > threshold`.
+    """`h = beta v + x`, minus the reset of the last step's spike `r`; fires at `h > threshold`.
 
-    "subtract": `h = beta v + x - r threshold`; "zero": `h = beta (1 - r) v + x`.
+    Reset "subtract": `h = beta v + x - r threshold`; "zero": `h = beta (1 - r) v + x`.
 
     Args:
-        beta: what is left of the membrane after a step, in `[0, 1]`: a number, a tensor that broadcasts to
-            the step (a value per neuron, say), or an `nn.Parameter`. Kept in `[0, 1]` when it is a tensor.
+        beta: factor of the membrane per step, in `[0, 1]`: a number, a tensor that broadcasts to the step (for example
+            a value per neuron), or an `nn.Parameter`. Tensors are clamped to `[0, 1]`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta: whether to make `beta` an `nn.Parameter`.
+        learn_beta: True: make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     Example:
@@ -43,7 +43,7 @@ class Leaky(DelayedReset):
         self.hold_number("beta", beta, learn=learn_beta, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         r = self.spiked(v)
         beta = self.bounded("beta", self.beta, v)
         h = beta * self.after(v, r) + x if self.reset_mechanism == "zero" else self.after(beta * v + x, r)

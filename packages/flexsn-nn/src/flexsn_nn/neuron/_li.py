@@ -16,7 +16,7 @@ class LI(Neuron):
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
             `nn.Parameter`.
-        decay_input: whether the input is divided by `tau` too.
+        decay_input: True: divide the input by `tau`, too.
         options: as in `Neuron`.
     """
 
@@ -29,7 +29,7 @@ class LI(Neuron):
         self.hold("decay_input", decay_input)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(v, v)`."""
+        """Computes one step: `(v, v)`."""
         tau = self.bounded("tau", self.tau, v)
         h = v + (x - v) / tau if self.decay_input else v - v / tau + x
         return h, h

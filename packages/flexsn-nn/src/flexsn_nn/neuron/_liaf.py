@@ -16,11 +16,11 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class LIAF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; the output is `act(h)`, or `act(h - v_threshold)`.
 
-    The spike of `LIF` only resets the membrane.
+    The spike of `LIF` is not returned; it only resets the membrane.
 
     Args:
-        act: an activation that works element by element, `torch.relu` say.
-        threshold_related: whether it sees `h - v_threshold`.
+        act: an elementwise activation, for example `torch.relu`.
+        threshold_related: True: `act` receives `h - v_threshold`; False: `h`.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
@@ -48,10 +48,10 @@ class LIAF(LIF):
         self.hold("threshold_related", threshold_related)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(output, v)`."""
+        """Computes one step: `(output, v)`."""
         h = self.charge(x, v)
         output = self.act(h - fit(self.v_threshold, h) if self.threshold_related else h)
         return output, self.after(h, self.fire(h))
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return None  # whatever `act` gives
+        return None  # `act` may return any number

@@ -14,13 +14,13 @@ TAU_HINT = "Time constants are counted in steps."
 class LIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x`.
 
-    `v_reset` is read as 0 for the soft reset. Then `ImmediateReset`.
+    The threshold and reset are those of `ImmediateReset`. For the soft reset, `v_reset` in this formula is 0.
 
     Args:
-        tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
-            `nn.Parameter`, which counts as 1 where learning moves it below, until its gradient leads it back: `PLIF`
-            learns a time constant without bounds.
-        decay_input: whether the input is divided by `tau` too.
+        tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`. A
+            parameter that learning moves below 1 counts as 1 until its gradient leads it back; `PLIF` learns a time
+            constant without bounds.
+        decay_input: True: divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Example:
@@ -46,18 +46,18 @@ class LIF(ImmediateReset):
         self.hold("decay_input", decay_input)
 
     def charge(self, x: Tensor, v: Tensor) -> Tensor:
-        """The charged membrane `h`."""
+        """Computes the charged membrane `h`."""
         return leaky_charge(x, v, self.bounded("tau", self.tau, v), self.decay_input, self.v_start)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         h = self.charge(x, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)
 
 
 def leaky_charge(x: Tensor, v: Tensor, tau: float | Tensor, decay_input: bool, v_rest: float) -> Tensor:
-    """The membrane of a leaky neuron after its input, before it fires."""
+    """Computes the membrane of a leaky neuron after its input, before it fires."""
     if decay_input:
         return v + (x - (v - v_rest)) / tau
     return v - (v - v_rest) / tau + x

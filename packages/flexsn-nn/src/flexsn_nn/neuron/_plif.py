@@ -17,12 +17,12 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 class PLIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) sigmoid(w)`, or without `decay_input` `h = v - (v - v_reset) sigmoid(w) + x`.
 
-    `LIF` with `1 / tau = sigmoid(w)`, `w` learned.
+    This is `LIF` with `1 / tau = sigmoid(w)` and a learned `w`.
 
     Args:
-        init_tau: `w` starts at `-log(init_tau - 1)`; above 1. A number for one `w`, a tensor that broadcasts
-            to the step (`[C, 1, 1]`, say) for several.
-        decay_input: whether the input is divided by `tau` too.
+        init_tau: initial time constant, above 1: `w` starts at `-log(init_tau - 1)`. A number makes one `w`; a tensor
+            that broadcasts to the step, for example `[C, 1, 1]`, makes several.
+        decay_input: True: divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Source: Fang et al., "Incorporating learnable membrane time constant", ICCV 2021.
@@ -52,11 +52,11 @@ class PLIF(ImmediateReset):
 
     @property
     def tau(self) -> Tensor:
-        """The time constants now, in steps, shaped like `w`."""
+        """Present time constants, in steps, shaped like `w`."""
         return 1 / torch.sigmoid(self.w.detach())
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         rate = fit(torch.sigmoid(self.w), v)
         leak = v - self.v_start
         h = v + (x - leak) * rate if self.decay_input else v - leak * rate + x

@@ -17,13 +17,13 @@ from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
 class PSN(Leaf):
-    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step sees all of them, also later ones.
+    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, also later ones.
 
-    No scan: one matrix product over time.
+    The neuron is no scan, but a single matrix product over time.
 
     Args:
         T: number of steps of every input.
-        surrogate_function: spikes from `h`.
+        surrogate_function: function that computes spikes from `h`.
 
     Attributes:
         weight, bias: learned, `[T, T]` and `[T, 1]`; `bias` starts at -1.
@@ -45,19 +45,19 @@ class PSN(Leaf):
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """As of `FlexSN`."""
+        """Range of the output, as in `FlexSN`."""
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
-        """Returns the matrix that the input is multiplied with, `[T, T]`."""
+        """Returns the matrix that multiplies the input, `[T, T]`."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, *step] -> [T, *step]`, spikes.
 
         Raises:
-            ParameterError: another number of steps.
-            InputDtypeError: an integer or boolean input.
+            ParameterError: the number of steps is not `T`.
+            InputDtypeError: the input is integer or boolean.
         """
         check_floating(type(self).__name__, x)
         check_device("weight", self.weight, x)
@@ -73,19 +73,19 @@ class PSN(Leaf):
 class MaskedPSN(PSN):
     """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
 
-    `PSN` that is made causal while it is trained: for all other steps, `m` is `1 - lambda_`, and you raise `lambda_`
+    A `PSN` that becomes causal during training: for all other steps, `m` is `1 - lambda_`, and you raise `lambda_`
     from 0 to 1.
 
     Args:
-        k: how many steps back it sees, itself included.
+        k: number of steps that each step reads: itself and the `k - 1` steps before.
         T: number of steps of every input.
-        lambda_init: where `lambda_` is at first, in `[0, 1]`.
-        surrogate_function: spikes from `h`.
+        lambda_init: initial value of `lambda_`, in `[0, 1]`.
+        surrogate_function: function that computes spikes from `h`.
 
     Attributes:
-        lambda_: a buffer; `neuron.lambda_ = 0.5` sets it.
+        lambda_: a buffer; set it by `neuron.lambda_ = 0.5`.
 
-    Source: as of `PSN`.
+    Source: see `PSN`.
     """
 
     _lambda_: Tensor
@@ -102,7 +102,7 @@ class MaskedPSN(PSN):
 
     @property
     def lambda_(self) -> Tensor:
-        """How far the mask has closed, in `[0, 1]`."""
+        """Strength of the mask, in `[0, 1]`; at 1, the neuron is causal."""
         return self._lambda_
 
     @lambda_.setter
@@ -111,7 +111,7 @@ class MaskedPSN(PSN):
         self._lambda_.fill_(value)
 
     def weights(self) -> Tensor:
-        """The masked weights, `[T, T]`."""
+        """Returns the masked weights, `[T, T]`."""
         return (self._lambda_ * self.mask + (1 - self._lambda_)) * self.weight
 
     def extra_repr(self) -> str:
@@ -119,21 +119,21 @@ class MaskedPSN(PSN):
 
 
 class SlidingPSN(Stateful):
-    """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides along.
+    """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    For any number of steps, causal. It keeps the last `k - 1` inputs from call to call until `reset()`; before the
-    first step there are zeros.
+    The neuron is causal and takes any number of steps. It keeps the last `k - 1` inputs from call to call until
+    `reset()`; inputs before the first step are zeros.
 
     Args:
-        k: how many steps it sees, itself included.
-        exp_init: whether the weights start at 1, 1/2, 1/4, ... back in time; else at random.
-        surrogate_function: spikes from `h`.
+        k: number of steps in the window, with the present one.
+        exp_init: True: the weights start at 1, 1/2, 1/4, ... back in time; False: at random values.
+        surrogate_function: function that computes spikes from `h`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
     Attributes:
         weight, bias: learned, `[k]` and `[1]`; `bias` starts at -1.
 
-    Source: as of `PSN`.
+    Source: see `PSN`.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class SlidingPSN(Stateful):
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]`, spikes.
 
         Raises:
-            StateError: kept inputs of another shape or dtype.
-            InputDtypeError: an integer or boolean input.
+            StateError: the stored inputs have another shape or dtype.
+            InputDtypeError: the input is integer or boolean.
         """
         check_floating("SlidingPSN", x)
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
@@ -174,11 +174,11 @@ class SlidingPSN(Stateful):
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
-        """As of `FlexSN`."""
+        """Range of the output, as in `FlexSN`."""
         return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Zeros `[k - 1, *step]`, which stand for earlier inputs."""
+        """Returns zeros `[k - 1, *step]` instead of earlier inputs."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 
@@ -191,11 +191,11 @@ class SlidingPSN(Stateful):
             return new
         (history,) = self.states
         shape = torch.Size((min(len(history), self.k - 1), *new.shape[1:]))
-        check_kept("what the window keeps of earlier inputs", history, shape, new)
+        check_kept("the window of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
     def _matrix(self, steps: int, back: int) -> Tensor:
-        """`[steps, back + steps]`: row `t` has the weights where the last `k` inputs of step `t` are."""
+        """`[steps, back + steps]`: row `t` has the weights at the places of the last `k` inputs of step `t`."""
         age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
         age = age - torch.arange(back + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)

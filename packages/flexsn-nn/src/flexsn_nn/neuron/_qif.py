@@ -15,10 +15,10 @@ class QIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, above 0.
-        v_c: above this membrane the neuron runs up to a spike by itself.
-        a0: strength of that, above 0.
+        v_c: value of the membrane above which the neuron spikes without further input.
+        a0: strength of the quadratic upstroke, above 0.
         v_threshold: as in `ImmediateReset`.
-        v_rest: the membrane at rest.
+        v_rest: value of the membrane at rest.
         v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     `tau`, `v_c`, `a0` and `v_rest` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
@@ -48,11 +48,11 @@ class QIF(ImmediateReset):
         self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
-        """Computes the current that drives the membrane: input and the quadratic run-up."""
+        """Computes the current that drives the membrane: the input and the quadratic upstroke."""
         return x + self.bounded("a0", self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         h = v + self.current(x, v) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)

@@ -1,4 +1,4 @@
-"""Neurons whose spikes come back: a matrix between the spikes of a step and the input of the next."""
+"""Recurrent neurons: a matrix leads from the spikes of a step to the input of the next step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class Feedback(Neuron):
-    """A neuron with the output of the step before among its states, and `recurrent`, through which it comes back.
+    """A neuron that feeds its last output back through `recurrent`.
 
-    `dynamics` of a class derived from it takes `s` as its first state, adds `self.recurrent(s)` to what the neuron
-    gets, and returns the output twice, as output and as the new `s`.
+    The last output `s` is the first state of `dynamics`. In a subclass, `dynamics` adds `self.recurrent(s)` to the
+    neuron's input, and returns the output twice: as the output and as the new `s`.
 
     Attributes:
-        recurrent: `[*step] -> [*step]`.
+        recurrent: module `[*step] -> [*step]`.
     """
 
     recurrent: nn.Module
 
     @property
     def V(self) -> Tensor:
-        """The recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column); with
+        """Recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column); with
         `all_to_all=False`, `[features]` or `[1]`."""
         found: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
         return found
@@ -45,55 +45,56 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """Kernels take most neurons of this package. Whether they take this step has to be checked."""
+        """False: kernels accept most neurons of this package, but each step of this kind has to be checked."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True for kernels: users of the layer cannot change its step, so the loop runs where kernels refuse it."""
+        """True for kernels: users cannot change the step of this layer, so the loop runs where kernels refuse it."""
         return backend in COMPILED
 
     def _ask_for_portability(self, *call: object) -> None:
-        """Warns of no refusal on a GPU: the loop runs on a GPU, as here, and `explain` says so."""
+        """Gives no warning: on a GPU, the loop runs, too, and `explain` reports it."""
 
 
 class Recurrent(Feedback):
-    """`s' = neuron(x + V s, v)`: any neuron, whose output of the step before comes back into its input.
+    """`s' = neuron(x + V s, v)`: any neuron whose last output is fed back into its input.
 
-    With delays, an earlier output: of neuron `i`, `s[t - 1 - delay[i]]` (axonal delays). Each neuron's own past is
-    filtered first, and one product per step follows, whatever the number of delays.
+    With delays, an earlier output is fed back: `s[t - 1 - delay[i]]` of neuron `i` (axonal delays). The past of each
+    neuron is filtered first; then one product per step follows, for any number of delays.
 
-    The matrix product of each step stands inside of the step function, and so inside of the loop over time.
+    The matrix product of each step is part of the step function, and so of the loop over time.
 
     Args:
-        neuron: a `FlexSN` with one output: a ready-made neuron, or one of your own. Of several inputs, the first one
-            gets what comes back. The neuron is part of this module, and its own state is not used.
-        features: how many neurons, the last dimension of the step.
-        all_to_all: `True`: `V` is a matrix `[features, features]`. `False`: every neuron reaches itself alone, with
-            weights `[features]`, or with one number for all if `features` is `None`.
-        V: where the weights start with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
-        bias: whether the matrix has a bias. (A linear layer in front has one already.)
-        learn_recurrent: whether gradients flow to the weights.
-        init: what sets the matrix, in place, as `torch.nn.init.orthogonal_`; `None`: uniform in `±1 / sqrt(features)`,
-            as `nn.Linear`.
-        recurrent: a module of your own instead of the matrix, `[*step] -> [*step]`: of low rank, with a mask, …
-            The arguments above, but for `neuron`, are left out then.
-        delay: steps that pass besides the one that recurrence takes anyway: a number; a tensor that broadcasts to the
-            step, as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which says how delays are learned:
+        neuron: a `FlexSN` with one output: a ready-made neuron, or one of your own. If it has several inputs, the
+            feedback is added to the first one. The neuron is part of this module, and its own state is not used.
+        features: number of neurons, the last dimension of the step.
+        all_to_all: `True`: `V` is a matrix `[features, features]`. `False`: every neuron is connected to itself alone,
+            with weights `[features]`, or with one number for all if `features` is `None`.
+        V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
+        bias: True: the matrix has a bias. (A linear layer in front usually has one already.)
+        learn_recurrent: True: gradients flow to the weights.
+        init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None`: uniform in
+            `±1 / sqrt(features)`, as in `nn.Linear`.
+        recurrent: a module of your own instead of the matrix, `[*step] -> [*step]`: of low rank, with a mask, … Leave
+            out the arguments above then, except `neuron`.
+        delay: delay of the feedback, in steps, in addition to the one step that recurrence always takes: a number; a
+            tensor that broadcasts to the step, such as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which
+            defines how delays are learned:
             `Delay(20 * torch.rand(features), max_delay=20, learn=True, interpolation="gaussian", width=5.0)`. That
-            module is part of this one, and its own state is not used. `None`: no delay.
-        options: as in `FlexSN`; where they are absent, the neuron's.
+            module becomes part of this one, and its own state is not used. `None`: no delay.
+        options: as in `FlexSN`; by default, those of `neuron`.
 
     Attributes:
-        neuron: as given.
-        recurrent: a module, whose parameter is `weight`, or `V` with `all_to_all=False`.
+        neuron: the neuron.
+        recurrent: a module whose parameter is `weight`, or `V` with `all_to_all=False`.
         delay: a `layer.Delay`, or `None`.
 
     Raises:
-        ParameterError: no `FlexSN`, one with several outputs, or arguments that do not go together.
-        InputShapeError: at a call: a step with another number of neurons.
+        ParameterError: `neuron` is no `FlexSN` or has several outputs, or arguments exclude each other.
+        InputShapeError: in a call, the number of neurons in the step is another one.
 
-    The states are `s`, zeros at first, and those of the neuron; with delays, `s`, then `s_1` to `s_N`, the outputs
-    before it, for a `max_delay` of `N`.
+    The states are `s`, zeros at first, and those of the neuron. With delays, the states `s_1` to `s_N` come after `s`:
+    the outputs before `s`, for a `max_delay` of `N`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -127,8 +128,8 @@ class Recurrent(Feedback):
             raise ParameterError(f"neuron is {neuron!r}; {made}.")
         if neuron.num_outputs != 1:
             raise ParameterError(
-                f"the neuron has num_outputs={neuron.num_outputs}; one output comes back: write a step with what comes "
-                "back in it, FlexSN(core, ...)."
+                f"the neuron has num_outputs={neuron.num_outputs}; only one output can be fed back: write a step that "
+                "contains the feedback, FlexSN(core, ...)."
             )
         names = (
             neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
@@ -136,7 +137,7 @@ class Recurrent(Feedback):
         if not isinstance(delay, Delay | None):
             delay = Delay(delay)
         past = tuple(f"s_{i}" for i in range(1, 1 + (delay.max_delay if delay else 0)))
-        object.__setattr__(self, "state_names", ("s", *past, *names))  # of this object, not of the class
+        object.__setattr__(self, "state_names", ("s", *past, *names))  # on this object, not on the class
         theirs: RunOptions = {
             "step_mode": neuron.step_mode,
             "backend": neuron.backend,
@@ -157,9 +158,9 @@ class Recurrent(Feedback):
         else:
             check_function("recurrent", recurrent)
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
-                raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
+                raise ParameterError("recurrent is a module of your own: leave out the arguments of the matrix.")
             self.recurrent = recurrent
-        self._draws = draws(self.core)  # of the neuron, which is known now
+        self._draws = draws(self.core)  # depends on the neuron, which is set now
         self._tell_step_mode()
 
     @property
@@ -173,11 +174,11 @@ class Recurrent(Feedback):
         self._tell_step_mode()
 
     def _tell_step_mode(self) -> None:
-        """Sets the step mode of the neuron, which checks its inputs by it; its own backend is never used."""
+        """Sets the step mode of the neuron, which decides how it checks inputs. Its own backend is never used."""
         self.neuron._step_mode = self._step_mode
 
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """One step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
+        """Computes one step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
         count = self._num_past
         past, states = args[self.num_inputs : self.num_inputs + count], args[self.num_inputs + count :]
@@ -188,16 +189,16 @@ class Recurrent(Feedback):
 
     @property
     def _num_past(self) -> int:
-        """The number of outputs that are kept as states."""
+        """Number of outputs that are stored as states."""
         return 1 if self.delay is None else 1 + self.delay.max_delay
 
     def driven(self, x: Tensor, s: Tensor) -> Tensor:
-        """The neuron's input: what comes from outside, and what comes back."""
+        """Computes the neuron's input: the input of the layer plus the feedback."""
         fed_back: Tensor = self.recurrent(s)
         return x + fed_back
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Outputs at 0, the others where the neuron starts."""
+        """Makes the initial states: past outputs are 0, the others are those of the neuron."""
         past = super().init_states(self._num_past, step_mode, *inputs)
         states = self.neuron.init_states(num_states - self._num_past, step_mode, *inputs)
         return [*past, *self._in_state_dtype(states)]
@@ -226,7 +227,7 @@ class Recurrent(Feedback):
         return self.neuron.spike_range if type(self).dynamics is Recurrent.dynamics else None
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        # The neuron may add inputs of its own, as noise.
+        # The neuron may add inputs, such as noise.
         return super()._checked(self.neuron._checked(inputs))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:

@@ -1,4 +1,4 @@
-"""Leaky integrate and fire that rests after a spike."""
+"""Leaky integrate and fire with a refractory period after each spike."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class RefractoryLIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`, but `h = v` while `r > relative`; `r' = max(r - 1, 0)`, or
     `absolute + relative` after a spike.
 
-    `LIF` with a count `r` of the steps for which it is refractory. For `absolute` steps after a spike it ignores its
-    input and is silent; in the `relative` steps that follow, the threshold is raised by `rise`, and comes down to
-    `v_threshold` in even steps: `v_threshold + rise r / relative`. The soft reset subtracts the threshold of the step.
+    `LIF` with a counter `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and
+    is silent. In the next `relative` steps, the threshold is raised by `rise` and falls linearly back to `v_threshold`:
+    `v_threshold + rise r / relative`. The soft reset subtracts the threshold of the step.
 
     Args:
-        absolute: steps of silence after a spike, at least 0.
-        relative: steps with a raised threshold after them, at least 0.
-        rise: how much the threshold is raised at first, at least 0.
+        absolute: number of silent steps after a spike, at least 0.
+        relative: number of steps with a raised threshold after these, at least 0.
+        rise: initial rise of the threshold, at least 0.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
-    `absolute`, `relative` and `rise` are numbers, tensors that broadcast to the step, or, `rise`, an `nn.Parameter`.
-    Spikes reach the count without a gradient.
+    `absolute`, `relative` and `rise` are numbers or tensors that broadcast to the step; `rise` may also be an
+    `nn.Parameter`. No gradient flows from the counter to the spikes.
 
     Raises:
-        ParameterError: `rise` without `relative`.
+        ParameterError: `rise` is given without `relative`.
 
     Source: Gerstner et al., "Neuronal dynamics", 2014, chapter 1.3, with a threshold that falls linearly.
     """
@@ -65,17 +65,17 @@ class RefractoryLIF(LIF):
         self._raised = raised
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v, r)`."""
+        """Computes one step: `(spike, v, r)`."""
         v, r = states
         relative, absolute = self.bounded("relative", self.relative, r), self.bounded("absolute", self.absolute, r)
         ready = (r <= relative).to(v.dtype)
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
         if self._raised:
-            # What is above `relative` is silent anyway.
+            # While the count is above `relative`, the neuron is silent anyway.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        # The gradient of `relu` at 0 is 0 in all versions of torch, that of `clamp` is not.
+        # The gradient of `relu` at 0 is 0 in all versions of torch; that of `clamp` is not.
         counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
         return spike, self.after(h, spike, threshold), counted

@@ -1,4 +1,4 @@
-"""Threshold and reset, in their two conventions: in the same step, or in the next one."""
+"""Threshold and reset in two conventions: reset in the same step, or in the next one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESET_MECHANISMS = ("subtract", "zero", "none")
 
 
 class SpikeOptions(RunOptions, total=False):
-    """`RunOptions`, and `strict`: fire at `>` (`True`), `>=` (`False`), or as the surrogate does (`None`)."""
+    """`RunOptions`, and `strict`: fire at `>` (`True`), at `>=` (`False`), or as the surrogate does (`None`)."""
 
     strict: bool | None
 
@@ -40,19 +40,19 @@ class ImmediateReset(Neuron):
         v' = s v_reset + (1 - s) h      hard reset
         v' = h - s v_threshold          soft reset, `v_reset=None`
 
-    The membrane `v` starts at `v_reset`, at 0 for the soft reset; other states start at 0.
+    The membrane `v` starts at `v_reset`, or at 0 with the soft reset; other states start at 0.
 
     Args:
         v_threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
-        v_reset: `None` for the soft reset.
-        surrogate_function: spikes from `h - v_threshold`.
-        detach_reset: whether the reset lets no gradient through `s`.
-        num_inputs: how many inputs `dynamics` takes before its states.
-        strict: fire at `h > v_threshold` (`True`), `>=` (`False`), or as the surrogate does (`None`).
+        v_reset: a number; `None`: the soft reset.
+        surrogate_function: function that computes spikes from `h - v_threshold`.
+        detach_reset: True: no gradient flows through the reset to `s`.
+        num_inputs: number of inputs that `dynamics` takes before its states.
+        strict: fire at `h > v_threshold` (`True`), at `>=` (`False`), or as the surrogate does (`None`).
         options: as in `Neuron`.
 
     Raises:
-        ParameterError: a number that is not finite, or `strict` with a function of one's own.
+        ParameterError: a number is not finite, or `strict` is given with a function of your own.
     """
 
     v_threshold: float | Tensor
@@ -85,15 +85,15 @@ class ImmediateReset(Neuron):
 
     @property
     def v_start(self) -> float:
-        """Where the membrane starts, and what it leaks to: `v_reset`, read as 0 for the soft reset."""
+        """Value at which the membrane starts and to which it leaks: `v_reset`, or 0 for the soft reset."""
         return 0.0 if self.v_reset is None else self.v_reset
 
     def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
-        """Spikes of the charged membrane; `threshold` defaults to `v_threshold`."""
+        """Computes the spikes of the charged membrane; `threshold` defaults to `v_threshold`."""
         return self.surrogate_function(h - self._threshold(h, threshold))
 
     def after(self, h: Tensor, spike: Tensor, threshold: float | Tensor | None = None) -> Tensor:
-        """The membrane after the reset; `threshold` defaults to `v_threshold`."""
+        """Computes the membrane after the reset; `threshold` defaults to `v_threshold`."""
         if self.detach_reset:
             spike = spike.detach()
         if self.v_reset is None:
@@ -101,7 +101,7 @@ class ImmediateReset(Neuron):
         return spike * self.v_reset + (1 - spike) * h
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """`v` at `v_start`, other states at 0."""
+        """Makes the initial states: `v` at `v_start`, the others at 0."""
         states = super().init_states(num_states, step_mode, *inputs)
         start = self._start()
         if start != 0:
@@ -112,8 +112,8 @@ class ImmediateReset(Neuron):
     def _starts_at_zero(self) -> bool:
         return self._starts_by(ImmediateReset) and self._start() == 0
 
-    # torch.compile(dynamic=True) would make a symbol of the number, which the core, compiled on its own, cannot
-    # take from outside. Inside the core, the number is guarded.
+    # torch.compile(dynamic=True) would make a symbol of the number. The core is compiled on its own and cannot take
+    # this symbol from outside; inside of the core, the number is guarded.
     @constant
     def _start(self) -> float:
         return self.v_start
@@ -126,25 +126,25 @@ class ImmediateReset(Neuron):
 
 
 class DelayedReset(Neuron):
-    """A neuron that fires at `h > threshold` and resets in the next step, as snnTorch's do.
+    """A neuron that fires at `h > threshold` and resets in the next step, as snnTorch's neurons do.
 
-        r = step(v - threshold)         without gradient: whether the last step spiked
-        h = the charge, less `r threshold` ("subtract"), or zeroed where `r` ("zero"), or as it is ("none")
+        r = step(v - threshold)         1 if the last step spiked; has no gradient
+        h = the charge, minus `r threshold` ("subtract"), or 0 where `r` is 1 ("zero"), or unchanged ("none")
         s = step(h - threshold)
 
     Args:
         threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
-        spike_grad: spikes from `h - threshold`.
-        learn_threshold: whether to make the threshold an `nn.Parameter`.
+        spike_grad: function that computes spikes from `h - threshold`.
+        learn_threshold: True: make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
-        strict: whether to fire at `h > threshold` (`True`) or `>=` (`False`); `None`: as `spike_grad` does.
-        reset_delay: `False`: the membrane that is carried on is reset by this step's spike at once, whose gradient
-            the reset then lets through.
+        strict: fire at `h > threshold` (`True`), at `>=` (`False`), or as `spike_grad` does (`None`).
+        reset_delay: `False`: the spike of a step resets the membrane in that step, before it becomes the new state; the
+            gradient then flows through the reset.
         options: as in `Neuron`.
 
     Raises:
-        UnknownNameError: another reset mechanism.
-        ParameterError: a threshold that is not finite, or `strict` with a function of one's own.
+        UnknownNameError: unknown `reset_mechanism`.
+        ParameterError: the threshold is not finite, or `strict` is given with a function of your own.
     """
 
     threshold: float | Tensor
@@ -174,25 +174,25 @@ class DelayedReset(Neuron):
         super().__setattr__(name, value)
 
     def fire(self, h: Tensor) -> Tensor:
-        """Spikes of the charged membrane."""
+        """Computes the spikes of the charged membrane."""
         return self.spike_grad(h - fit(self.threshold, h))
 
     def spiked(self, v: Tensor) -> Tensor:
-        """`r`: 1 where the last step spiked, found again from its membrane; no gradient."""
+        """Computes `r`, 1 where the last step spiked, from the membrane of that step; has no gradient."""
         return self.fire(v).detach()
 
     def after(self, h: Tensor, r: Tensor) -> Tensor:
-        """The charge `h` after the reset of the last step's spikes."""
+        """Computes the charge `h` after the reset by the last step's spikes."""
         if self.reset_mechanism == "subtract":
             return h - r * fit(self.threshold, h)
         return h - r * h if self.reset_mechanism == "zero" else h
 
     def kept(self, h: Tensor, spike: Tensor, r: Tensor) -> Tensor:
-        """The membrane that is carried on: `h`, or without `reset_delay` after the reset of this step's spike.
+        """Computes the new state of the membrane: `h`, or without `reset_delay` `h` reset by this step's spike.
 
         Args:
-            h: the charge, after the reset of the last step's spikes `r`.
-            spike: this step's. Where `r` has reset already, it is not reset again.
+            h: the charge, after the reset by the last step's spikes `r`.
+            spike: this step's spike. Where `r` has reset the membrane already, it is not reset again.
         """
         return h if self.reset_delay else self.after(h, spike - r)
 
@@ -201,7 +201,7 @@ class DelayedReset(Neuron):
 
 
 def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
-    """The range of a ready-made step's output, which is that of a surrogate; of a step of the user's, `None`."""
+    """Range of a ready-made step's output, which is that of its surrogate; `None` for a step of the user's."""
     for name in ("dynamics", "fire"):
         method = getattr(neuron, name, None)
         if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):
@@ -210,18 +210,18 @@ def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None
 
 
 def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
-    """`(0, 1)`; `None` for a function of the user's, which may give anything."""
+    """`(0, 1)` for a surrogate; `None` for a function of the user's, which may return any number."""
     return (0, 1) if isinstance(function, Surrogate) and type(function).__call__ is Surrogate.__call__ else None
 
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:
-    """The spike function, with the comparison `>` or `>=` that `strict` requires."""
+    """Returns the spike function with the comparison `>` or `>=` that `strict` requires."""
     check_function(name, function)
     if strict is None:
         return function
     if not isinstance(function, Surrogate):
         raise ParameterError(
             f"strict={strict} sets the comparison of a flexsn_nn.surrogate; {name} is {function!r}, which "
-            "decides by itself: pass strict=None."
+            "compares by itself: pass strict=None."
         )
     return replace(function, strict=strict)

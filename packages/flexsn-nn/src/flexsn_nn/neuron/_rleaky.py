@@ -15,25 +15,25 @@ from flexsn_nn.neuron._synaptic import Synaptic
 
 
 class RLeaky(Feedback, Leaky):
-    """`h = beta v + x + V s`, less the reset of the last step's spike `r`; fires at `h > threshold`.
+    """`h = beta v + x + V s`, minus the reset of the last step's spike `r`; fires at `h > threshold`.
 
-    "subtract": `h - r threshold`; "zero": `(1 - r) h`, where `Leaky` keeps the input. `s` are the spikes of the step
-    before, and `V` is a matrix, with a bias; a convolution; or, with `all_to_all=False`, a neuron's weight to itself.
+    Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`, while `Leaky` does not reset the input. `s` are the spikes
+    of the last step. `V` is a matrix with a bias; a convolution; or, with `all_to_all=False`, a weight of each neuron
+    to itself.
 
     Args:
-        beta: what is left of the membrane after a step, in `[0, 1]`, as in `Leaky`.
-        V: with `all_to_all=False`, where the weights start: one number for all neurons, or a tensor that broadcasts to
-            the step.
-        all_to_all: whether every neuron reaches every other.
-        linear_features: how many neurons, the last dimension of the step: the matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: instead, of a convolution of odd size over a step `[B, C, H, W]`. It needs
-            `backend="torch"`.
+        beta: factor of the membrane per step, in `[0, 1]`, as in `Leaky`.
+        V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
+        all_to_all: True: every neuron is connected to all others.
+        linear_features: number of neurons, the last dimension of the step; the matrix is `recurrent.weight`.
+        conv2d_channels, kernel_size: for a convolution instead: channels and odd size, over a step `[B, C, H, W]`. It
+            needs `backend="torch"`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta, learn_threshold: whether to make an `nn.Parameter` of it.
-        learn_recurrent: whether gradients flow to the recurrent weights.
+        learn_beta, learn_threshold: True: make it an `nn.Parameter`.
+        learn_recurrent: True: gradients flow to the recurrent weights.
         reset_mechanism, strict: as in `DelayedReset`.
-        bias: whether the matrix or the convolution has a bias.
-        init: what sets the weights, in place, as `torch.nn.init.orthogonal_`; `None`: PyTorch's own.
+        bias: True: the matrix or the convolution has a bias.
+        init: function that sets the weights in place, such as `torch.nn.init.orthogonal_`; `None`: PyTorch's default.
         options: as in `DelayedReset`.
 
     Example:
@@ -67,7 +67,7 @@ class RLeaky(Feedback, Leaky):
         self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, v)`."""
+        """Computes one step: `(spike, spike, v)`."""
         s, v = states
         r = self.spiked(v)
         h = self.after(self.bounded("beta", self.beta, v) * v + x + self.recurrent(s), r)
@@ -76,16 +76,16 @@ class RLeaky(Feedback, Leaky):
 
 
 class RSynaptic(Feedback, Synaptic):
-    """`i' = alpha i + x + V s`; `h = beta v + i'`, less the reset of the last step's spike `r`.
+    """`i' = alpha i + x + V s`; `h = beta v + i'`, minus the reset of the last step's spike `r`.
 
-    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not reset. `s` are the
-    spikes of the step before, and `V` is a matrix, with a bias; a convolution; or, with `all_to_all=False`, a neuron's
-    weight to itself.
+    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not
+    reset. `s` are the spikes of the last step. `V` is a matrix with a bias; a convolution; or, with `all_to_all=False`,
+    a weight of each neuron to itself.
 
     Args:
-        alpha: what is left of the synaptic current after a step, in `[0, 1]`.
-        beta: what is left of the membrane after a step, in `[0, 1]`.
-        learn_alpha, learn_beta, learn_threshold: whether to make an `nn.Parameter` of it.
+        alpha: factor of the synaptic current per step, in `[0, 1]`.
+        beta: factor of the membrane per step, in `[0, 1]`.
+        learn_alpha, learn_beta, learn_threshold: True: make it an `nn.Parameter`.
         V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: as in `RLeaky`.
         threshold, spike_grad, reset_mechanism, strict, options: as in `DelayedReset`.
     """
@@ -119,7 +119,7 @@ class RSynaptic(Feedback, Synaptic):
         self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, i, v)`."""
+        """Computes one step: `(spike, spike, i, v)`."""
         s, i, v = states
         r = self.spiked(v)
         current = self.bounded("alpha", self.alpha, i) * i + x + self.recurrent(s)
@@ -136,7 +136,7 @@ def _connection(
     learn_recurrent: bool,
     init: Initialize | None,
 ) -> nn.Module:
-    """The recurrent module for snnTorch's arguments."""
+    """Makes the recurrent module from snnTorch's arguments."""
     features, channels, kernel_size = sizes
     if channels is None and kernel_size is None:
         if all_to_all and features is None:

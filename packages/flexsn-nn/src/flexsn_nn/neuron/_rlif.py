@@ -1,4 +1,4 @@
-"""Leaky integrate and fire with recurrent weights; with an adaptive threshold, too."""
+"""Leaky integrate and fire with recurrent weights, also with an adaptive threshold."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class RLIF(Feedback, LIF):
     """`h = v - (v - v_reset) / tau + x + V s`, or with `decay_input` `h = v + (x + V s - (v - v_reset)) / tau`.
 
-    `LIF`, with the spikes `s` of the step before through a matrix `V` into its input. Then `ImmediateReset`.
+    `LIF` whose last spikes `s` pass through a matrix `V` into its input. Threshold and reset are those of
+    `ImmediateReset`.
 
     Args:
-        features: how many neurons, the last dimension of the step.
+        features: number of neurons, the last dimension of the step.
         tau: as in `LIF`.
-        decay_input: as in `LIF`, where it is on: a single spike, divided by `tau`, moves a membrane too little for a
-            stack of these layers to learn as it starts.
+        decay_input: as in `LIF`, but False by default: divided by `tau`, a single spike moves a membrane so little that
+            a stack of these layers, as initialised, does not learn.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
         options: as in `ImmediateReset`.
@@ -56,7 +57,7 @@ class RLIF(Feedback, LIF):
         self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, v)`."""
+        """Computes one step: `(spike, spike, v)`."""
         s, v = states
         spike, v = LIF.dynamics(self, x + self.recurrent(s), v)
         return spike, spike, v
@@ -65,14 +66,14 @@ class RLIF(Feedback, LIF):
 class RALIF(Feedback, ALIF):
     """`h = v - (v - v_reset) / tau + x + V s`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
 
-    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF`, with the spikes `s` of the step before
-    through a matrix `V` into its input: a layer of an LSNN. The LSNN's neurons without adaptation are those whose
-    `beta` is 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
+    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF` whose last spikes `s` pass through a matrix
+    `V` into its input: a layer of an LSNN. For the neurons of an LSNN without adaptation, set `beta` to 0:
+    `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
-        features: how many neurons, the last dimension of the step.
+        features: number of neurons, the last dimension of the step.
         tau_a, tau: as in `ALIF`.
-        beta: as in `ALIF`. There it is 1.8, with which a neuron fires about once in `tau_a` steps.
+        beta: as in `ALIF`, whose default 1.8 lets a neuron fire about once in `tau_a` steps.
         decay_input: as in `RLIF`.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
@@ -109,7 +110,7 @@ class RALIF(Feedback, ALIF):
         self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, spike, v, a)`."""
+        """Computes one step: `(spike, spike, v, a)`."""
         s, v, a = states
         spike, v, a = ALIF.dynamics(self, x + self.recurrent(s), v, a)
         return spike, spike, v, a

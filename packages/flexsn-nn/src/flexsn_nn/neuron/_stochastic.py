@@ -1,4 +1,4 @@
-"""Leaky integrate and fire with an uncertain threshold."""
+"""Leaky integrate and fire with a random threshold."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _logistic(uniform: Tensor) -> Tensor:
 
 
 class EscapeNoise(Transform):
-    """Draws the second input of a step.
+    """Draws the noise that is the second input of a step.
 
     Args:
-        noise: as of `StochasticLIF`.
+        noise: argument of `StochasticLIF`.
     """
 
     def __init__(self, noise: str) -> None:
@@ -38,7 +38,7 @@ class EscapeNoise(Transform):
         return self.noise
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """One step with noise in the dtype of the last state."""
+        """Computes one step with noise in the dtype of the last state."""
         v = states[-1]
         if self.noise == "gaussian":
             noise = normal_like(v)
@@ -52,22 +52,22 @@ def _lack_noise(inputs: tuple[Tensor, ...]) -> bool:
 
 
 class StochasticLIF(ImmediateReset):
-    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold + scale n)`, `n` noise of each step.
+    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold + scale n)`, with noise `n` in each step.
 
-    `LIF` that may fire early or late (escape noise). With logistic noise it fires with probability
+    `LIF` that may fire early or late (escape noise). With logistic noise, it fires with the probability
     `sigmoid((h - v_threshold) / scale)`.
 
-    `forward(x)` draws the noise in the step, by `flexsn_nn.random`; `forward(x, noise)` takes yours, zeros for a neuron
-    without noise.
+    `forward(x)` draws the noise inside of the step, with `flexsn_nn.random`; `forward(x, noise)` uses your noise, for
+    example zeros.
 
     Args:
-        scale: of the noise, at least 0: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+        scale: scale of the noise, at least 0: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
         noise: `"logistic"` (variance pi² / 3) or `"gaussian"` (variance 1).
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Raises:
-        UnknownNameError: another noise.
+        UnknownNameError: unknown `noise`.
 
     Source: Gerstner et al., "Neuronal dynamics", 2014, chapter 9.1.
     """
@@ -101,7 +101,7 @@ class StochasticLIF(ImmediateReset):
         super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
-        """The noise that a call with the input `like` draws at the initial state: its shape, dtype and device."""
+        """Draws the noise of a call that begins at the initial state, in the shape, dtype and device of `like`."""
         single = self.step_mode == "s"
         shape, steps = (like.shape, None) if single else (like.shape[1:], like.shape[0])
         if self.noise == "gaussian":
@@ -109,7 +109,7 @@ class StochasticLIF(ImmediateReset):
         return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _lack_noise(inputs):  # an input that the step does not read
+        if _lack_noise(inputs):  # add an input that the step does not read
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
@@ -119,7 +119,7 @@ class StochasticLIF(ImmediateReset):
         return (EscapeNoise(self.noise),) if _lack_noise(inputs) else ()
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         h = leaky_charge(x, v, self.bounded("tau", self.tau, v), self.decay_input, self.v_start)
         spike = self.fire(h + self.bounded("scale", self.scale, h) * noise)
         return spike, self.after(h, spike)

@@ -10,19 +10,20 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Synaptic(DelayedReset):
-    """`i' = alpha i + x`; `h = beta v + i'`, less the reset of the last step's spike `r`.
+    """`i' = alpha i + x`; `h = beta v + i'`, minus the reset of the last step's spike `r`.
 
-    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not reset.
+    The neuron fires at `h > threshold`. Reset "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not
+    reset.
 
     Args:
-        alpha: what is left of the synaptic current after a step, in `[0, 1]`.
-        beta: what is left of the membrane after a step, in `[0, 1]`.
+        alpha: factor of the synaptic current per step, in `[0, 1]`.
+        beta: factor of the membrane per step, in `[0, 1]`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
+        learn_alpha, learn_beta: True: make it an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
-    in `[0, 1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to
+    `[0, 1]`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("i", "v")
@@ -47,7 +48,7 @@ class Synaptic(DelayedReset):
         self.hold_number("beta", beta, learn=learn_beta, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, i, v)`."""
+        """Computes one step: `(spike, i, v)`."""
         current = self.bounded("alpha", self.alpha, i) * i + x
         r = self.spiked(v)
         h = self.after(self.bounded("beta", self.beta, v) * v + current, r)

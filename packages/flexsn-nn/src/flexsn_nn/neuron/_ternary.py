@@ -1,4 +1,4 @@
-"""Neurons with spikes of two signs."""
+"""Neurons with positive and negative spikes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HINT = "A spike of either sign needs a threshold of its own on each side of 0."
 
 
 class TernaryIF(IF):
-    """`h = v + x`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
+    """`h = v + x`; `s = step(h - v_threshold) - step(-h - v_threshold)`, which is -1, 0 or 1.
 
     The soft reset is `v' = h - s v_threshold`. The hard reset sets `v'` to `v_reset` after a spike of either sign.
 
     Args:
-        v_threshold: above 0.
+        v_threshold: threshold, above 0.
         v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
@@ -38,7 +38,7 @@ class TernaryIF(IF):
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         return fire_both_ways(self, v + x)
 
     def _own_spike_range(self) -> tuple[int, int] | None:
@@ -46,13 +46,13 @@ class TernaryIF(IF):
 
 
 class TernaryLIF(LIF):
-    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
+    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`: -1, 0 or 1.
 
     This is `LIF` with the spikes and resets of `TernaryIF`.
 
     Args:
         tau, decay_input: as in `LIF`.
-        v_threshold: above 0.
+        v_threshold: threshold, above 0.
         v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
@@ -72,7 +72,7 @@ class TernaryLIF(LIF):
         super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step: `(spike, v)`."""
+        """Computes one step: `(spike, v)`."""
         return fire_both_ways(self, self.charge(x, v))
 
     def _own_spike_range(self) -> tuple[int, int] | None:
@@ -80,7 +80,7 @@ class TernaryLIF(LIF):
 
 
 def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
-    """`(spike, v)` from the charged membrane `h`, with a threshold on each side of 0."""
+    """Computes `(spike, v)` from the charged membrane `h`, with a threshold on each side of 0."""
     up, down = neuron.fire(h), neuron.fire(-h)
     spike = up - down
     return spike, neuron.after(h, spike if neuron.v_reset is None else up + down)

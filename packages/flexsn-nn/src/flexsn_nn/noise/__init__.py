@@ -1,1 +1,1 @@
-"""Random numbers of a neuron: which ones a step draws, and the transform by which they reach it."""
+"""Random numbers of a neuron: the numbers that a step draws, and the transforms that pass them to the step."""

@@ -1,7 +1,7 @@
-"""Random numbers of captured steps, the graphs that Dynamo makes of steps.
+"""Random numbers of captured steps, which are graphs of steps made by Dynamo.
 
-A step that Dynamo captures may change no object. Instead, it calls operators that mark in the graph its draws and the
-places of its numbers. `number_draws` then replaces these calls.
+A step that Dynamo captures must not change an object. Instead, it calls operators that mark its draws in the graph, and
+the places of its numbers. `number_draws` then replaces these calls.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _library.define("below(Tensor number, Tensor p) -> Tensor")
 
 def _draw_nothing(*arguments: Any) -> Tensor:
     raise DrawError(
-        "the core draws random numbers, which this form of a scan in torch.compile does not: use backend='auto', "
-        "without a lowering of your own and outside of torch.func's transforms."
+        "the core draws random numbers, which this form of a scan in torch.compile does not support: use backend="
+        "'auto', without a lowering of your own and outside of torch.func's transforms."
     )
 
 
 def _no_result(*arguments: Any) -> None:
-    """Implements an operator that only leaves a mark in a graph for `number_draws`."""
+    """Implements an operator that only leaves a mark in the graph for `number_draws`."""
 
 
 for _name in ("places", "means"):
@@ -44,7 +44,7 @@ for _name, _dtype in (("draw", torch.float32), ("below", torch.bool)):
 
 
 def number_draws(module: fx.GraphModule) -> None:
-    """Replaces the draws in the graph of a captured step by the numbers that the step draws outside of compilers."""
+    """Replaces the draws in a captured step's graph by the numbers that the step draws outside of compilers."""
     ops, graph = torch.ops.flexsn_nn, module.graph
     sources = _calls(graph, ops.places) + _calls(graph, ops.means)
     if not sources:
@@ -78,7 +78,7 @@ def number_draws(module: fx.GraphModule) -> None:
 
 
 def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
-    """The rule that makes the numbers of a draw, which may have another shape than the step.
+    """Returns the rule for the numbers of a draw, whose shape may differ from the step's.
 
     Raises:
         DrawError: the step has no numbers for this shape.

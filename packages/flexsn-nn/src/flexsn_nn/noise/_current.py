@@ -1,4 +1,4 @@
-"""The step that a thread runs: where its random numbers are, and how many it has drawn."""
+"""The step that a thread runs now: the places of its random numbers, and the number of its draws."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Result = TypeVar("_Result")
 
 
 class Places(NamedTuple):
-    """Arguments of the numbers of one step, int32 each.
+    """Arguments of the random numbers of one step, int32 each.
 
     Attributes:
-        first, second, third: words of each element of the step, `[*step]`.
-        step: in time; broadcasts to the step.
+        first, second, third: words for each element of the step, `[*step]`.
+        step: index of the time step; broadcasts to the step.
     """
 
     first: Tensor
@@ -29,9 +29,9 @@ class Elements(NamedTuple):
     """Numbers from which the words of a step's elements are computed, int32 each; they broadcast to the step.
 
     Attributes:
-        low, high: the key.
-        row: the index in the batch.
-        column: the place of each element in its row, `[1, *step[1:]]`.
+        low, high: the two words of the key.
+        row: index in the batch.
+        column: index of each element in its row, `[1, *step[1:]]`.
     """
 
     low: Tensor
@@ -44,8 +44,8 @@ class Step:
     """One run of a core.
 
     Attributes:
-        places: of its numbers; `None` where means are drawn.
-        draws: how many so far.
+        places: places of its numbers; `None`: draws return means.
+        draws: number of draws so far.
     """
 
     def __init__(self, places: Places | None) -> None:
@@ -63,7 +63,7 @@ current = _Current()
 
 
 def drawing(places: Places | None, run: Callable[[], _Result]) -> _Result:
-    """The result of `run`, in which draws have these places."""
+    """Returns the result of `run`; draws inside of it use these places."""
     before, current.step = current.step, Step(places)
     try:
         return run()

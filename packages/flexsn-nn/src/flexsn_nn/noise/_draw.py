@@ -1,4 +1,4 @@
-"""Draws of a step: one number for each of its elements."""
+"""Draws of a step: one number for each element."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import Fitted, fitted
 
-# Bits of uniform numbers of narrower dtypes: the number that these hold below 1, so that none is rounded to 1.
+# Number of bits of uniform numbers for narrower dtypes, which hold these numbers exactly, so none is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
 def draw_normal(x: Tensor) -> Tensor:
-    """As `random.normal_like`."""
+    """Implements `random.normal_like`."""
     _check(x, "normal_like")
     if torch.compiler.is_dynamo_compiling():
         return torch.ops.flexsn_nn.draw(x.detach(), 0)  # type: ignore[no-any-return]
@@ -27,7 +27,7 @@ def draw_normal(x: Tensor) -> Tensor:
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
-    """As `random.uniform_like`; with `below`, as `random.bernoulli_like` of this probability."""
+    """Implements `random.uniform_like`; with `below`, implements `random.bernoulli_like` of this probability."""
     name = "uniform_like" if below is None else "bernoulli_like"
     _check(x, name)
     bits = 24 if below is not None else _BITS.get(x.dtype, 24)
@@ -49,23 +49,23 @@ def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
 
 def _check(x: Tensor, name: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} takes a tensor of the step, and got a {type(x).__name__}.")
+        raise TypeError(f"{name} takes a tensor of the step, but got a {type(x).__name__}.")
     if not x.is_floating_point():
-        raise InputDtypeError(f"{name} draws floating-point numbers, and got a tensor of {x.dtype}: convert it first.")
+        raise InputDtypeError(f"{name} draws floating-point numbers, but got a tensor of {x.dtype}: convert it first.")
 
 
 def _step_of(name: str) -> Step:
     step = current.step
     if step is None:
         raise DrawError(
-            f"{name} is called outside of a step whose numbers are known: it draws inside of a core that "
+            f"{name} is called outside of a step: it draws only inside of a core that "
             "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
         )
     return step
 
 
 def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
-    """Numbers of the shape of `x`. (Where it is the step's, the number of rows is not read.)
+    """Draws numbers in the shape of `x`. (If this is the step's shape, the number of rows is not read.)
 
     Raises:
         DrawError: the step has no numbers for this shape.
@@ -80,7 +80,7 @@ def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **op
         of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
             f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
-            f"dimension more or less, or for fewer neurons, and got a tensor of shape {list(x.shape)}: expand it to "
+            f"dimension more or less, or for fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to "
             "the step's shape."
         )
     draws = [number(*places, stream=step.draws + i, **options) for i in range(how.num_draws)]

@@ -1,4 +1,4 @@
-"""Transforms of calls that draw random numbers: they give a step the places of its numbers, or means."""
+"""Transforms of calls with random numbers: they pass a step the places of its numbers, or replace these by means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flexsn_nn.noise import _captured as _captured  # defines operators of captured steps
+from flexsn_nn.noise import _captured as _captured  # defines the operators of captured steps
 from flexsn_nn.noise._current import Elements, Places, drawing
 from flexsn_nn.noise._numbers import Numbers
 from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
@@ -15,14 +15,14 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Gives a step the places of its random numbers. This is the outermost transform, as others may draw, too.
+    """Passes a step the places of its random numbers. It is the outermost transform, because others may draw, too.
 
-    One object serves one call. The call's key is drawn once, whichever way the call takes. Kernels compute the words of
-    an element before their loop over time. Loops in Python receive words that are computed before the call.
+    One object serves one call. The call's key is drawn once, even if the call is tried in several ways. Kernels compute
+    the words of an element before their loop over time. Loops in Python receive words computed before the call.
 
     Args:
-        numbers: the neuron's key and steps.
-        begins, keep: as for `Numbers.places`.
+        numbers: key and steps of the neuron.
+        begins, keep: arguments of `Numbers.places`.
     """
 
     num_inputs = 1
@@ -36,7 +36,7 @@ class Draws(Transform):
 
     @property
     def tensors(self) -> Values:
-        """The tensors from which the words of elements are computed, or the words themselves."""
+        """Tensors from which the words of the elements are computed, or the words themselves."""
         return self._tensors
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
@@ -47,7 +47,7 @@ class Draws(Transform):
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """The number of each step, `[T, 1, ...]`."""
+        """Returns the index of each step, `[T, 1, ...]`."""
         return (self._placed(call)[1],)
 
     def _placed(self, call: Call) -> tuple[Elements, Tensor]:
@@ -59,7 +59,7 @@ class Draws(Transform):
         return self._places
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Runs the step with the places of its numbers."""
+        """Runs the step with the places of its random numbers."""
         words = own.tensors
         if len(words) == len(Elements._fields):
             word = torch.ops.flexsn_graph.element_word
@@ -72,10 +72,10 @@ class Draws(Transform):
 
 
 class Means(Transform):
-    """Gives a step the mean of each number that it draws."""
+    """Replaces each random number of a step by its mean."""
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Runs the step with a mean for each number that it draws."""
+        """Runs the step with a mean instead of each random number."""
         if torch.compiler.is_dynamo_compiling():
             torch.ops.flexsn_nn.means()
             return Changed(*core(inputs, states))
@@ -83,7 +83,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """A transform for traces, with an arbitrary key that no generator draws."""
+    """Makes a transform for traces, with an arbitrary key, without a draw from a generator."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

@@ -1,4 +1,4 @@
-"""Code that draws random numbers, as far as it shows before it runs."""
+"""Detection of code that draws random numbers, before the code runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST = 1_000
 
 
 def draws(core: Callable[..., Any]) -> bool:
-    """Looks for the functions of `flexsn_nn.random` in the code of a core, and in the code that it names.
+    """True if the code of a core, or code that it names, uses the functions of `flexsn_nn.random`.
 
-    A function that is reached in another way is found when it is called.
+    A function that is reached in another way is detected when it is called.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__
@@ -34,7 +34,7 @@ def draws(core: Callable[..., Any]) -> bool:
             continue
         seen.add(id(value))
         if isinstance(value, nn.Module) and getattr(value, "_draws", False) is True:
-            return True  # a neuron, of which another one calls the step
+            return True  # a neuron whose step another neuron calls
         if isinstance(value, FunctionType):
             if _is_draw(value):
                 return True
@@ -54,7 +54,7 @@ _BY_KIND: WeakKeyDictionary[type[Transform], bool] = WeakKeyDictionary()
 
 @constant
 def step_draws(kind: type[Transform]) -> bool:
-    """As `draws`, of the steps of a kind of transform."""
+    """True if the steps of this kind of transform draw random numbers; see `draws`."""
     found = _BY_KIND.get(kind)
     if found is None:
         found = _BY_KIND[kind] = draws(kind.step)
@@ -66,7 +66,7 @@ def _is_draw(function: FunctionType) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names of globals and attributes in a function, and in those that it defines."""
+    """Yields the names of globals and attributes in a function and in the functions that it defines."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -74,7 +74,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _named(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:
-    """Functions, objects and classes that a function's code names."""
+    """Yields the functions, objects and classes that a function's code names."""
     for name in names:
         if name in function.__globals__:
             yield function.__globals__[name]
@@ -84,12 +84,12 @@ def _named(function: FunctionType, names: set[str], owner: type | None) -> Itera
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable is not assigned yet
             continue
 
 
 def _parts(value: Any) -> list[tuple[Any, type | None]]:
-    """Functions in an object that can be called, each with the class whose methods it calls by name."""
+    """Returns the functions in a callable object, each with the class whose methods it calls by name."""
     if isinstance(value, MethodType):
         return [(value.__func__, type(value.__self__)), *_children(value.__self__)]
     if isinstance(value, partial):
@@ -104,7 +104,7 @@ def _parts(value: Any) -> list[tuple[Any, type | None]]:
 
 
 def _is_ready_made(kind: type) -> bool:
-    """True of a class of this package or of torch, whose own methods draw nothing."""
+    """True for a class of this package or of torch, whose own methods draw nothing."""
     return kind is object or kind.__module__.startswith(("flexsn_nn.", "torch."))
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a neuron: their key, and the place of each in a call."""
+"""Random numbers of a neuron: their key, and their places in a call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flexsn_runtime import words_of_elements
 
 
 class Numbers:
-    """The key of a neuron's numbers, and how many steps it has made since its state began.
+    """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
 
     Attributes:
-        words: the key that a seed makes; `None`: PyTorch's generator draws keys.
-        first_row: the number of a batch's first row.
-        in_evaluation: whether numbers are drawn in evaluation mode, too.
+        words: key made from a seed; `None`: keys come from PyTorch's generator.
+        first_row: index of the first row of a batch.
+        in_evaluation: True: numbers are drawn in evaluation mode, too.
         key: `[2]`, int32; `None` before the first call.
-        steps: numbers of the last call's time steps, int32.
+        steps: indices of the time steps in the last call, int32.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Numbers:
         self._columns: dict[tuple[Any, ...], Tensor] = {}
 
     def configure(self, seed: int | None, neuron: int, first_row: int | None, in_evaluation: bool | None) -> None:
-        """As `random.configure`, of the neuron of this number."""
+        """Applies `random.configure` to the neuron with this index."""
         if seed is not None:
             self.words, self.key = (None if seed < 0 else _words(seed, neuron)), None
         if first_row is not None:
@@ -44,13 +44,16 @@ class Numbers:
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
     ) -> tuple[Elements, Tensor]:
-        """Numbers of a call's elements, from which words are computed, and of its steps, `[T, 1, ...]` or `[1, ...]`.
+        """Computes the numbers that identify a call's elements, and the indices of its steps.
+
+        The words of the elements are computed from the first ones. The indices are `[T, 1, ...]`, or `[1, ...]` for a
+        single step.
 
         Args:
-            shape: of the step.
-            steps: their number; `None` for a single step without a dimension of time.
-            begins: whether the call begins at the initial state: with a new key.
-            keep: whether the next call goes on where this one ends.
+            shape: shape of the step.
+            steps: number of steps; `None` for a single step without a dimension of time.
+            begins: True: the call begins at the initial state, with a new key.
+            keep: True: the next call continues where this one ends.
         """
         key, before = self.key, self.steps
         if key is None or begins or key.device != device:
@@ -74,7 +77,7 @@ class Numbers:
         return elements, numbers.view(ones if steps is None else [-1, *ones])
 
     def _columns_of(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """The place of each element in its row, `[1, *shape[1:]]`."""
+        """Returns the index of each element in its row, `[1, *shape[1:]]`."""
         rest = shape[1:]
         if torch.compiler.is_compiling():
             return _columns(rest, device, len(shape))
@@ -92,7 +95,7 @@ class Numbers:
         return torch.stack([torch.full((), word, dtype=torch.int32, device=device) for word in self.words])
 
     def apply(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Moves what is kept, as `nn.Module.to` moves parameters."""
+        """Moves the stored tensors, as `nn.Module.to` moves parameters."""
         self.key = None if self.key is None else move(self.key)
         self.steps = None if self.steps is None else move(self.steps)
 
@@ -100,11 +103,11 @@ class Numbers:
 def draw_all(
     numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
 ) -> Tensor:
-    """The numbers of a first draw of all steps, of a new key, in float32.
+    """Draws the numbers of the first draw in all steps, with a new key, in float32.
 
     Args:
-        shape, steps, device: as of `Numbers.places`.
-        bits: of uniform numbers; `None`: normal ones.
+        shape, steps, device: arguments of `Numbers.places`.
+        bits: number of bits of uniform numbers; `None`: normal numbers.
     """
     elements, step = numbers.places(shape, steps, device, begins=True, keep=False)
     places = Places(*words_of_elements(*elements), step)
@@ -117,7 +120,7 @@ def draw_all(
 
 
 def numbers_of(net: nn.Module) -> list[Numbers]:
-    """Numbers of the layers of a network, in the order of its modules."""
+    """Collects the random numbers of a network's layers, in the order of its modules."""
     found = (module.__dict__.get("_numbers") for module in net.modules())
     return [numbers for numbers in found if isinstance(numbers, Numbers)]
 
@@ -134,7 +137,7 @@ def _columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
 
 
 def _words(seed: int, neuron: int) -> tuple[int, int]:
-    """A key of a seed and of the number of a neuron, as two words of 32 bits with a sign."""
+    """Makes a key from a seed and the index of a neuron, as two signed words of 32 bits."""
     digest = hashlib.sha256(f"{seed} {neuron}".encode()).digest()
     low, high = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
     return low, high

@@ -1,4 +1,4 @@
-"""Numbers for tensors of other shapes than the step: those of branches, of a soma, of a smaller population."""
+"""Random numbers for tensors of other shapes than the step: for branches, a soma, a smaller population."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 class Fitted(NamedTuple):
-    """How numbers of a tensor's shape are made of draws, which have the step's shape.
+    """Rule that makes numbers in a tensor's shape from draws in the step's shape.
 
     Attributes:
-        num_draws: 1, or the size of the dimension that the step lacks.
-        function, arguments: make the result of one draw, or of the list of several; `None`: a draw is the result.
+        num_draws: number of draws: 1, or the size of the dimension that the step lacks.
+        function, arguments: function of one draw, or of the list of several; `None`: the draw itself is the result.
     """
 
     num_draws: int = 1
@@ -21,7 +21,7 @@ class Fitted(NamedTuple):
     arguments: tuple[int, ...] = ()
 
     def of(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
-        """The result of `num_draws` draws, where `call` applies a function to arguments."""
+        """Returns the result of `num_draws` draws, where `call` applies a function to arguments."""
         if self.function is None:
             return draws[0]
         operand = list(draws) if self.function is torch.stack else draws[0]
@@ -29,11 +29,11 @@ class Fitted(NamedTuple):
 
 
 def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
-    """How numbers of a shape are made; `None`: they are not. The number of rows, which comes first, is read of neither.
+    """Returns the rule for numbers of this shape; `None` if there is none. Ignores the first dimension, the rows.
 
-    - One dimension more than the step: a draw for each of its elements.
-    - One less: of the step's draw, the first along it.
-    - A smaller last dimension, of several elements: of the step's draw, the first ones.
+    - One dimension more than the step: one draw for each element of that dimension.
+    - One dimension less: the first numbers along that dimension of the step's draw.
+    - A smaller last dimension with several elements: the first numbers of the step's draw.
     """
     rest, own = list(shape[1:]), list(step[1:])
     if len(shape) == len(step) and rest == own:

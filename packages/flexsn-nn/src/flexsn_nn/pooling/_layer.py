@@ -1,4 +1,4 @@
-"""Forward of a pooling layer by a kernel."""
+"""Forward of a pooling layer that runs a kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BY_KERNEL = "by a kernel"
 
 
 class PoolForward(ReplacedForward):
-    """Forward of a pooling layer, one of `KINDS`."""
+    """Forward of a pooling layer of one of the `KINDS`."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """As the layer's own `forward`."""
+        """Computes the layer's output, as its own `forward` does."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
         why: str | None = f"its input has {input.dim()} dimensions"
@@ -44,12 +44,12 @@ class PoolForward(ReplacedForward):
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
 
     def account(self) -> tuple[str, bool]:
-        """The outcome of the last call, and whether a kernel ran."""
+        """Describes the last call, and returns True if a kernel ran."""
         return self.last
 
 
 def window_of(layer: Any) -> Window:
-    """The windows of a layer; in one dimension, they are of one row."""
+    """Returns the windows of a layer; in one dimension, they have one row."""
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
@@ -62,7 +62,7 @@ def window_of(layer: Any) -> Window:
 
 
 def why_torch(layer: nn.Module) -> str | None:
-    """Why a layer keeps torch's pooling whatever its input is; `None`: it need not."""
+    """Returns the reason why a layer keeps torch's pooling for any input; `None` if there is none."""
     kind: Any = type(layer)
     own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
     if own is None:
@@ -75,7 +75,7 @@ def why_torch(layer: nn.Module) -> str | None:
 
 
 def is_pooling(module: nn.Module) -> bool:
-    """True for a layer that pools."""
+    """True for a pooling layer."""
     return isinstance(module, (*KINDS, *_OTHERS))
 
 
@@ -86,7 +86,7 @@ def _pair(numbers: Any, beside: int, *, flat: bool) -> tuple[int, int]:
 
 
 def _images(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """The input as `[N, C, H, W]`; `None`: it cannot be that."""
+    """Returns the input as `[N, C, H, W]`; `None` if it has another number of dimensions."""
     if isinstance(layer, nn.MaxPool1d | nn.AvgPool1d):
         return x.unsqueeze(-2) if x.dim() == 3 else None
     return x if x.dim() == 4 else None

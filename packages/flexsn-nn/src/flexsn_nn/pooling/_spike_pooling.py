@@ -1,4 +1,4 @@
-"""Lets the layers of a network pool by kernels, in place."""
+"""Makes the layers of a network pool by kernels, in place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PooledLayer:
     """Outcome of a layer's last call in eager mode.
 
     Attributes:
-        layer: its name, as in `named_modules()`.
-        by_kernel: a kernel of this package ran.
-        account: that, or why torch's pooling ran.
+        layer: name of the layer, as in `named_modules()`.
+        by_kernel: True if a kernel of this package ran.
+        account: description of the kernel, or the reason why torch's pooling ran.
     """
 
     layer: str
@@ -31,11 +31,11 @@ class PooledLayer:
 
 
 class SpikePooling(ReplacementReport):
-    """Layers of a network that pool; `print` it to see what ran. `spike_pooling` makes it.
+    """Pooling layers of a network; `spike_pooling` makes it, and `print` shows what ran.
 
     Args:
         net: the network.
-        left: layers that keep torch's pooling whatever their input is, and why.
+        left: reasons by name, for layers that keep torch's pooling for any input.
     """
 
     _forward = PoolForward
@@ -44,36 +44,37 @@ class SpikePooling(ReplacementReport):
 
     @property
     def layers(self) -> tuple[PooledLayer, ...]:
-        """Layers that pool, in the order of `named_modules()`."""
+        """Pooling layers, in the order of `named_modules()`."""
         return tuple(PooledLayer(*account) for account in self._accounts())
 
     def undo(self) -> None:
-        """Gives the layers torch's pooling back, as `plain_pooling(net)`."""
+        """Gives the layers torch's pooling back, like `plain_pooling(net)`."""
         self._undo(plain_pooling)
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:
-    """Lets layers pool by kernels that read and write each number once, forward and backward, in place.
+    """Makes layers pool by kernels that read and write each number once, forward and backward, in place.
 
-    Among spikes, a maximum is an `or`, and its gradient belongs to the first spike of a window. For the backward, a
-    kernel keeps which position that is, in 2 to 8 bits for each number of the result; torch keeps the input and 64
-    bits. An average keeps nothing. Values, gradients (also of ties, padding, dilation and `ceil_mode`) and memory
-    formats are torch's, for any input: that it consists of spikes need not be known. Modules, parameters and
-    `state_dict()` stay what and where they are.
+    For spikes, a maximum is an `or`, and its gradient belongs to the first spike of a window. For the backward, a
+    kernel stores the position of that spike, in 2 to 8 bits for each number of the result; torch stores the input and
+    64 bits. An average stores nothing. Values, gradients (also with ties, padding, dilation and `ceil_mode`) and memory
+    formats are those of torch, for any input, whether it consists of spikes or not. Modules, parameters and
+    `state_dict()` do not change.
 
-    It concerns `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, alone or in an `OverTime`. In other
-    calls torch's pooling runs as before; in compiled graphs, it does for averages, of which compilers write kernels.
+    Kernels run in `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, alone or in an `OverTime`. In all
+    other calls, torch's pooling runs as before. It also computes averages in compiled graphs, where the compiler itself
+    makes kernels of them.
 
     Args:
-        net: trained or new, in any mode, on any device. Call it before `torch.compile` and before a wrapper as
-            `DistributedDataParallel`.
-        skip: names of layers that stay as they are.
+        net: a trained or new network, in any mode, on any device. Call this function before `torch.compile` and before
+            a wrapper such as `DistributedDataParallel`.
+        skip: names of layers that stay unchanged.
 
     Returns:
-        An account of what ran in each layer, to be printed after a call.
+        A report on the pooling of each layer, to be printed after a call.
 
     Raises:
-        UnknownNameError: a name in `skip` that `net` does not have.
+        UnknownNameError: `net` has no layer of a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF, OverTime

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a training step go, layer by layer."""
+"""Time and memory of a training step, by layer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class LayerReport:
 
     Attributes:
         name: as in `named_modules()`; `"the rest"`: operations between layers, and the loss.
-        kind: its class.
-        backend: of a neuron, what runs it; `"torch"` for other layers.
-        reason: of a neuron, why this backend runs.
-        kernels: of a neuron, names of its kernels.
-        bytes_kept: what autograd keeps of its forward for the backward, without parameters. Memory that two layers keep
-            counts for the first.
-        seconds: of its forward and its backward.
-        share: of the step's time, from 0 to 1.
+        kind: class of the layer.
+        backend: backend that runs a neuron; `"torch"` for other layers.
+        reason: for a neuron, the reason why this backend runs.
+        kernels: for a neuron, the names of its kernels.
+        bytes_kept: memory that autograd saves for the backward in the layer's forward, without parameters. Memory that
+            two layers save counts for the first one.
+        seconds: time of its forward and its backward.
+        share: share of the step's time, from 0 to 1.
     """
 
     name: str
@@ -48,13 +48,13 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """A training step of a network; `print` it.
+    """A training step of a network; `print` shows it.
 
     Attributes:
-        layers: in the order of their calls, and the rest.
-        seconds: of a step's forward and backward.
-        bytes_kept: for the backward, by all layers.
-        device: the network's.
+        layers: layers in the order of their calls, then the rest.
+        seconds: time of a step's forward and backward.
+        bytes_kept: memory that all layers save for the backward.
+        device: device of the network.
     """
 
     layers: tuple[LayerReport, ...]
@@ -64,7 +64,7 @@ class NetworkReport:
 
     @property
     def verdict(self) -> str:
-        """One line: what runs the neurons, and what takes the time."""
+        """Summary in one line: the backends of the neurons, and the layer that takes the most time."""
         neurons = [layer for layer in self.layers if layer.reason]
         loops = [layer for layer in neurons if layer.backend not in COMPILED]
         if not neurons:
@@ -109,7 +109,7 @@ class NetworkReport:
 
 @dataclass(slots=True)
 class _Account:
-    """Times and bytes of one step by layer; the layer that is running is the last of a stack."""
+    """Times and bytes of one step, by layer; the layer that runs now is the last one of a stack."""
 
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
@@ -129,7 +129,7 @@ class _Account:
         self.mark(self.names[-1])
 
     def mark(self, name: str) -> None:
-        """From now on, time is a layer's."""
+        """Counts time for this layer from now on."""
         moment: Any
         if self.device.type == "cuda":
             moment = torch.cuda.Event(enable_timing=True)
@@ -139,7 +139,7 @@ class _Account:
         self.moments.append((name, moment))
 
     def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
-        """Counts memory that autograd keeps, once."""
+        """Counts memory that autograd saves, each part once."""
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
@@ -150,7 +150,7 @@ class _Account:
         return tensor
 
     def seconds(self) -> dict[str, float]:
-        """Time by layer: from each mark to the next."""
+        """Sums the time by layer, from each mark to the next."""
         found: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
             took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
@@ -159,9 +159,9 @@ class _Account:
 
 
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
-    """Runs a few training steps, without an optimizer, and leaves the network as it was."""
+    """Runs a few training steps, without an optimizer, and restores the network."""
     if not inputs:
-        raise ParameterError("there is no input: functional.explain(net, x) takes what net(x) takes.")
+        raise ParameterError("there is no input: functional.explain(net, x) takes the inputs of net(x).")
     layers = layers_of(net)
     device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
     if device is None:
@@ -170,7 +170,7 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
         if isinstance(module, FlexSN):
             module._forget_repeats()  # a call with hooks is of another kind, and records its own choice
     with unchanged(net):
-        for _ in range(2):  # compiles, and fills caches
+        for _ in range(2):  # the first runs compile and fill caches
             _run(net, layers, inputs, loss, _Account(device))
         counted = _Account(device)
         _run(net, layers, inputs, loss, counted, count=True)
@@ -211,7 +211,7 @@ def _run(
     *,
     count: bool = False,
 ) -> None:
-    """One forward and backward, with an account of it."""
+    """Runs one forward and backward, and records times and bytes."""
     forget(net)
     for parameter in net.parameters():
         parameter.grad = None
@@ -232,7 +232,7 @@ def _run(
         if value.requires_grad:
             value.backward()
         account.mark(REST)
-        for name, layer in layers.items():  # here, since a neuron with hooks is of another kind than one without
+        for name, layer in layers.items():  # inside of the block: the choice depends on the layer's hooks
             choice = layer.latest_choice(account.device.type) if isinstance(layer, FlexSN) else None
             if choice is not None:
                 account.choices[name] = choice
@@ -248,7 +248,7 @@ def _ending(account: _Account, name: str) -> Any:
         account.end()
         result = first_tensor(output)
         if result is not None and result.requires_grad:
-            # Called when the gradient of the output is complete: the layer's own backward comes next.
+            # The hook runs when the output's gradient is complete, directly before the layer's own backward.
             result.register_hook(lambda gradient: account.mark(name))
 
     return hook
@@ -257,5 +257,5 @@ def _ending(account: _Account, name: str) -> Any:
 def _default_loss(output: Any) -> Tensor:
     result = first_tensor(output)
     if result is None or not result.is_floating_point():
-        raise ParameterError("the network returns no floating-point tensor: give loss, a function of what it returns.")
+        raise ParameterError("the network returns no floating-point tensor: give loss, a function of its output.")
     return result.float().square().mean()

@@ -1,4 +1,4 @@
-"""Layers of a network that reports have a row for, and runs that leave the network as it was."""
+"""Layers that have a row in reports, and runs that restore the network afterwards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flexsn_nn.graphs._graph import LeftTensors
 
 
 def layers_of(net: nn.Module) -> dict[str, nn.Module]:
-    """Layers by name: neurons, other layers with a state, and modules without children.
+    """Returns layers by name: neurons, other layers with a state, and modules without children.
 
-    A layer whose norm the neuron after it computes is one row, since hooks on the norm would undo that.
+    A layer is one row if the next neuron computes its norm, since hooks on the norm would prevent that.
     """
     found: dict[str, nn.Module] = {}
     inside: list[str] = []
@@ -37,7 +37,7 @@ def layers_of(net: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
-    """Puts states, buffers, gradients and random streams back at the end."""
+    """Restores states, buffers, gradients and random generators at the end of the block."""
     left = LeftTensors(net)
     buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in net.parameters()]
@@ -55,13 +55,13 @@ def unchanged(net: nn.Module) -> Iterator[None]:
 
 
 def forget(net: nn.Module) -> None:
-    """Lets all layers begin at their initial states."""
+    """Resets all layers to their initial states."""
     for _, module in with_state(net):
         module.reset()
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """The tensor that a layer returns, or the first of several."""
+    """Returns the tensor that a layer returns, or the first one of several."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def first_tensor(value: object) -> Tensor | None:
 
 
 def human_bytes(count: float) -> str:
-    """`1.2 MB`."""
+    """Formats a number of bytes, for example `1.2 MB`."""
     for unit in ("B", "kB", "MB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -81,7 +81,7 @@ def human_bytes(count: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns, the first to the left and numbers to the right."""
+    """Formats rows as lines with aligned columns: text to the left, numbers to the right."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numbers = [all(_is_number(line[i]) for line in rows) for i in range(len(header))]

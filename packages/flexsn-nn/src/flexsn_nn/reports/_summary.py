@@ -23,12 +23,12 @@ class LayerSummary:
 
     Attributes:
         name: as in `named_modules()`.
-        kind: its class.
-        parameters: elements of its own parameters; those that an earlier layer has, too, count there.
-        output_shape: of its (first) output; `None`: the layer was not called.
-        neurons: elements of one step of one sample, of a neuron; 0 of other layers.
-        rate: spikes per neuron and step; `None` where the output is not known to be spikes.
-        operations: of its weights, over the whole input; `None` of layers without synapses.
+        kind: class of the layer.
+        parameters: number of elements of its parameters, without parameters that an earlier layer has, too.
+        output_shape: shape of its (first) output; `None`: the layer was not called.
+        neurons: for a neuron, number of elements of one step of one sample; 0 for other layers.
+        rate: spikes per neuron and step; `None` if the output is not known to be spikes.
+        operations: operations of its weights for the whole input; `None` for layers without synapses.
     """
 
     name: str
@@ -42,14 +42,14 @@ class LayerSummary:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSummary:
-    """A network on one input; `print` it.
+    """A network and one input; `print` shows it.
 
     Attributes:
-        layers: in the order of `named_modules()`.
-        parameters: elements of all parameters.
-        neurons: of all layers.
-        rate: spikes per neuron and step over all layers of spiking neurons; `None` without any.
-        operations: of all layers.
+        layers: layers in the order of `named_modules()`.
+        parameters: number of elements of all parameters.
+        neurons: number of neurons in all layers.
+        rate: spikes per neuron and step over all layers of spiking neurons; `None` if there are none.
+        operations: operations of all layers.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -82,7 +82,7 @@ class NetworkSummary:
 
 
 def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
-    """Runs the network once, without gradients, and leaves it as it was."""
+    """Runs the network once, without gradients, and restores it."""
     layers = layers_of(net)
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -140,7 +140,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
 
 
 def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
-    """A monitor of the network; `None`: it has nothing for it."""
+    """Starts a monitor of the network; `None` if the network has no layer for it."""
     try:
         return stack.enter_context(kind(net))
     except ParameterError:
@@ -148,6 +148,6 @@ def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
 
 
 def _neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
-    """Elements of a step of one sample: after time, and the batch if it has one."""
+    """Number of elements of one sample's step, without the dimensions of time and batch."""
     step = shape[1:] if isinstance(layer, FlexSN) and layer.step_mode == "m" else shape
     return prod(step[1:] if len(step) > 1 else step)

@@ -1,8 +1,8 @@
-"""Surrogate gradients: the exact step forward, a chosen derivative backward, in any step function.
+"""Surrogate gradients: the exact step function forward, a chosen derivative backward, for any step.
 
-Each comes as a class, whose instances are functions of `x = membrane - threshold` with fixed parameters, and
-as a function that takes the parameters with `x`. The names of snnTorch's factories make what they make there, a
-surrogate that fires at `x > 0`: `fast_sigmoid(slope=25)`.
+Each surrogate is a class, whose instances are functions of `x = membrane - threshold` with fixed parameters, and a
+function that takes `x` and the parameters. Functions with the names of snnTorch's factories also work as factories:
+`fast_sigmoid(slope=25)` returns a surrogate that fires at `x > 0`.
 """
 
 from __future__ import annotations

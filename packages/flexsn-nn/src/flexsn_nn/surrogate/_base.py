@@ -1,4 +1,4 @@
-"""A surrogate: the step function forward, a chosen derivative backward."""
+"""Base class of surrogates: the step function forward, a chosen derivative backward."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from flexsn_nn.errors import ParameterError
 
 @dataclass(frozen=True)
 class Surrogate(ABC):
-    """The step `s = 1 if x >= 0 else 0`, with the derivative `gradient(x)` where the true one is 0.
+    """The step function `s = 1 if x >= 0 else 0`, with the derivative `gradient(x)` instead of 0.
 
-    Surrogates are values: immutable, equal when their parameters are, usable in any step function on every
-    backend. To write one, derive a frozen dataclass and define `gradient` from plain tensor ops.
+    Surrogates are values: immutable, equal if their parameters are equal, usable in any step function on every backend.
+    To write one, derive a frozen dataclass and define `gradient` from plain tensor operations.
 
-    Its parameters are numbers; a tensor is refused, since the derivative used backward has no gradient of its own.
+    The parameters are numbers. Tensors are refused, since the derivative of the backward has no gradient of its own.
 
     Args:
-        strict: a spike needs `x > 0` instead of `x >= 0`.
+        strict: True: a spike needs `x > 0` instead of `x >= 0`.
 
     Raises:
-        ParameterError: a parameter that is a tensor.
+        ParameterError: a parameter is a tensor.
 
     Example:
         >>> from dataclasses import dataclass
@@ -49,26 +49,26 @@ class Surrogate(ABC):
             _refuse_tensor(name, getattr(self, name))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Spikes: 1 where `x >= 0` (`x > 0` if `strict`), else 0, in the shape and dtype of `x`.
+        """Computes spikes: 1 where `x >= 0` (`x > 0` if `strict`), otherwise 0, in the shape and dtype of `x`.
 
         Args:
             x: membrane minus threshold, any shape, floating point.
         """
-        # Dynamo takes no function with a `jvp`.
+        # Dynamo cannot trace a function with a `jvp`.
         step = _Step if torch.compiler.is_compiling() else _StepBothWays
         spikes: Tensor = step.apply(x, self)
         return spikes
 
     @abstractmethod
     def gradient(self, x: Tensor) -> Tensor:
-        """The derivative used backward, `g'(x)`, elementwise."""
+        """Computes the derivative for the backward, `g'(x)`, elementwise."""
 
     def backward(self, x: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of `x`, from that of the spikes: `grad g'(x)`."""
+        """Computes the gradient of `x` from the gradient of the spikes: `grad g'(x)`."""
         return grad * self.gradient(x)
 
     def fired(self, x: Tensor) -> Tensor:
-        """Where a spike is, as booleans: `x >= 0`, `x > 0` if `strict`."""
+        """Returns booleans, True where a spike is: `x >= 0`, or `x > 0` if `strict`."""
         return x > 0 if self.strict else x >= 0
 
 
@@ -103,8 +103,8 @@ def check_parameter(name: str, value: float, **limits: Unpack[Range]) -> None:
     """Raises `ParameterError` unless a surrogate's parameter is a number in its range.
 
     Args:
-        name, limits: as for `check_number`.
-        value: as given.
+        name, limits: arguments of `check_number`.
+        value: the parameter.
     """
     _refuse_tensor(name, value)
     check_number(name, value, **limits)

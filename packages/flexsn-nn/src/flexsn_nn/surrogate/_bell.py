@@ -1,4 +1,4 @@
-"""Smooth bells: derivatives of smooth steps."""
+"""Bell-shaped surrogates: derivatives of smooth steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives that never fall off: a constant, and a wave."""
+"""Surrogates whose derivatives do not decay: a constant, and a wave."""
 
 from __future__ import annotations
 

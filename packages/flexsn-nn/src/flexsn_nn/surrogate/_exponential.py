@@ -1,4 +1,4 @@
-"""Tails that fall exponentially."""
+"""Surrogates whose derivatives decay exponentially."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shape below the threshold and another above it."""
+"""Surrogates with different derivatives below and above the threshold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 @dataclass(frozen=True)
 class S2NN(Surrogate):
-    """`g'(x) = alpha σ(alpha x) (1 - σ(alpha x))` for `x < 0`, else `beta / (x + 1)`; both positive."""
+    """`g'(x) = alpha σ(alpha x) (1 - σ(alpha x))` for `x < 0`, otherwise `beta / (x + 1)`; both positive."""
 
     alpha: float = 4.0
     beta: float = 1.0
@@ -28,7 +28,7 @@ class S2NN(Surrogate):
 
 @dataclass(frozen=True)
 class LeakyKReLU(Surrogate):
-    """`g'(x) = k` where it fires, else `leak`; both at least 0."""
+    """`g'(x) = k` where it fires, otherwise `leak`; both at least 0."""
 
     leak: float = 0.0
     k: float = 1.0
@@ -38,7 +38,7 @@ class LeakyKReLU(Surrogate):
         check_parameter("k", self.k, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # `full_like`: `where` of two numbers would round them to the default dtype.
+        # `full_like`, because `where` of two numbers would round them to the default dtype.
         return torch.where(self.fired(x), self.k, torch.full_like(x, self.leak))
 
 

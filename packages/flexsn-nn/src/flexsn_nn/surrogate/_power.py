@@ -1,4 +1,4 @@
-"""Tails that fall like a power of `x`: a gradient also far from the threshold."""
+"""Surrogates whose derivatives decay like a power of `x`, with a gradient also far from the threshold."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FastSigmoid(Surrogate):
 
 @dataclass(frozen=True)
 class SparseFastSigmoid(Surrogate):
-    """`g'(x) = 1 / (1 + slope abs(x))²` where `x > B`, else 0; `slope > 0`.
+    """`g'(x) = 1 / (1 + slope abs(x))²` where `x > B`, otherwise 0; `slope > 0`.
 
     Source: Perez-Nieves and Goodman, "Sparse spiking gradient descent", NeurIPS 2021, with the window of
     snnTorch's `SFS`.
@@ -107,7 +107,7 @@ class FakeNumericalGradient(Surrogate):
         check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # sign(x) / x is 1 / abs(x), and that is inf, not nan, at 0.
+        # sign(x) / x equals 1 / abs(x), which is inf and not nan at 0.
         return (1 / x.abs()).clamp(max=self.alpha)
 
 

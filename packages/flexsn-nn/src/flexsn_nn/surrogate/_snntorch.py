@@ -1,4 +1,4 @@
-"""snnTorch's other factories: surrogates that fire at `x > 0`, with the gradients of its version 1."""
+"""snnTorch's other factories: they make surrogates that fire at `x > 0`, with the gradients of snnTorch 1."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ CustomGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def straight_through_estimator() -> StraightThrough:
-    """`g'(x) = 1`."""
+    """Makes a surrogate with `g'(x) = 1`."""
     return StraightThrough(strict=True)
 
 
 def heaviside() -> LeakyKReLU:
-    """`g'(x) = 1` where it fires, else 0."""
+    """Makes a surrogate with `g'(x) = 1` where it fires, otherwise 0."""
     return LeakyKReLU(leak=0.0, strict=True)
 
 
 def LSO(slope: float = 0.1) -> LeakyKReLU:
-    """The leaky spike operator: `g'(x) = 1` where it fires, else `slope`."""
+    """Makes the leaky spike operator: `g'(x) = 1` where it fires, otherwise `slope`."""
     return LeakyKReLU(leak=slope, strict=True)
 
 
 def SFS(slope: float = 25.0, B: float = 1.0) -> SparseFastSigmoid:
-    """`SparseFastSigmoid(slope, B, strict=True)`."""
+    """Makes `SparseFastSigmoid(slope, B, strict=True)`."""
     return SparseFastSigmoid(slope, B, strict=True)
 
 
 def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
-    """A surrogate from a function that computes the gradient of `x`.
+    """Makes a surrogate from a function that computes the gradient of `x`.
 
     Args:
         custom_surrogate_function: `f(x, grad, spikes) -> gradient of x`, elementwise, from plain tensor operations.
@@ -47,7 +47,7 @@ def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
 
 @dataclass(frozen=True)
 class _Custom(Surrogate):
-    """A gradient that a function of `x`, the spikes' gradient and the spikes computes."""
+    """A surrogate whose gradient is a function of `x`, the spikes' gradient and the spikes."""
 
     function: CustomGradient
 

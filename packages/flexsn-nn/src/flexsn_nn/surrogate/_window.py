@@ -1,4 +1,4 @@
-"""Windows around the threshold: zero, or a small constant, outside of them."""
+"""Surrogates with a window around the threshold; outside, the derivative is zero or a small constant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Triangular = PiecewiseQuadratic
 
 @dataclass(frozen=True)
 class Tent(Surrogate):
-    """`g'(x) = height` for `x < 0`, else `-height`: a tent rises to the threshold and falls beyond it.
+    """`g'(x) = height` for `x < 0`, otherwise `-height`: a tent that rises up to the threshold and falls beyond it.
 
     Source: snnTorch's `triangular(threshold=height)`.
     """
@@ -44,7 +44,7 @@ class Tent(Surrogate):
 
 @dataclass(frozen=True)
 class Rect(Surrogate):
-    """`g'(x) = alpha` where `abs(x) < 0.5 / alpha`, else 0; `alpha > 0`."""
+    """`g'(x) = alpha` where `abs(x) < 0.5 / alpha`, otherwise 0; `alpha > 0`."""
 
     alpha: float = 1.0
 
@@ -57,7 +57,7 @@ class Rect(Surrogate):
 
 @dataclass(frozen=True)
 class PiecewiseLeakyReLU(Surrogate):
-    """`g'(x) = 1 / (2 w)` where `abs(x) <= w`, else `c`; `w > 0`, `c >= 0`."""
+    """`g'(x) = 1 / (2 w)` where `abs(x) <= w`, otherwise `c`; `w > 0`, `c >= 0`."""
 
     w: float = 1.0
     c: float = 0.01
@@ -67,7 +67,7 @@ class PiecewiseLeakyReLU(Surrogate):
         check_parameter("c", self.c, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # `full_like`: `where` of two numbers would round them to the default dtype.
+        # `full_like`, because `where` of two numbers would round them to the default dtype.
         return torch.where(x.abs() <= self.w, 1 / (2 * self.w), torch.full_like(x, self.c))
 
 

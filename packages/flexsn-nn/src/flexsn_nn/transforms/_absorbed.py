@@ -1,4 +1,4 @@
-"""A function of the first input that the step computes: an affine part, a norm."""
+"""Functions of the first input that the step computes: an affine part, a norm."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flexsn_runtime import Completion
 
 
 class Absorb(Transform):
-    """A producer in front of a step: part of the step where that saves a sequence, computed before it elsewhere.
+    """A producer in front of a step: part of the step if that saves a sequence, otherwise computed before it.
 
     Args:
-        producer: gives the first input.
-        flows: whether gradients flow to the first input, and so to what the producer captures.
+        producer: producer of the first input.
+        flows: True: gradients flow to the first input, and so to the tensors that the producer captures.
     """
 
     def __init__(self, producer: Producer, *, flows: bool = True) -> None:
@@ -24,7 +24,7 @@ class Absorb(Transform):
         self.flows = flows
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Statistics of a norm are computed here."""
+        """Computes the statistics of a norm, or the first input itself."""
         x, *others = call.inputs
         if not call.in_step:
             return (self.producer.of(x), *others), None
@@ -35,7 +35,7 @@ class Absorb(Transform):
 
 
 class InStep(Absorb):
-    """A function of its first input that a step computes."""
+    """A function of the first input, computed by the step."""
 
     def __init__(self, absorbed: Absorbed, *, flows: bool) -> None:
         super().__init__(absorbed, flows=flows)
@@ -43,7 +43,7 @@ class InStep(Absorb):
 
     @property
     def key(self) -> Hashable:
-        """As of the function."""
+        """Key of the function."""
         return self.absorbed.kind
 
     @property
@@ -53,15 +53,15 @@ class InStep(Absorb):
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """As of the function."""
+        """For each captured tensor of the function, True if a gradient may flow to it."""
         return self.absorbed.learned
 
     @property
     def completion(self) -> Completion | None:
-        """As of the function."""
+        """Completion of the function's gradient."""
         return self.absorbed.completion
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """`core` of the function of the first input."""
+        """Runs `core` with the function's value as the first input."""
         x: Tensor = self.absorbed.with_tensors(*own.tensors).of(inputs[0])
         return Changed(*core((x, *inputs[1:]), states))

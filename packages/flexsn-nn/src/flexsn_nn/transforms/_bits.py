@@ -1,4 +1,4 @@
-"""The first output, also as bits."""
+"""Output of spikes as bits, in addition to the first output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class SpikesAsBits(Transform):
 
     @property
     def bits(self) -> bool:
-        """True."""
+        """Kernels write the bits."""
         return True
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """In kernels over sequences alone."""
+        """Keeps the transform if kernels run over a sequence."""
         return call.inputs, self if call.kernels and call.step_mode == "m" else None
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """As it is."""
+        """Runs the unchanged step."""
         return Changed(*core(inputs, states))

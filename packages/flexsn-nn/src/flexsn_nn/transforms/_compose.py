@@ -1,4 +1,4 @@
-"""Transforms on top of each other, and of a step: one function, one key."""
+"""Combination of transforms with each other and with a step: one function, one key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn.transforms._transform import Call, Own, Transform, Values
 
 
 class Counts(NamedTuple):
-    """The numbers of a step's inputs, states and outputs."""
+    """Numbers of a step's inputs, states and outputs."""
 
     inputs: int
     states: int
@@ -34,20 +34,20 @@ class Counts(NamedTuple):
 def composed(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
-    """`core` with all transforms, the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
+    """Applies all transforms to `core`, the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
 
-    What a transform adds stands after what was there: its inputs after the inputs, its states after the states.
+    A transform's additions come last: its inputs after the other inputs, its states after the other states.
 
     Args:
         core: the step.
-        counts: of the core.
-        tensors: for each transform, its tensors, or others that stand for them.
+        counts: numbers of the core's inputs, states and outputs.
+        tensors: for each transform, its tensors, or stand-ins for them.
     """
     name: str = getattr(core, "__name__", type(core).__name__)
     for transform, own in zip(transforms, tensors, strict=True):
         step = partial(_step, transform, own, counts, core)
         if not torch.compiler.is_compiling():
-            step.core = core  # type: ignore[attr-defined]  # the user's object behind it is found so
+            step.core = core  # type: ignore[attr-defined]  # so that the user's object can be found
             step.__name__ = name  # type: ignore[attr-defined]
         core = step
         counts = counts.with_all([transform])
@@ -78,7 +78,7 @@ def _step(
 
 
 def check_transforms(transforms: Sequence[Transform]) -> None:
-    """Raises `TypeError` unless all are transforms."""
+    """Raises `TypeError` unless all arguments are transforms."""
     for i, transform in enumerate(transforms):
         if isinstance(transform, type):
             raise TypeError(f"transforms[{i}] is the class {transform.__name__}; give an instance.")
@@ -87,12 +87,12 @@ def check_transforms(transforms: Sequence[Transform]) -> None:
 
 
 def key_of(transforms: Sequence[Transform]) -> Hashable:
-    """Equal for compositions that one trace serves."""
+    """Key: combinations of transforms with equal keys share one trace."""
     return tuple([(type(transform), transform.key) for transform in transforms])
 
 
 def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[Transform, ...]]:
-    """The inputs of the step, and the transforms that are part of it in this call."""
+    """Returns the inputs of the step, and the transforms that are part of the step in this call."""
     used = []
     for transform in transforms:
         inputs, transform_used = transform.before(call)
@@ -103,13 +103,13 @@ def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[T
 
 
 def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False) -> tuple[Values, Values]:
-    """The inputs and initial states that transforms add.
+    """Collects the inputs and initial states that transforms add.
 
     Args:
-        at_zero: all states begin with zeros and are left out.
+        at_zero: True: all states begin at zero and are left out.
 
     Raises:
-        ParameterError: another number of them than a transform says.
+        ParameterError: their number differs from the transform's `num_inputs` or `num_states`.
     """
     inputs: list[Tensor] = []
     states: list[Tensor] = []
@@ -123,7 +123,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
         num_states = 0 if at_zero else transform.num_states
         if len(own_inputs) != transform.num_inputs or len(own_states) != num_states:
             raise ParameterError(
-                f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
+                f"{type(transform).__name__} returned {len(own_inputs)} inputs and {len(own_states)} states; its "
                 f"num_inputs is {transform.num_inputs} and its num_states {transform.num_states}."
             )
         inputs += own_inputs
@@ -132,10 +132,10 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
 
 
 def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-    """Hands transforms what they have added.
+    """Passes transforms the outputs and final states that they have added.
 
     Args:
-        outputs, states: all that were added, in the transforms' order.
+        outputs, states: all added outputs and states, in the order of the transforms.
     """
     outputs, states = list(outputs), list(states)
     for transform in transforms:
@@ -147,13 +147,13 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
 
 
 class StandIns:
-    """A function of tensors that it captures, for kernels: they are given with each call.
+    """A function whose captured tensors are replaced in each call, for kernels.
 
-    A trace captures tensors that stand for them and that never change, so that nothing is traced again.
+    Its trace captures stand-ins for these tensors. The stand-ins never change, so nothing is traced again.
 
     Args:
-        like: tensors with the shapes, dtypes and devices of those to come.
-        learned: for each, whether a gradient may flow to it.
+        like: tensors with the shapes, dtypes and devices of later ones.
+        learned: for each, True if a gradient may flow to it.
     """
 
     def __init__(self, like: Sequence[Tensor], learned: Sequence[bool]) -> None:
@@ -163,5 +163,5 @@ class StandIns:
         )
 
     def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The tensors of a call, by the ids of those that stand for them."""
+        """Returns the tensors of a call, by the ids of their stand-ins."""
         return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}

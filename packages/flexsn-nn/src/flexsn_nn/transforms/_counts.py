@@ -1,4 +1,4 @@
-"""Spike counts. The step itself adds them up, so that the spikes are not read again."""
+"""Spike counts, summed by the step itself, so that the spikes are not read again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class SpikeCounts(Transform):
     sequence. The backward adds it to the output's gradient at every step.
 
     Attributes:
-        total: sum of the call, `[*step]`; `None`: the call ran without this transform, and the neuron sums the output.
+        total: sum over the call, `[*step]`; `None`: the call ran without this transform; the neuron then sums its
+            output.
     """
 
     num_states = 1
@@ -28,7 +29,7 @@ class SpikeCounts(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Equal for all instances."""
+        """Key that is equal for all instances."""
         return ()
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
@@ -36,7 +37,7 @@ class SpikeCounts(Transform):
         return call.inputs, self if call.kernels and call.step_mode == "m" else None
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Zeros, the counts before the first step."""
+        """Returns zeros, the counts before the first step."""
         x = call.inputs[0]
         return (x.new_zeros((), dtype=count_dtype(x.dtype)).expand(call.step_shape),)
 
@@ -52,12 +53,12 @@ class SpikeCounts(Transform):
 
 
 def count_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over outputs of a dtype: float32, or a wider one."""
+    """Dtype of sums over outputs of this dtype: float32, or a wider one."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def per_channel(values: Tensor, *, lead: int) -> Tensor:
-    """The sum over all dimensions but channels, `[C]`: these are the second dimension of a step, or its only one.
+    """Sums over all dimensions but channels, `[C]`: they are the second dimension of a step, or its only one.
 
     Args:
         values: `[*step]` after `lead` dimensions.

@@ -1,4 +1,4 @@
-"""`precision="float32"`: half-precision sequences through a membrane that is kept in float32."""
+"""`precision="float32"`: half-precision sequences, with a membrane in float32."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 class InFloat32(Transform):
-    """Arguments widened to float32, and outputs rounded to the first input's dtype.
+    """Widens arguments to float32, and rounds outputs to the first input's dtype.
 
-    It means the same on every backend. Arguments other than float16 and bfloat16 are left as they are.
+    All backends do this in the same way. Only float16 and bfloat16 arguments are widened.
     """
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """float32 for float16 and bfloat16; others as they are."""
+        """Returns float32 for float16 and bfloat16, and other dtypes unchanged."""
         return _widened(dtype)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """One step in float32."""
+        """Computes one step in float32."""
         outputs, new_states = core(tuple(map(_wide, inputs)), tuple(map(_wide, states)))
         dtype = inputs[0].dtype
         if dtype in _NARROW:

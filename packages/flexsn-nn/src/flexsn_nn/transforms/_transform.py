@@ -15,19 +15,19 @@ Values = tuple[Tensor, ...]
 
 
 class Core(Protocol):
-    """The step that a transform changes: a neuron's, with the changes of the transforms before."""
+    """The step that a transform changes: the neuron's step, with the changes of the transforms before."""
 
     def __call__(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Values, Values]:
-        """`(outputs, new states)` of one step."""
+        """Computes one step: `(outputs, new states)`."""
 
 
 class Own(NamedTuple):
-    """A transform's own arguments of one step.
+    """Arguments of one step that belong to a transform.
 
     Attributes:
         inputs: one step of each sequence of `Transform.inputs`.
-        states: `Transform.states`, as the step before left them.
-        tensors: `Transform.tensors`, or what stands for them in a trace.
+        states: values of `Transform.states` after the step before.
+        tensors: `Transform.tensors`, or their stand-ins in a trace.
     """
 
     inputs: Values
@@ -39,8 +39,8 @@ class Changed(NamedTuple):
     """Results of a changed step.
 
     Attributes:
-        outputs, states: the step's, in the number and with the dtypes that the core returns.
-        own_outputs, own_states: the transform's: `num_outputs` and `num_states` of them.
+        outputs, states: results of the step, in the number and with the dtypes that the core returns.
+        own_outputs, own_states: results of the transform: `num_outputs` and `num_states` of them.
     """
 
     outputs: Values
@@ -50,15 +50,15 @@ class Changed(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The call of a neuron that a transform is used in.
+    """A call of a neuron, as transforms see it.
 
     Attributes:
-        inputs: of the neuron, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
+        inputs: inputs of the neuron, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
         step_mode: `"m"` or `"s"`.
-        kernels: compiled kernels run the call, outside of compilers.
-        in_step: functions of the first input can be part of the step: kernels or a compiler's operator run it.
-        initial_states: makes them, `[*step]` each; `None`: they are zeros.
-        delays: kernels that can load earlier steps run the call.
+        kernels: True if compiled kernels run the call, outside of compilers.
+        in_step: True if functions of the first input can be part of the step: in kernels and a compiler's operator.
+        initial_states: function that makes the initial states, `[*step]` each; its result `None` means zeros.
+        delays: True if the kernels of the call can load earlier steps.
     """
 
     inputs: Values
@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
     @property
     def step_shape(self) -> tuple[int, ...]:
-        """The shape that the inputs' steps broadcast to."""
+        """Shape that the steps of the inputs broadcast to."""
         return step_shape(self.inputs, self.step_mode)
 
     @property
@@ -80,22 +80,22 @@ class Call(NamedTuple):
 
 
 class Transform:
-    """A change of a step function, for one call: more inputs, states or outputs, and other results.
+    """A change of a step function for one call: it can add inputs, states and outputs, and change results.
 
-    Derive from it and write `step`. Set the counts of what is added, and give it by `inputs`, `states` and `tensors`.
-    Numbers and flags that `step` reads from the object belong into `key`; tensors into `tensors`: a step is traced
-    once for all calls with equal keys, and further calls pass other tensors to the same kernel.
+    Derive from this class and write `step`. Set the numbers of added values, and return the values from `inputs`,
+    `states` and `tensors`. Numbers and flags that `step` reads from the object belong into `key`, tensors into
+    `tensors`. A step is traced once for all calls with equal keys; later calls pass other tensors to the same kernel.
 
     Attributes:
-        num_inputs, num_states, num_outputs: how many of each are added.
-        optional: calls may run without it, where kernels do not run.
-        counts_down: the inputs that are added are numbers, int32, that are less by 1 in each step, and of which only
-            the sign counts. In calls of kernels `inputs` may give their first step, expanded over time: kernels count
-            by themselves, and end early where the step gives zeros and keeps its states.
-        looks_back: the input that is added holds numbers of steps, floating point, one step expanded over time:
-            kernels load the neuron's first input that many steps earlier, rounded down and at most `looks_back`, and
-            zeros before the first step. `None`: none does. Calls with `Call.delays` alone have such kernels.
-        starts_at_zero: states that are added begin with zeros, as those of the neuron do in calls that leave them out.
+        num_inputs, num_states, num_outputs: numbers of added inputs, states and outputs.
+        optional: True: calls that do not run in kernels may leave the transform out.
+        counts_down: True: the added inputs are int32 numbers that decrease by 1 in each step, and only their sign
+            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels count down
+            themselves, and end early where the step returns zeros and keeps its states.
+        looks_back: the added input holds numbers of steps, floating point, one step expanded over time. Kernels load
+            the neuron's first input from that many steps before, rounded down and at most `looks_back`, and zeros from
+            before the first step. `None`: no added input does so. Only calls with `Call.delays` have such kernels.
+        starts_at_zero: True: added states begin at zero, as the neuron's states do in calls that leave them out.
 
     Example: see docs/transforms.md.
     """
@@ -110,7 +110,7 @@ class Transform:
 
     @property
     def key(self) -> Hashable:
-        """Equal for transforms of one class that one trace serves; at first, the layout of the tensors."""
+        """Key: transforms of one class with equal keys share one trace. By default, the layout of the tensors."""
         return layout_of(self.tensors)
 
     @property
@@ -120,7 +120,7 @@ class Transform:
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """For each tensor, whether a gradient may flow to it."""
+        """For each tensor, True if a gradient may flow to it."""
         return tuple(tensor.is_floating_point() for tensor in self.tensors)
 
     @property
@@ -130,32 +130,32 @@ class Transform:
 
     @property
     def bits(self) -> bool:
-        """Kernels also write the first output as bits, as the last of the results."""
+        """True if kernels also write the first output as bits, as the last result."""
         return False
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """The inputs of the step and the transform to use in this call; `None`: the call needs none."""
+        """Returns the inputs of the step, and the transform to use in this call; `None`: the call needs none."""
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """`num_inputs` sequences `[T, *step]`; steps `[*step]` in step mode `"s"`. They may broadcast after T."""
+        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`; they may broadcast after T."""
         return ()
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """The initial values of `num_states` states, `[*step]` each. They begin again with each call."""
+        """Returns the initial values of `num_states` states, `[*step]` each, from which every call begins."""
         return ()
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of the neuron's states, from the dtype that they have without this transform."""
+        """Returns the dtype of the neuron's states, given their dtype without this transform."""
         return dtype
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """One step.
+        """Computes one step.
 
         Args:
             core: the step without this change.
-            inputs, states: what `core` is called with.
-            own: what this transform adds.
+            inputs, states: arguments for `core`.
+            own: arguments that this transform adds.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(core, inputs, states, own).")
 
@@ -164,5 +164,5 @@ class Transform:
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Shapes, dtypes and devices."""
+    """Returns shapes, dtypes and devices."""
     return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

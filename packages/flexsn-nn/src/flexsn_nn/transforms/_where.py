@@ -1,4 +1,4 @@
-"""Selection by a mask of sequences."""
+"""Selection of values by a mask over sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 def per_sequence(mask: Tensor, state: Tensor) -> Tensor:
-    """A mask `[B, 1, ...]` of a step, for a state `[B, ...]` that may have another number of dimensions."""
+    """Reshapes a mask `[B, 1, ...]` of a step to a state `[B, ...]`, whose number of dimensions may differ."""
     if mask.dim() == state.dim():
         return mask
     return mask.reshape(-1, *[1] * (state.dim() - 1))

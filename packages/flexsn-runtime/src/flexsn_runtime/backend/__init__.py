@@ -1,4 +1,4 @@
-"""Languages of kernels, and everything that runs these: one object for each language."""
+"""Languages of kernels, each with everything that runs its kernels: one object per language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language that kernels are written in, with all that runs them."""
+"""A language that kernels are written in, with everything that runs them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flexsn_runtime.plans._segments import SegmentRule
 
 
 class Backend(ABC):
-    """A target, the sizes of its launches, what launches, where that runs, and whether it interprets.
+    """A target, with its launch sizes, its launches, the devices that it runs on, and its interpreter, if any.
 
-    Nothing else in the package depends on the language of a kernel.
+    No other part of the package depends on the language of a kernel.
 
     Attributes:
-        name: by which programs select it.
+        name: the name by which programs select it.
         target: the language.
-        by_address: launches in a loop take addresses that are computed before the loop, and no tensors.
+        by_address: True if launches in a loop take addresses, computed before the loop, instead of tensors.
     """
 
     name: str
@@ -31,54 +31,54 @@ class Backend(ABC):
 
     @property
     def interpreted(self) -> bool:
-        """Kernels run in an interpreter: there is nothing to compile."""
+        """True if kernels run in an interpreter, so that nothing is compiled."""
         return False
 
     # -- where it runs ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def why_unavailable(self, device: torch.device) -> str | None:
-        """The reason why kernels cannot run on a device, and the remedy; `None`: they can."""
+        """The reason why kernels cannot run on a device, with a remedy; `None` if they can."""
 
     def why_not_in_graphs(self) -> str | None:
-        """The reason why compiled graphs cannot have launches; `None`: they can."""
+        """The reason why compiled graphs cannot contain launches; `None` if they can."""
         return None
 
     def why_not_together(self, device: torch.device) -> str | None:
-        """The reason why programs of one launch cannot wait for each other; `None`: they can."""
+        """The reason why programs of one launch cannot wait for each other; `None` if they can."""
         return "only CUDA launches programs that wait for each other"
 
     # -- how it is launched ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def size_class(self, ncl: int) -> int:
-        """The largest step that is launched like one of `ncl` elements."""
+        """The largest step in the size class of a step of `ncl` elements."""
 
     @abstractmethod
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:
-        """The launches for a step of `ncl` elements.
+        """The launch plan for a step of `ncl` elements.
 
         Args:
             carried: bytes per element of the states.
         """
 
     def segments(self) -> SegmentRule | None:
-        """When kernels walk segments of time side by side; `None`: never."""
+        """The rule when kernels walk segments of time side by side; `None` for never."""
         return None
 
     @abstractmethod
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> Launch:
-        """Makes the launch of a kernel.
+        """Prepares the launch of a kernel.
 
         Args:
             sizes: at least the kernel's integer arguments.
-            device: of the tensors that it will be called with.
+            device: device of the tensors in its calls.
         """
 
     @abstractmethod
     def recorded(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> Launch:
-        """Makes a launch that records itself in the graph that is traced, instead of running: as `launch`."""
+        """Like `launch`, but a call records the launch in the graph that is being traced, instead of running it."""

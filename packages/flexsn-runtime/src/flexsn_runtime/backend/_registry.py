@@ -1,4 +1,4 @@
-"""The backends that there are, and which one is meant on a device."""
+"""The existing backends, and the choice of one for a device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flexsn_runtime.backend._triton import TritonBackend
 TargetName = Literal["triton", "cpp"]
 
 BACKENDS: dict[str, Backend] = {"triton": TritonBackend(), "cpp": CppBackend()}
-"""One row for each."""
+"""All backends by name."""
 
 
 def register_backend(backend: Backend) -> None:
-    """Adds a backend under its name, which programs give as `on_cpu`.
+    """Adds a backend under its name, which programs pass as `on_cpu`.
 
     Raises:
-        ValueError: another backend has the name.
+        ValueError: another backend has this name.
     """
     if BACKENDS.setdefault(backend.name, backend) is not backend:
         raise ValueError(f"there is a backend {backend.name!r} already: give another name.")
@@ -30,20 +30,20 @@ def target_on(device: torch.device, on_cpu: TargetName) -> TargetName:
     """The name of the backend for a device.
 
     Args:
-        on_cpu: that on the CPU, where Triton runs in its interpreter.
+        on_cpu: the backend for the CPU, on which Triton runs in its interpreter.
     """
     return on_cpu if device.type == "cpu" else "triton"
 
 
 def backend_on(device: torch.device, on_cpu: TargetName) -> Backend:
-    """The backend itself, as `target_on`."""
+    """The backend that `target_on` names."""
     return BACKENDS[target_on(device, on_cpu)]
 
 
 def why_unavailable(device: torch.device, target: TargetName = "triton") -> str | None:
-    """The reason why compiled kernels cannot run on `device` and what to do about it; `None` when they can.
+    """The reason why compiled kernels cannot run on `device`, with a remedy; `None` if they can.
 
     Args:
-        target: what they are written in.
+        target: the language of the kernels.
     """
     return BACKENDS[target].why_unavailable(device)

@@ -69,7 +69,7 @@ class _Recorded:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
-            # The other options concern exactness, which the standalone source ensures by itself.
+            # All other options concern exactness, which the standalone source ensures itself.
             wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
 
         return launch

@@ -1,3 +1,3 @@
-"""A call of one kind as data, and what executes it in Python."""
+"""A call of one layout as data, and its execution in Python."""
 
 from __future__ import annotations

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from flexsn_runtime.calls._recorded import current
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.launches._sum import PlainSum
 from flexsn_runtime.operands._operands import Operands, picker
@@ -219,15 +221,20 @@ class Plan:
         return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Executes it in Python. The compiled launcher executes it otherwise: `native/`."""
+        """Executes it in Python. What it does can be recorded, as for the compiled launcher."""
         memory = [*given]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
         for one in self.together:
             one.allocate(memory, self.device)
+        recorder = current.recorder
         for step in self.steps:
             if step.__class__ is Launched:
-                step.launch(step.pick(memory))  # one call less than that of the step itself
+                launch, tensors = step.launch, step.pick(memory)
+                if recorder is None:
+                    launch(tensors)
+                else:
+                    recorder.note(launch, (tensors,), {})
             else:
                 step(memory)
         first = len(given)
@@ -235,16 +242,19 @@ class Plan:
             memory[first + i] = None
         return memory[first : first + len(self.allocators)]
 
-    def compile(self, given: Sequence[Tensor | None]) -> None:
-        """Compiles what it launches, for tensors like these in dtype and alignment, without running it."""
+    def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
+        """Functions that compile what it launches, for tensors like these in dtype and alignment, and run nothing."""
         memory = [*given]
         for one in self.allocations:
-            memory.append(None if one is None else torch.empty(0, dtype=one.dtype, device=self.device))
+            like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
+            memory.append(like)
+        found: list[Callable[[], object]] = []
         for step in self.steps:
             if isinstance(step, Launched):
-                step.launch.compile(step.pick(memory))
-                return
-            step(memory)
+                found.append(partial(step.launch.compile, step.pick(memory)))
+            elif not found or isinstance(step, Unbound):
+                step(memory)
+        return found
 
     @property
     def is_compiled(self) -> bool:

@@ -1,21 +1,23 @@
-"""A call that is recorded once and repeated: its operators and launches in order.
+"""A call that is recorded once, as data: what is allocated, operators and launches in order, and the results.
 
 A recording is of tensors of one layout. It sees torch's operators as they are dispatched, and what else works on
-tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is allocated in the call,
-or a view of either; a call that reads another one is not repeated.
+tensors where that says so, by `noted`. Each tensor of a call is one that is given, one that is the same in each call,
+one that is allocated in the call, or a view of these; a call that reads another one is not repeated. Two executors
+repeat a recording: a function of Python's, `Recording.repeat`, and the compiled launcher, see `native/_program.py`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast
+from functools import cached_property, partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_runtime._torch_private import TorchDispatchMode
 
 _Parameters = ParamSpec("_Parameters")
@@ -36,11 +38,144 @@ _METHODS = {_aten.copy_.default: "copy_", _aten.zero_.default: "zero_"}
 _FILE = "<flexsn_runtime.calls>"
 
 
-class _Recording(threading.local):
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Stands for a tensor of a call among arguments, by its number: first those that are given."""
+
+    number: int
+
+
+class Allocated(NamedTuple):
+    """A line that allocates."""
+
+    into: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Fixed(NamedTuple):
+    """A tensor that is the same in each call."""
+
+    into: int
+    tensor: Tensor
+
+
+class Viewed(NamedTuple):
+    """A view of a tensor that the call has allocated."""
+
+    into: int
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class Called(NamedTuple):
+    """A line that calls.
+
+    Attributes:
+        into: the numbers of what it returns; without any, what it returns is known.
+        function: an operator, or what `noted` was given.
+        arguments, options: with a `Place` for each tensor.
+        entry: how to launch it by its address; its first argument are the kernel's tensors.
+    """
+
+    into: tuple[int, ...]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    entry: Entry | None
+
+
+class Checked(NamedTuple):
+    """A line that looks at a number in memory of the host.
+
+    Attributes:
+        check: raises if the number is not 0.
+    """
+
+    number: Tensor
+    check: Callable[[], object]
+
+
+Line = Allocated | Fixed | Viewed | Called | Checked
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A call as data.
+
+    Attributes:
+        given: which tensors are given.
+        lines: in order.
+        results: the numbers of the results; `None`: there is none.
+    """
+
+    given: tuple[bool, ...]
+    lines: tuple[Line, ...]
+    results: tuple[int | None, ...]
+
+    @cached_property
+    def repeat(self) -> Repeat:
+        """The executor in Python: a function of these lines."""
+        constants: dict[str, Any] = {}
+
+        def constant(value: Any) -> str:
+            name = f"constant_{len(constants)}"
+            constants[name] = value
+            return name
+
+        def text(value: Any) -> str:
+            if isinstance(value, Place):
+                return f"value_{value.number}"
+            if type(value) in (list, tuple) and any(True for _ in places((value,))):
+                inner = "".join(f"{text(one)}, " for one in value)
+                return f"[{inner}]" if type(value) is list else f"({inner})"
+            return constant(value)
+
+        def call(line: Line) -> str:
+            match line:
+                case Allocated(_, shape, strides, dtype, device):
+                    return f"{constant(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))}()"
+                case Fixed(_, tensor):
+                    return constant(tensor)
+                case Viewed(_, base, shape, strides, offset, _):
+                    return f"value_{base}.as_strided({shape!r}, {strides!r}, {offset})"
+                case Checked(_, check):
+                    return f"{constant(check)}()"
+                case Called(_, function, arguments, options, _):
+                    given = [text(one) for one in arguments]
+                    if function in _METHODS and not options and len(given) <= 2:
+                        return f"{given[0]}.{_METHODS[function]}({', '.join(given[1:])})"
+                    given += [f"{key}={text(value)}" for key, value in options.items()]
+                    return f"{constant(function)}({', '.join(given)})"
+
+        body = ["".join(f"value_{i}, " for i in range(len(self.given))) + "= given"] if self.given else []
+        for line in self.lines:
+            match line:
+                case Checked() | Called(into=()):
+                    body.append(call(line))
+                case Called(into=(one,)):
+                    body.append(f"value_{one} = {call(line)}")
+                case Called():
+                    body.append(f"{''.join(f'value_{one}, ' for one in line.into)}= {call(line)}")
+                case _:
+                    body.append(f"value_{line.into} = {call(line)}")
+        body.append(f"return [{', '.join('None' if one is None else f'value_{one}' for one in self.results)}]")
+        source = "\n    ".join(["def repeat(given):", *body])
+        exec(compile(source, _FILE, "exec"), constants)
+        return cast(Repeat, constants["repeat"])
+
+
+class _Current(threading.local):
     recorder: CallRecorder | None = None
 
 
-_current = _Recording()
+current = _Current()
+"""What records a call in this thread."""
 
 
 def noted(
@@ -48,50 +183,61 @@ def noted(
 ) -> _Result:
     """Calls a function, and has a recorded call repeat that as it is: a launch, or another function that launches.
 
-    The function may write to any tensor among its arguments, and returns nothing or new tensors.
+    The function may write to any tensor among its arguments, and returns nothing or new tensors. Where it has a method
+    `entry`, that takes its arguments but the first, the kernel's tensors, and says how it is launched by its address.
     """
-    recorder = _current.recorder
+    recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
+
+
+def noted_check(check: Callable[[], object], number: Tensor) -> None:
+    """Calls a function that raises if a number in memory of the host is not 0, and has a recorded call look there."""
+    recorder = current.recorder
+    if recorder is None:
+        check()
+    else:
+        recorder.check(check, number)
+
+
+def same_in_each_call(tensor: Tensor) -> Tensor:
+    """Has a recorded call read this tensor, whatever it is given."""
+    recorder = current.recorder
+    if recorder is not None:
+        recorder.fix(tensor)
+    return tensor
 
 
 def not_repeated(why: str) -> None:
     """Says that what happens now cannot be recorded."""
-    recorder = _current.recorder
+    recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)
 
 
-def recorded(call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Repeat | str]:
-    """The results of a call, and what repeats it; or, in words, why nothing does.
+def recorded(
+    call: Callable[[Sequence[Tensor | None]], Sequence[Any]],
+    given: Sequence[Tensor | None],
+    empty: Collection[int] = (),
+) -> tuple[Sequence[Any], Recording | str]:
+    """The results of a call, and the recording of it; or, in words, why there is none.
 
     Args:
-        call: computes with nothing but `given`, without gradients. Its results are tensors or `None`.
+        call: computes with nothing but what it is given, without gradients. Its results are tensors or `None`.
+        empty: which of them have no values that mean something.
     """
-    recorder = CallRecorder(given)
-    _current.recorder = recorder
+    # One that is given twice may be two the next time.
+    different = list[Tensor | None]()
+    for tensor in given:
+        is_known = tensor is not None and any(tensor is other for other in different)
+        different.append(tensor.detach() if is_known and tensor is not None else tensor)
+    recorder = CallRecorder(different)
+    before, current.recorder, watched, watching.by = current.recorder, recorder, watching.by, recorder.launched
     try:
         with recorder:
-            results = call()
+            results = call(different)
     finally:
-        _current.recorder = None
-    return results, recorder.repeat(results)
-
-
-@dataclass(slots=True)
-class _Event:
-    """A line of the repeated call.
-
-    Attributes:
-        writes: it changes tensors or launches, and is not left out where no one reads its results.
-        made: names of its results.
-        used: names that it reads.
-        text: the line.
-    """
-
-    writes: bool
-    made: tuple[str, ...]
-    used: frozenset[str]
-    text: str
+        current.recorder, watching.by = before, watched
+    return results, recorder.recording(results, empty)
 
 
 @dataclass(slots=True)
@@ -99,11 +245,11 @@ class _Memory:
     """Memory of a call's tensors.
 
     Attributes:
-        base: the name of the tensor that it was allocated as; `None`: it is given.
+        base: the number of the tensor that it was allocated as; `None`: it is given.
         written: something is in it.
     """
 
-    base: str | None
+    base: int | None
     written: bool
 
 
@@ -118,23 +264,21 @@ class CallRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.why: str | None = None
         self._paused = False
-        self._alive: list[Tensor] = []  # an id belongs to one tensor, and an address to one memory
-        self._names: dict[int, str] = {}
+        self._alive: dict[int, Tensor] = {}  # by number: an id belongs to one tensor, and an address to one memory
+        self._numbers: dict[int, int] = {}
         self._memory: dict[int, _Memory] = {}
-        self._events: list[_Event] = []
-        self._constants: dict[str, Any] = {}
-        self._given = len(given)
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with what it reads, and whether it writes
+        self._given = tuple([tensor is not None for tensor in given])
+        self._count = len(given)
         for i, tensor in enumerate(given):
             if tensor is not None:
-                self._name(tensor, f"given_{i}")
+                self._alive[i], self._numbers[id(tensor)] = tensor, i
                 self._memory[_address(tensor)] = _Memory(None, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options: dict[str, Any] = kwargs or {}
-        if self._paused:
-            return func(*args, **options)
         result = func(*args, **options)
-        if self.why is None:
+        if self.why is None and not self._paused:
             self._operator(func, args, options, result)
         return result
 
@@ -142,48 +286,75 @@ class CallRecorder(TorchDispatchMode):
         """As `noted`."""
         if self._paused:
             return function(*arguments, **options)
-        self._paused = True
-        try:
-            result = function(*arguments, **options)
-        finally:
-            self._paused = False
-        if self.why is None:
-            for tensor in _tensors((arguments, options)):
-                if _address(tensor) in self._memory:
-                    self._memory[_address(tensor)].written = True
-            text, used = self._call(self._constant(function), arguments, options)
-            self._made(result, text, used, writes=True)
+        result = self._unseen(function, *arguments, **options)
+        entry = getattr(function, "entry", None)
+        told = None if entry is None else entry(*arguments[1:], **options)
+        self.launched(function, arguments, told, options, result)
         return result
+
+    def launched(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        entry: Entry | None,
+        options: dict[str, Any] | None = None,
+        result: Any = None,
+    ) -> None:
+        """Notes a launch that was made."""
+        if self._paused or self.why is not None:
+            return
+        for tensor in _tensors((arguments, options)):
+            if _address(tensor) in self._memory:
+                self._memory[_address(tensor)].written = True
+        self._called(result, function, arguments, options or {}, entry, writes=True)
+
+    def check(self, check: Callable[[], object], number: Tensor) -> None:
+        """As `noted_check`."""
+        self._unseen(check)
+        self._lines.append((Checked(number, check), frozenset(), True))
+
+    def _unseen(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        before, self._paused = self._paused, True
+        try:
+            return function(*arguments, **options)
+        finally:
+            self._paused = before
+
+    def fix(self, tensor: Tensor) -> None:
+        """As `same_in_each_call`."""
+        if id(tensor) not in self._numbers:
+            self._memory[_address(tensor)] = _Memory(None, True)
+            self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
         """The call is not to be repeated. The first reason counts."""
         self.why = self.why or why
 
-    def repeat(self, results: Sequence[Any]) -> Repeat | str:
-        """The function that repeats the call, or why there is none."""
-        names = ["None" if one is None else self._known(one) for one in results]
-        for one in results:
-            self._check_written(one)
+    def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
+        """The recording of a call that has returned these, as `recorded` has it."""
+        numbers = tuple([None if one is None else self._known(one) for one in results])
+        for i, one in enumerate(results):
+            if i not in empty:
+                self._check_written(one)
         if self.why is not None:
             return self.why
-        needed, lines = {*names}, []
-        for event in reversed(self._events):
-            if event.writes or not needed.isdisjoint(event.made):
-                needed |= event.used
-                lines.append(event.text)
-        given = "".join(f"given_{i}, " for i in range(self._given))
-        body = [*([f"{given}= given"] if given else []), *reversed(lines), f"return [{', '.join(names)}]"]
-        source = "\n    ".join(["def repeat(given):", *body])
-        scope = dict(self._constants)
-        exec(compile(source, _FILE, "exec"), scope)
-        return cast(Repeat, scope["repeat"])
+        needed, lines = {*numbers}, []
+        for line, used, writes in reversed(self._lines):
+            made = line.into if isinstance(line, Called) else () if isinstance(line, Checked) else (line.into,)
+            if writes or not needed.isdisjoint(made):
+                needed |= used
+                lines.append(line)
+        return Recording(self._given, tuple(reversed(lines)), numbers)
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def _operator(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         written = _written(func, args, options)
-        if func is _aten.set_.source_Tensor or any(not isinstance(one, Tensor) for one in _each(result)):
+        if func.overloadpacket is _aten.set_ or any(not isinstance(one, Tensor) for one in _each(result)):
             self.refuse(f"{func} gives more than tensors")
+            return
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.refuse(f"numbers decide about the shape of what {func} gives")
             return
         for tensor in _tensors((args, options)):
             memory = self._memory.get(_address(tensor))
@@ -192,68 +363,80 @@ class CallRecorder(TorchDispatchMode):
             elif not func.is_view:
                 self._check_written(tensor)
         if func in _SAME:
-            self._name(result, self._known(args[0]))
+            self._numbers.setdefault(id(result), self._known(args[0]))
+            self._alive[self._next()] = result
         elif func in _EMPTY:
-            allocate = partial(
-                torch.empty_strided, tuple(result.shape), result.stride(), dtype=result.dtype, device=result.device
-            )
-            self._made(result, f"{self._constant(allocate)}()", frozenset(), writes=False, empty=True)
-        elif self._seen_from_its_base(result):
-            pass
-        elif func in _METHODS and not options and len(args) <= 2:
-            names = [self._known(one) if isinstance(one, Tensor) else self._constant(one) for one in args]
-            self._made(result, f"{names[0]}.{_METHODS[func]}({', '.join(names[1:])})", frozenset(names), writes=True)
-        else:
-            text, used = self._call(self._constant(func), args, options)
-            self._made(result, text, used, writes=bool(written))
+            shape, strides = tuple(result.shape), result.stride()
+            line = Allocated(self._made(result, empty=True), shape, strides, result.dtype, result.device)
+            self._lines.append((line, frozenset(), False))
+        elif not (found := _each(result)) or not all(self._seen_from_its_base(one) for one in found):
+            self._called(result, func, args, options, None, writes=bool(written))
 
-    def _seen_from_its_base(self, result: Any) -> bool:
+    def _seen_from_its_base(self, result: Tensor) -> bool:
         """Notes a view of what the call has allocated as one of its allocation; False: it is none."""
-        if not isinstance(result, Tensor) or id(result) in self._names or result.is_neg() or result.is_conj():
+        if id(result) in self._numbers or result.is_neg() or result.is_conj():
             return False
         memory = self._memory.get(_address(result))
         if memory is None or memory.base is None:
             return False
-        base = next(one for one in self._alive if self._names[id(one)] == memory.base)
+        base = self._alive[memory.base]
         if base.dtype != result.dtype or base.device != result.device:
             return False
         place = tuple(result.shape), result.stride(), int(result.storage_offset())
         if place == (tuple(base.shape), base.stride(), int(base.storage_offset())):
-            self._name(result, memory.base)
+            self._numbers[id(result)] = memory.base
+            self._alive[self._next()] = result
         else:
-            text = f"{memory.base}.as_strided({place[0]!r}, {place[1]!r}, {place[2]})"
-            self._made(result, text, frozenset((memory.base,)), writes=False)
+            line = Viewed(self._new(result), memory.base, *place, result.dtype)
+            self._lines.append((line, frozenset((memory.base,)), False))
         return True
 
-    def _made(self, result: Any, text: str, used: frozenset[str], *, writes: bool, empty: bool = False) -> None:
-        """Notes a line and what it gives."""
+    def _called(
+        self,
+        result: Any,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+        entry: Entry | None,
+        *,
+        writes: bool,
+    ) -> None:
+        """Notes a call and what it gives."""
         found = _each(result)
-        new = [one for one in found if id(one) not in self._names]
-        for one in new:
-            self._name(one, f"value_{len(self._alive)}")
-            if _address(one) not in self._memory:
-                base = self._names[id(one)] if one.untyped_storage().nbytes() == one.nbytes else None
-                self._memory[_address(one)] = _Memory(base, not empty)
-        names = tuple([self._names[id(one)] for one in found])
-        if new and isinstance(result, Tensor):
-            text = f"{names[0]} = {text}"
-        elif new:
-            text = f"{', '.join(names)}, = {text}"
-        self._events.append(_Event(writes, names if new else (), used, text))
+        into: tuple[int, ...] = ()
+        given, named = self._placed(tuple(arguments)), {key: self._placed(value) for key, value in options.items()}
+        used = frozenset(places((given, named)))
+        if any(id(one) not in self._numbers for one in found):
+            into = tuple([self._made(one) for one in found])
+        self._lines.append((Called(into, function, given, named, entry), used, writes))
 
-    # -- names -----------------------------------------------------------------------------------------------------
+    # -- numbers ---------------------------------------------------------------------------------------------------
 
-    def _name(self, tensor: Tensor, name: str) -> None:
-        if id(tensor) not in self._names:
-            self._alive.append(tensor)
-            self._names[id(tensor)] = name
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
 
-    def _known(self, tensor: Tensor) -> str:
-        name = self._names.get(id(tensor))
-        if name is None:
+    def _new(self, tensor: Tensor) -> int:
+        number = self._next()
+        self._alive[number], self._numbers[id(tensor)] = tensor, number
+        return number
+
+    def _made(self, tensor: Tensor, *, empty: bool = False) -> int:
+        """The number of what a line returns."""
+        if id(tensor) in self._numbers:
+            return self._numbers[id(tensor)]
+        number = self._new(tensor)
+        if _address(tensor) not in self._memory:
+            base = number if tensor.untyped_storage().nbytes() == tensor.nbytes else None
+            self._memory[_address(tensor)] = _Memory(base, not empty)
+        return number
+
+    def _known(self, tensor: Tensor) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
             self.refuse(f"it reads a tensor {tuple(tensor.shape)} that it is not given")
-            return "None"
-        return name
+            return -1
+        return number
 
     def _check_written(self, tensor: Any) -> None:
         if isinstance(tensor, Tensor) and tensor.numel():
@@ -261,26 +444,24 @@ class CallRecorder(TorchDispatchMode):
             if memory is not None and not memory.written:
                 self.refuse("something writes to its memory that is not noted")
 
-    def _constant(self, value: Any) -> str:
-        name = f"constant_{len(self._constants)}"
-        self._constants[name] = value
-        return name
+    def _placed(self, value: Any) -> Any:
+        """A value with a `Place` for each tensor."""
+        if isinstance(value, Tensor):
+            return Place(self._known(value))
+        if type(value) in (list, tuple):
+            return type(value)([self._placed(one) for one in value])
+        return value
 
-    def _call(self, function: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[str, frozenset[str]]:
-        used: set[str] = set()
 
-        def text(value: Any) -> str:
-            if isinstance(value, Tensor):
-                name = self._known(value)
-                used.add(name)
-                return name
-            if type(value) in (list, tuple) and any(True for _ in _tensors(value)):
-                inner = "".join(f"{text(one)}, " for one in value)
-                return f"[{inner}]" if type(value) is list else f"({inner})"
-            return self._constant(value)
-
-        given = [*map(text, arguments), *(f"{key}={text(value)}" for key, value in options.items())]
-        return f"{function}({', '.join(given)})", frozenset(used)
+def places(value: Any) -> Iterator[int]:
+    """The numbers of all tensors among arguments."""
+    if isinstance(value, Place):
+        yield value.number
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from places(one)
+    elif isinstance(value, dict):
+        yield from places([*value.values()])
 
 
 def _address(tensor: Tensor) -> int:

@@ -1,7 +1,8 @@
 """Integer handles of kernels, because an operator's schema has no other way to name them.
 
-A bundle stays while it has an owner (a module) or a use (a saved autograd context). Both are counted under
-one lock; the release that brings the sum to zero removes the bundle and closes its kernels, outside of the lock.
+A bundle of kernels exists as long as it has an owner (a module) or a use (a saved autograd context). One lock guards
+both counts. The release that brings their sum to zero removes the bundle, and then closes its kernels outside of the
+lock.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FlexSNKernelHandle:
 
 _handles: dict[int, FlexSNKernelHandle] = {}
 _numbers = itertools.count(1)
-# Reentrant: a finalizer may run in the middle of a call of this thread.
+# Reentrant, since a finalizer may run during a call of this thread.
 _lock = threading.RLock()
 
 
@@ -61,7 +62,7 @@ def register_flexsn_kernel_handle(
     backward_kernel: ScanKernel | None,
     training_info: FlexSNInfo | None,
 ) -> int:
-    """Registers a bundle with one owner; returns its handle."""
+    """Registers a bundle with one owner, and returns its handle."""
     bundle = FlexSNKernelHandle(
         inference_kernel,
         inference_info,
@@ -78,7 +79,7 @@ def register_flexsn_kernel_handle(
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
-    """The bundle behind a handle. `UnknownHandleError` when there is none."""
+    """The bundle of a handle. Raises `UnknownHandleError` if it does not exist."""
     number = _number(handle)
     with _lock:
         bundle = _handles.get(number)
@@ -91,7 +92,7 @@ def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
 
 
 def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
-    """The handles that there are, each with its `owner_refs` and `active_refs`: what is not here was released.
+    """The existing handles, each with its `owner_refs` and `active_refs`. Released handles are absent.
 
     Example:
         >>> from flexsn_runtime import flexsn_kernel_registry_info
@@ -106,24 +107,24 @@ def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
 
 
 def retain_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """One more user; pairs with `release_active_flexsn_kernel_handle`."""
+    """Adds a use; pairs with `release_active_flexsn_kernel_handle`."""
     with _lock:
         get_flexsn_kernel_handle(handle).active_refs += 1
 
 
 def release_active_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """One user less. Does nothing when there is none."""
+    """Removes a use, if any is left."""
     _release(handle, "active_refs")
 
 
 def retain_owner_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """One more owner; pairs with `release_flexsn_kernel_handle`."""
+    """Adds an owner; pairs with `release_flexsn_kernel_handle`."""
     with _lock:
         get_flexsn_kernel_handle(handle).owner_refs += 1
 
 
 def release_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """One owner less. Does nothing when there is none."""
+    """Removes an owner, if any is left."""
     _release(handle, "owner_refs")
 
 

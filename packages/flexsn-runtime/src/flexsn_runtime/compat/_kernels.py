@@ -1,4 +1,4 @@
-"""Results of the functions `build_*`: a step's kernels of one kind, specialised on demand."""
+"""Results of the functions `build_*`: a step's kernels for one purpose, specialized on demand."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from flexsn_runtime.program._program import PointwiseProgram
 
 @dataclass(frozen=True, slots=True)
 class ScanKernel:
-    """The kernels of one step function, for one purpose. One is compiled per combination of dtypes,
-    layouts and gradients, none per size.
+    """The kernels of one step function, for one purpose.
+
+    One kernel is compiled per combination of dtypes, layouts and gradients. Sizes do not matter.
 
     Attributes:
         program: the step function.
-        state_seqs: whether state sequences are written, or final states alone.
+        state_seqs: True if state sequences are written, False for final states alone.
     """
 
     program: PointwiseProgram
@@ -43,15 +44,15 @@ def build_inference_kernel(
 
     Args:
         core_fn: `core(*inputs, *states) -> (*outputs, *new_states)`.
-        num_inputs, num_states, num_outputs: how many of each.
-        example_inputs: one step's inputs and states; `None`: float32 tensors of one element.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
+        example_inputs: one step's inputs and states; `None` for float32 tensors of one element.
 
     Returns:
         The kernel, for `flexsn_inference`, and the description of the step.
 
     Raises:
-        ValueError: wrong numbers of examples, arguments or results; both numbers are named.
-        NotImplementedError: the core does what a scan cannot honour, or an op has no rule.
+        ValueError: wrong numbers of examples, arguments or results; the error names both numbers.
+        NotImplementedError: the core does something that a scan cannot do, or an op has no rule.
     """
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=True), describe(program, example_inputs)
@@ -64,7 +65,7 @@ def build_inference_final_state_kernel(
     num_outputs: int,
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
-    """Like `build_inference_kernel`, returning final states: no state sequence is ever written."""
+    """Like `build_inference_kernel`, but returns final states. No state sequence is ever written."""
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
 
@@ -77,10 +78,10 @@ def build_training_kernels(
     example_inputs: Sequence[Tensor] | None = None,
     requires_grad: Sequence[bool] | None = None,
 ) -> tuple[ScanKernel, ScanKernel, FlexSNInfo]:
-    """Builds the forward scan that keeps checkpoints, and the backward scan.
+    """Builds the forward scan that saves checkpoints, and the backward scan.
 
     Args:
-        requires_grad: for each input and state, whether its gradient may be needed; `None`: of all.
+        requires_grad: for each input and state, True if its gradient may be needed; `None` if all may be.
 
     Returns:
         `(forward, backward, info)`, for `flexsn_forward` and `flexsn_backward`.
@@ -91,7 +92,7 @@ def build_training_kernels(
 
 
 def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
-    """Traces and writes the step once, so that its errors come now and not at the first call."""
+    """Traces and writes the step once, so that its errors are raised now and not at the first call."""
     expected = program.num_inputs + program.num_states
     one = torch.zeros(1, device=kernel_device())
     examples = (one,) * expected if example_inputs is None else tuple(example_inputs)

@@ -1,6 +1,6 @@
-"""The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake and autograd.
+"""The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`; the initial states may be left out, all of them: zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. All initial states together may be left out; then they are zeros.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.program._arguments import prepare, split_flat
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# A compiler treats sizes of 0 and 1 apart from all others, and T decides how many rows of checkpoints there are: none,
-# one or more. In one dimension, and two elements longer than needed, they have a size like any other.
+# A compiler treats sizes of 0 and 1 differently from all others, and T determines the number of rows of checkpoints:
+# none, one or more. One dimension with two additional elements has an ordinary size.
 _PADDING = 2
 
 
@@ -48,13 +48,13 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
     if forgotten:
         raise TensorCountError(
-            f"the core captures {forgotten} tensors that require grad, which an operator can only give a "
-            "gradient as arguments: pass the captured tensors after the initial states."
+            f"the core captures {forgotten} tensors that require grad, whose gradients an operator can compute "
+            "only if they are its arguments: pass the captured tensors after the initial states."
         )
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
     kernel.program.will_be_differentiated(step)
     for checkpoint in result.checkpoints:
-        checkpoint[-_PADDING:].zero_()  # the same results on every run
+        checkpoint[-_PADDING:].zero_()  # equal results on every run
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
@@ -199,7 +199,7 @@ def _split_backward(
 
 
 class _Keeper:
-    """Holds a handle while a saved autograd context lives."""
+    """Keeps a handle alive as long as a saved autograd context exists."""
 
     def __init__(self, handle: int) -> None:
         retain_flexsn_kernel_handle(handle)
@@ -215,7 +215,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    wanted = [t.requires_grad for t in flat_args]  # those that the mask excludes, too: autograd counts them
+    wanted = [t.requires_grad for t in flat_args]  # including those that the mask excludes: autograd counts them
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,

@@ -1,4 +1,4 @@
-"""Launch wrappers over tensors: the kernels as plain functions, without autograd."""
+"""The kernels as plain functions of tensors, without autograd."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.program._arguments import check_lifted, prepare
 from flexsn_runtime.program._program import PointwiseProgram
 
-# The attribute of a checkpoint that holds the step that it is of.
+# The attribute of a checkpoint that holds its step.
 _MADE_BY = "_flexsn_step"
 
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
 
-    Initial states may be left out (zeros), lifted tensors too (as captured now). `T == 0` gives empty
-    sequences.
+    Initial states may be left out (zeros), and lifted tensors, too (the presently captured ones). `T == 0` returns
+    empty sequences.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=False)
@@ -33,7 +33,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    `T == 0` gives empty outputs, and final states that are copies of the initial ones, or zeros.
+    `T == 0` returns empty outputs, and final states that are copies of the initial ones, or zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -41,7 +41,7 @@ def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor)
 
 
 def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
-    """Scans forward and keeps what the backward needs.
+    """Scans forward and saves the tensors that the backward needs.
 
     Returns:
         `(*output_seqs, *state_seqs, *saved)`; `saved` is for `flexsn_backward`: the arguments themselves
@@ -64,19 +64,19 @@ def flexsn_backward(
     input_templates: Sequence[Tensor] | None = None,
     state_templates: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Scans backward: `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
+    """Scans backward: from `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
 
     Args:
         args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
-        input_templates, state_templates: tensors shaped like the inputs and initial states, for when `saved` is left
-            out, which is only possible when every gradient is `None` or `T == 0`. Without them, the step has the shape
-            that the gradients have behind T, and its inputs and states are of that shape.
+        input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without
+            `saved`, which are only possible if every gradient is `None` or `T == 0`. Without templates, the step and
+            its inputs and states have the shape of the gradients after T.
 
     Returns:
         The gradients of `[*input_seqs, *init_states, *lifted]`.
 
     Raises:
-        TemplateNeededError: a shape cannot be known.
+        TemplateNeededError: a shape is unknown.
     """
     program = f.program
     num_grads = program.num_outputs + program.num_states
@@ -126,7 +126,7 @@ def _wanted(
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
 ) -> list[bool]:
-    """Which gradients can be given: of floating-point tensors that `requires_grad` does not exclude."""
+    """For each tensor, True if it has a gradient: if it is floating-point and `requires_grad` does not exclude it."""
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
@@ -143,7 +143,7 @@ def _without_saved(
 ) -> tuple[Tensor | None, ...]:
     if any(g is not None and g.numel() for g in grads):
         raise TensorCountError(
-            "gradients came in, but nothing that was saved: pass what flexsn_forward returned after the "
+            "got gradients, but no saved tensors: pass the tensors that flexsn_forward returned after the "
             "state sequences."
         )
     empty = next((g for g in grads if g is not None), None)
@@ -162,7 +162,7 @@ def _one_step(sequence: Tensor) -> Tensor:
 
 
 def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Tensors shaped like the gradients: the templates, or else `like` for all of them."""
+    """Tensors shaped like the gradients: the templates, or otherwise `like` for all of them."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

@@ -13,14 +13,14 @@ from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, trans
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.delays import _launch
 
-# On the CPU, PyTorch's operations take less time than the interpreter of kernels.
+# On the CPU, PyTorch's operations are faster than the interpreter of kernels.
 _DEVICES = {"cuda"}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Taps = Callable[[Tensor], Tensor]
 
 
 def why_no_delay_kernel(x: Tensor) -> str | None:
-    """Why PyTorch's operations delay a sequence `[T, *step]`; `None`: a kernel does."""
+    """The reason why PyTorch's operations delay a sequence `[T, *step]`; `None` if a kernel does."""
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
@@ -39,7 +39,7 @@ def delay_between(
 ) -> Tensor:
     """The values `whole + fraction` steps before each step; see `_launch.between`.
 
-    Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` is `None`.
+    Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` has to be `None`.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, fraction)):
@@ -51,11 +51,11 @@ def delay_between(
 def delay_by_taps(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, slopes_of: Taps, inner: int) -> Tensor:
     """`y[t] = sum over l of taps[l] x[t - l]`; see `_launch.filtered`.
 
-    Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` is `None`.
+    Gradients flow to `x`, `past` and `delay`. `why_no_delay_kernel(x)` has to be `None`.
 
     Args:
         delay: `[size]`.
-        taps_of: from delays to `taps`, `[most + 1, size]`, those of a delay alone from it; differentiable.
+        taps_of: from delays to `taps`, `[most + 1, size]`. The taps of a delay depend on it alone. Differentiable.
         slopes_of: from delays to derivatives of the taps.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
@@ -127,25 +127,25 @@ class _Filtered(SingleLevelFunction):
 
 
 def _summed(total: Tensor, size: int, inner: int) -> Tensor:
-    """For each delay, the sum over the elements that have it, in a fixed order."""
+    """For each delay, the sum over its elements, in a fixed order."""
     return total.reshape(-1, size, inner).sum((0, 2))
 
 
-# -- by PyTorch's operations, for gradients of gradients and several gradients at once ---------------------------
+# -- in terms of PyTorch's operations, for gradients of gradients and several gradients at once -------------------
 
 
 def _is_seen(grad: Tensor) -> bool:
-    """True if something sees the operations of a backward."""
+    """True if a mode or a transform sees the operations of a backward."""
     return torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad)
 
 
 def _gradients(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients that are needed of a function of these tensors."""
+    """The gradients of a function of these tensors, where they are needed."""
     again = torch.is_grad_enabled()
     first, *others = tensors
-    if first is None:  # the function is linear in it, and no other gradient depends on it
+    if first is None:  # no other gradient depends on its value, since the function is linear in it
         first = torch.zeros_like(grad).requires_grad_()
     given = [first, *others]
     with torch.enable_grad():
@@ -156,7 +156,7 @@ def _gradients(
 
 
 def _each(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
-    """For each element of a step, that of its delay: `[..., size] -> [..., *step]`."""
+    """For each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
     wide = delays.repeat_interleave(inner, -1)
     copies = math.prod(step) // wide.shape[-1]
     return wide.repeat(*[1] * (wide.dim() - 1), copies).view(*wide.shape[:-1], *step)

@@ -11,7 +11,7 @@ from torch import Tensor
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 
-_STEPS = 8  # in a program, whose loads are under way together
+_STEPS = 8  # steps of one program, whose loads are in flight together
 _BLOCK = 128
 _INTERPRETED_BLOCK = 1024
 _HALF = {torch.float16: 1, torch.bfloat16: 2}
@@ -23,10 +23,10 @@ def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | No
 
     Args:
         x: `[T, *step]`.
-        past: `[most, *step]`, the steps before; `None`: zeros.
-        whole, fraction: `[size]`, int32 and the dtype of `x`; without a fraction, the values of whole steps.
-        inner: neighbouring elements with one delay.
-        most: whole steps that are looked back at the most.
+        past: `[most, *step]`, the steps before; `None` for zeros.
+        whole, fraction: `[size]`, int32 and the dtype of `x`. Without a fraction, the values at whole steps.
+        inner: number of neighbouring elements with one delay.
+        most: the largest number of whole steps in a delay.
     """
     y = torch.empty_like(x)
     block, grid = _grid(x)
@@ -56,7 +56,7 @@ def between_gradient(
     """Gradients of `x`, of `past`, and of the fraction, the last one for each element of a step.
 
     Args:
-        x: `None`: no gradient of the fraction is needed.
+        x: `None` if the gradient of the fraction is not needed.
     """
     grad_x = torch.empty_like(grad)
     grad_past = None if past is None else torch.empty_like(past)
@@ -91,7 +91,7 @@ def filter_gradient(
     """Gradients of `x`, of `past`, and of the delays, the last one for each element of a step.
 
     Args:
-        x: `None`: no gradient of the delays is needed.
+        x: `None` if the gradient of the delays is not needed.
         slopes: `[most + 1, size]`, derivatives of the taps.
     """
     grad_x = torch.empty_like(grad)
@@ -110,7 +110,7 @@ def _of_step(grad: Tensor) -> Tensor:
 
 
 def _all(given: tuple[Tensor | None, ...], other: Tensor) -> tuple[Tensor, ...]:
-    """With another tensor instead of those that a kernel does not read."""
+    """The tensors, with another one in place of those that a kernel does not read."""
     return tuple([other if tensor is None else tensor for tensor in given])
 
 
@@ -129,7 +129,7 @@ def _warps() -> int:
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels, which imports Triton."""
+    """The module of kernels. Importing it imports Triton."""
     from flexsn_codegen.targets.triton.device import _delays
 
     return _delays

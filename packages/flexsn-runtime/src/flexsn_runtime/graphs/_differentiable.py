@@ -14,13 +14,13 @@ def differentiable(
 ) -> Callable[..., Any]:
     """The step's core as a function whose gradient is `vjp`.
 
-    The core's own operators do not have it: what the user wrote as the gradient of a spike is in `vjp` alone.
+    The gradient of the core's own operators would be wrong: the user's surrogate gradients are in `vjp` alone.
 
     Args:
         core: `[*arguments] -> [*results]`.
         vjp: `[*arguments, *gradients] -> [*gradients]`.
-        cotangents: for each result, whether `vjp` takes its gradient.
-        wanted: for each argument, whether `vjp` gives its gradient.
+        cotangents: for each result, True if `vjp` takes its gradient.
+        wanted: for each argument, True if `vjp` returns its gradient.
     """
 
     class DifferentiableStep(torch.autograd.Function):
@@ -45,7 +45,7 @@ def differentiable(
 def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
     """The results, with a copy of each that is an argument, an earlier result, or a view.
 
-    Autograd marks tensors, not positions: where one tensor is two results, marking one of them as constant removes the
+    Autograd marks tensors, not positions. If one tensor is two results, marking one of them as constant removes the
     gradient of both.
     """
     taken = {id(argument) for argument in arguments}

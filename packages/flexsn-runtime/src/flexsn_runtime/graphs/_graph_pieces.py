@@ -1,4 +1,4 @@
-"""A step that a compiler has as graphs, on pieces of its values."""
+"""A step in a compiler's graph, on pieces of its values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_runtime.graphs._graph_step import GraphStep, StepFunction
 from flexsn_runtime.graphs._symbols import Assignment, Size
 
 _T = TypeVar("_T")
-# A value that is no tensor, or none that is cut.
+# Pieces of a tensor; `None` for a size, or for a tensor that is not cut.
 _Cut = Pieces | None
 
 
@@ -25,9 +25,9 @@ class GraphPieces:
     """The pieces of a step's arguments and results.
 
     Attributes:
-        arguments: of `[*inputs, *states, *lifted]`; None: it is whole.
-        num_inputs, num_states: how many of them are these.
-        outputs: of the outputs.
+        arguments: pieces of `[*inputs, *states, *lifted]`; None for an argument that is not cut.
+        num_inputs, num_states: numbers of inputs and of states among them.
+        outputs: pieces of the outputs.
     """
 
     arguments: tuple[_Cut, ...]
@@ -40,7 +40,7 @@ class GraphPieces:
         """The pieces of a step.
 
         Raises:
-            NonPointwiseError: it does not consist of pieces.
+            NonPointwiseError: the step does not consist of pieces.
         """
         assigned = Assignment(step.sizes, 0)
 
@@ -109,7 +109,7 @@ class GraphPieces:
         )
 
     def backward(self, layout: BackwardLayout) -> BackwardLayout:
-        """The layout of its gradient."""
+        """The layout of the gradient of the scan on pieces."""
         return replace(
             layout,
             scan=self.scan(layout.scan),
@@ -129,13 +129,13 @@ class GraphPieces:
         return _split(self._states, saved, [1] * len(saved))
 
     def split_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces of the gradients that came."""
+        """The pieces of the gradients that are present."""
         outputs, states = _chosen(self.outputs, layout.output_grads), _chosen(self._states, layout.state_grads)
         leads = [1] * len(outputs) + [int(not layout.scan.final_state)] * len(states)
         return _split((*outputs, *states), gradients, leads)
 
     def join_results(self, layout: ScanLayout, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of a scan."""
+        """The results of a scan, joined from their pieces."""
         leads = [1] * len(self.outputs) + [int(not layout.final_state)] * len(self._states)
         results_and_checkpoints = self._results
         if layout.checkpoint_interval:
@@ -144,7 +144,7 @@ class GraphPieces:
         return _join(results_and_checkpoints, results, leads)
 
     def join_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of a scan's arguments."""
+        """The gradients of a scan's arguments, joined from their pieces."""
         leads = [int(i < layout.scan.num_inputs) for i in range(len(self.arguments))]
         return _join(_chosen(self.arguments, layout.needs), gradients, _chosen(leads, layout.needs))
 
@@ -157,12 +157,12 @@ class _OnPieces:
 
     @property
     def code(self) -> Any:
-        """Equal for graphs of the same operators on the same pieces."""
+        """A value that is equal for graphs of equal operators on equal pieces."""
         return self._run.code, self._arguments, self._results
 
     @property
     def graph(self) -> fx.Graph:
-        """The operators of the whole graph."""
+        """The operators of the graph on whole values."""
         return self._run.graph
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ def _number(pieces: Sequence[_Cut]) -> int:
 
 
 def _for_each(pieces: Sequence[_Cut], values: Sequence[_T]) -> tuple[_T, ...]:
-    """The value of each tensor, once for each of its pieces."""
+    """The value of each tensor, repeated for each of its pieces."""
     return tuple(value for one, value in zip(pieces, values, strict=True) for _ in range(_count(one)))
 
 

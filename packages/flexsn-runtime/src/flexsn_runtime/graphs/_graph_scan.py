@@ -1,4 +1,4 @@
-"""The two scans of an elementwise step that comes as graphs: recorded in a compiler's graph, or run."""
+"""The two scans of an elementwise step that is given as graphs: recorded in a compiler's graph, or run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flexsn_runtime.segments._choice import choose_ahead
 
 
 def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
-    """The values that one step takes of `[*input_seqs, *init_states, *lifted]`."""
+    """The arguments of one step, from those of the scan: `[*input_seqs, *init_states, *lifted]`."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
         for i, value in enumerate(flat_args)
@@ -36,7 +36,7 @@ def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Seque
 
 
 def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor | None]:
-    """The initial states; `None` for those that are known to be zeros."""
+    """The initial states; `None` for states that are known to be zeros."""
     zeros = layout.zero_states or (False,) * layout.num_states
     return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
 
@@ -47,7 +47,7 @@ def scan_forward(
     """The results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        ahead: True if the program is compiled ahead of time, and walks segments of time that are chosen now.
+        ahead: True if the program is compiled ahead of time, with segments of time that are chosen now.
     """
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
@@ -80,11 +80,11 @@ def scan_backward(
     """The results of the backward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
-        flat_args, saved, gradients: from `layout.split`; the gradients are those of outputs, then of states.
+        flat_args, saved, gradients: from `layout.split`; the gradients of outputs come first, then those of states.
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)
-    if step.distance != layout.saved_interval:  # the states are too far apart: the forward runs once more
+    if step.distance != layout.saved_interval:  # the saved states are too far apart, so the forward runs again
         spare = _spare(arguments.num_steps)
         saved = _forward(step, arguments, state_seqs=False, training=True, spare_rows=spare).checkpoints
     given = iter(gradients)
@@ -100,7 +100,7 @@ def scan_backward(
     for position, need in enumerate(layout.needs):
         if need:
             gradient = found[positions.index(position)] if position in positions else None
-            # Without a position, the step does not read the tensor that it captures.
+            # A lifted tensor without a position is not read by the step.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results
 
@@ -114,7 +114,7 @@ def _forward(
     spare_rows: int,
     ahead: bool = False,
 ) -> ForwardResult:
-    if step.is_recorded:  # its sizes may be symbols, by which nothing can be looked up
+    if step.is_recorded:  # sizes may be symbols, which are no keys
         segments = choose_ahead(step, arguments.num_steps, math.prod(step.trace.step_shape)) if ahead else None
         scan = ForwardScan(
             step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows, segments=segments
@@ -125,11 +125,11 @@ def _forward(
 
 
 def _spare(num_steps: int) -> int:
-    """Rows of checkpoints beyond those that are written: with a symbol for T, their number is never 0 or 1."""
+    """Number of additional rows of checkpoints. With two of them, a symbolic number of rows is never 0 or 1."""
     return 0 if isinstance(num_steps, int) else 2
 
 
 def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """The last of each `ratio` rows, and further ones without meaning up to `count`."""
+    """The last one of each `ratio` rows, followed by rows without meaning up to `count`."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

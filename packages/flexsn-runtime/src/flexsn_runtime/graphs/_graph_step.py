@@ -1,4 +1,4 @@
-"""Kernels of a step that comes as a graph with sizes that may be symbols: what a compiler has of it."""
+"""Kernels of a step that a compiler gives as a graph, whose sizes may be symbols."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Graph = TypeVar("_Graph", StepTrace, StepGraph)
 
-# Without a hint of a symbolic size: the plan of large steps, which suits small ones better than the reverse.
+# Without a hint of a symbolic size, the plan is that of large steps: it suits small steps better than the reverse.
 _UNKNOWN_NCL = 2**20
 
 
@@ -34,7 +34,7 @@ class StepFunction(Protocol):
 
     @property
     def code(self) -> Any:
-        """Equal for graphs of the same operators."""
+        """A value that is equal for graphs of equal operators."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -49,11 +49,11 @@ class GraphStep:
 
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
-        num_inputs, num_states, num_outputs: how many of each.
-        arguments: what one step takes: tensors and, among the lifted ones, sizes.
-        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be needed.
-        cotangents: for each of `[*outputs, *new_states]`, whether `vjp` takes its gradient.
-        wanted: for each argument, whether `vjp` gives its gradient.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
+        arguments: descriptions of one step's arguments: tensors and, among the lifted ones, sizes.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
+        cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
+        wanted: for each argument, True if `vjp` returns its gradient.
         on_pieces: as for `trace_step`.
     """
 
@@ -78,15 +78,15 @@ class GraphStep:
 
     @property
     def sizes(self) -> list[Size]:
-        """Every size in it."""
+        """All sizes in the arguments."""
         return [size for position in range(len(self.arguments)) for size in self.sizes_of(position)]
 
     @property
     def key(self) -> Hashable:
-        """Equal for steps that have the same kernels.
+        """A value that is equal for steps with equal kernels.
 
-        `None` if that cannot be decided: a symbol among the sizes belongs to one compilation, and of a constant tensor
-        the code has the name alone.
+        `None` if equality cannot be decided: a symbol among the sizes belongs to one compilation, and the code of a
+        graph has only the names of its constant tensors.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
         symbolic = any(type(size) is not int for size in self.sizes)
@@ -101,15 +101,15 @@ class GraphSpecialization(Specialization):
     """Kernels of a `GraphStep`.
 
     Args:
-        segment: distance of the checkpoints; `None`: as the launch plan has it.
-        on_cpu: what kernels on the CPU are written in.
-        recorded: True for a tracer, which records launches; False to run them, where sizes are numbers.
+        segment: distance of the checkpoints; `None` for that of the launch plan.
+        on_cpu: the language of kernels on the CPU.
+        recorded: True for a tracer, which records launches; False to run them, with numbers as sizes.
 
     Attributes:
-        is_recorded: the same.
+        is_recorded: the argument `recorded`.
         lifted: for each tensor that the step captures, its position among the step's arguments.
-        distance: of the checkpoints that the kernels write and read, a divisor of `segment`: all of it, unless that is
-            more steps than a kernel can have written out.
+        distance: distance of the checkpoints that the kernels write and read, a divisor of `segment`. It is smaller
+            than `segment` if a kernel cannot write out that number of steps.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class GraphSpecialization(Specialization):
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
         for trace in self._traces:
             for tensor in trace.lifted:
-                # Nothing reads it, and a CUDA graph that is recorded meanwhile has no memory to spare for it.
+                # No code reads it, and a CUDA graph that is being recorded has no memory to spare for it.
                 tensor.untyped_storage().resize_(0)
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
-        # The trace has the numbers of an assignment, where its users need the symbols.
+        # The trace has the numbers of an assignment, but its users need the symbols.
         sized = copy.copy(self.trace)
         sized.step_shape = self._step_shape(step)
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
@@ -148,7 +148,7 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Made once for the layers of a network that are alike; the arguments are those of the class."""
+        """Makes it once for all equal layers of a network. The arguments are those of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)
@@ -157,7 +157,7 @@ class GraphSpecialization(Specialization):
         if found is None:
             found = _made[key] = cls(step, device, segment, on_cpu)
         else:
-            found.forget_plans()  # those on disk may be others now
+            found.forget_plans()  # the plans on disk may have changed
         return found
 
     def plan(self, ncl: int) -> LaunchPlan:
@@ -166,11 +166,11 @@ class GraphSpecialization(Specialization):
         return plan if self.distance is None else with_segment(plan, self.distance)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        # As many checkpoints as the graph has memory for, also where so few steps need none.
+        # The number of checkpoints that the graph has memory for, even if a short sequence needs none.
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
+        # A graph with a number as T holds for this T alone, so half of the kernel's code may be unnecessary.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -181,7 +181,7 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """For a tracer, what records a launch that is called."""
+        """Makes launches; for a tracer, launches that record themselves."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
@@ -191,7 +191,7 @@ class GraphSpecialization(Specialization):
         }
 
     def _step_shape(self, step: GraphStep) -> tuple[int, ...]:
-        """The step's shape, which the tensors that are not lifted have together."""
+        """The step's shape: the common shape of the tensors that are not lifted."""
         shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
         if self._assignments[0].shape(shape) != self.trace.step_shape:
             raise SymbolicSizeError(
@@ -205,12 +205,12 @@ _made: Recent[GraphSpecialization] = Recent()
 
 
 def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple[StepTrace, dict[int, int]]:
-    """The step traced for the assigned sizes; the positions of the lifted tensors by the `id` of their stand-ins."""
+    """The step, traced for the assigned sizes; and by `id` of a lifted tensor's stand-in, the tensor's position."""
 
     def stand_in(value: StepValue | Size) -> Any:
         if not isinstance(value, StepValue):
             return assigned(value)
-        # One element, whatever the size: the tracer looks at shape, dtype and device alone.
+        # One element, whatever the size: the tracer uses only shape, dtype and device.
         tensor = torch.empty((), dtype=value.dtype, device=device).expand(assigned.shape(value.shape))
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -224,13 +224,13 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
         return tuple(run(*values, *lifted))
 
     counts = (step.num_inputs, step.num_states, step.num_outputs)
-    # What is captured are pieces: the step joins them.
+    # The captured tensors are pieces, which the step joins.
     trace = trace_step(core, *counts, primals, follow=False, on_pieces=step.on_pieces, hoist=not step.on_pieces)
     return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
 
 
 def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:
-    """Refuses graphs, one of each assignment, that are not written alike."""
+    """Refuses graphs, one for each assignment, that are written differently."""
     if len(graphs) == 1:
         return
     sources = [emit(graph) for graph in graphs]

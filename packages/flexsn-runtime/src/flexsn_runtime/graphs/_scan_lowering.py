@@ -1,4 +1,4 @@
-"""Scans in a compiler's graph as launches of scan kernels.
+"""Lowers scans in a compiler's graph to launches of scan kernels.
 
 `KernelLowering` is a `flexsn_hop.ScanLowering`.
 """
@@ -36,11 +36,10 @@ from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
-    """Makes compiled scans launches of the kernels that eager mode has.
+    """Turns compiled scans into launches of the kernels of eager mode.
 
     Args:
-        on_cpu: what kernels on the CPU are written in.
-
+        on_cpu: the language of kernels on the CPU.
     Example:
         >>> from flexsn_runtime import KernelLowering
         >>> KernelLowering().name
@@ -54,11 +53,11 @@ class KernelLowering:
 
     @property
     def version(self) -> str:
-        """Digest of all code that writes kernels; compiled code on disk is found by it."""
+        """Digest of all code that writes kernels. It is part of the key of compiled code on disk."""
         return _digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """Why there are no kernels for these arguments; `None` if there are."""
+        """The reason why no kernels exist for these arguments; `None` if they do."""
         devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
@@ -66,7 +65,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """The distance of the checkpoints, by T, the size of the step and the number of its operators."""
+        """The distance of the checkpoints, from T, the size of the step and the number of its operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -80,7 +79,7 @@ class KernelLowering:
         """The forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
-            UnsupportedScanError: no kernel can be made of the core.
+            UnsupportedScanError: no kernel can be made for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
         with _refusals():
@@ -104,7 +103,7 @@ class KernelLowering:
         return scan_forward(step, layout, flat_args, ahead=_is_ahead_of_time())
 
     def _staged(self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
-        """A step with products of its values and captured matrices."""
+        """Lowers a step with products of its values and captured matrices."""
         args = _with_zeros(graph.scan, flat_args)
         graph.check(args)
         if _is_ahead_of_time():
@@ -120,7 +119,7 @@ class KernelLowering:
     def _operator(
         step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """A scan whose launches are chosen when it runs, as in eager mode."""
+        """Lowers to a scan that chooses its launches when it runs, as in eager mode."""
         step.check(training=graph.vjp is not None)
         return graph([*_with_zeros(graph.scan, flat_args), *rest])
 
@@ -130,7 +129,7 @@ class KernelLowering:
         """The backward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
-            UnsupportedScanError: no kernel can be made of the core's gradient.
+            UnsupportedScanError: no kernel can be made for the core's gradient.
         """
         scan = layout.scan
         flat_args, saved, output_grads, state_grads = layout.split(args)
@@ -185,7 +184,7 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
     """The pieces of a step that was refused as a whole.
 
     Raises:
-        Exception: the first one of the refusals, where it does not consist of pieces either.
+        Exception: the first of the refusals, if the step does not consist of pieces either.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
@@ -194,9 +193,9 @@ def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) ->
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True where kernels that walk segments of time are worth a call of Python's; sizes may be symbols with hints.
+    """True if kernels that walk segments of time are worth a call of Python. Sizes may be symbols with hints.
 
-    A program that is compiled ahead of time is to run without Python.
+    A program that is compiled ahead of time has to run without Python.
     """
     num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
     hints = size_hint(num_steps), size_hint(ncl)
@@ -212,14 +211,14 @@ def _records_cuda_graphs() -> bool:
 
 
 def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, with memory for states that are known to be zeros, whose own was never written."""
+    """The arguments, with zeros for states that are known to be zeros, whose memory was never written."""
     args = list(flat_args)
     for i in layout.zero_positions:
         args[i] = args[i].new_zeros(args[i].shape)
     return args
 
 
-# A step with products runs forward once more in the backward, from its first step on.
+# A step with products runs the forward again in the backward, from its first step on.
 _NO_CHECKPOINTS = 2**20
 
 _MATRIX_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"}
@@ -228,7 +227,10 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
-    """True if a core, of whichever operators, multiplies matrices: by names, for it decides about memory alone."""
+    """True if a core multiplies matrices, with any operators.
+
+    Checks only names, since the result affects memory alone.
+    """
     called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
     names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
     return any(name.split(".")[0] in _PRODUCTS for name in names)
@@ -236,7 +238,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Converts errors of steps of which kernels cannot be made to `UnsupportedScanError`."""
+    """Converts errors about steps for which kernels cannot be made to `UnsupportedScanError`."""
     try:
         yield
     except UnsupportedScanError:

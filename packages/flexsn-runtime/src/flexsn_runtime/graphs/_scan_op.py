@@ -1,10 +1,11 @@
-"""A scan as an operator, for compilers, where launches depend on more than a compiler has: those of a step with matrix
-products, and segments of time. Its graphs are an argument, as text, so that a program that was compiled by another
-process has them.
+"""A scan as an operator for compilers, for launches that depend on more than a compiler has.
 
-A compiled graph has one node of it, whatever T is. Sizes are numbers again where it runs, and so a step is traced for
-them as it is in eager mode. The backward of a step with products runs the forward once more, for what it needs of each
-step.
+These are the launches of a step with matrix products, and of segments of time. The scan's graphs are an argument, as
+text, so that they are part of a program that another process has compiled.
+
+A compiled graph has one node for the operator, whatever T is. When it runs, sizes are numbers again, so a step is
+traced for them as in eager mode. The backward of a step with products runs the forward again, for the values that it
+needs of each step.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 @dataclass(frozen=True, slots=True)
 class ScanGraph:
-    """A scan of a step that comes as graphs, or the gradient of one.
+    """A scan of a step that is given as graphs, or the gradient of such a scan.
 
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
-        layout: of the scan, or of its gradient.
-        on_cpu: what kernels on the CPU are written in.
-        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; of a gradient alone.
-        has_products: True if the step multiplies matrices. Its gradient takes no saved states.
+        layout: layout of the scan, or of its gradient.
+        on_cpu: the language of kernels on the CPU.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; only for a gradient.
+        has_products: True if the step multiplies matrices. Its gradient then takes no saved states.
     """
 
     core: fx.GraphModule
@@ -67,8 +68,8 @@ class ScanGraph:
         """Records the operator, or runs it.
 
         Args:
-            args: `[*input_seqs, *init_states, *lifted]`, of which the lifted ones may be sizes; for a gradient, also
-                `[*saved]`, unless the step has products, and `[*gradients]`.
+            args: `[*input_seqs, *init_states, *lifted]`; the lifted ones may be sizes. For a gradient, these are
+                followed by `[*saved]`, unless the step has products, and by `[*gradients]`.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
         tensors = [value for value in args if isinstance(value, Tensor)]
@@ -76,10 +77,10 @@ class ScanGraph:
         return found
 
     def check(self, args: Sequence[Any]) -> None:
-        """Raises what tracing the step and making its kernels raise.
+        """Raises the errors that tracing the step and making its kernels raise.
 
         Args:
-            args: as for the call, but for gradients and checkpoints. Sizes that are symbols stand for any.
+            args: as for the call, without gradients and checkpoints. A symbolic size represents any number.
         """
         assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
         num_inputs = self.scan.num_inputs
@@ -89,7 +90,7 @@ class ScanGraph:
 
 
 class _Like(NamedTuple):
-    """How a tensor of one step lies in memory."""
+    """The memory layout of a tensor of one step."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -98,11 +99,11 @@ class _Like(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, is_sequence: bool, number: Callable[[int], int]) -> _Like | int:
-        """That of an argument, or the size that it is.
+        """The layout of an argument, or the size that it is.
 
         Args:
-            is_sequence: whether its first dimension is T.
-            number: of a size.
+            is_sequence: True if its first dimension is T.
+            number: maps a size to a number.
         """
         if not isinstance(value, Tensor):
             return number(value)
@@ -111,12 +112,12 @@ class _Like(NamedTuple):
         return cls(shape, stride, value.dtype, value.device)
 
     def primal(self) -> Tensor:
-        """One element, whatever the size: the tracer looks at shape, dtype and device alone."""
+        """A stand-in of one element, whatever the size: the tracer uses only shape, dtype and device."""
         tensor = torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
         return tensor.requires_grad_(tensor.is_floating_point())
 
     def lifted(self) -> Tensor:
-        """With strides: a trace may compute with it before the loop."""
+        """A stand-in with strides, since a trace may compute with it before the loop."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -129,7 +130,7 @@ class _Specialized:
     """The step for arguments of one layout.
 
     Attributes:
-        step: has the kernels.
+        step: the step with its kernels.
         captured: positions, among the arguments, of the tensors that the step captures.
     """
 
@@ -156,7 +157,7 @@ class _Specialized:
         self.captured = [positions[id(tensor)] for tensor in trace.captured]
         for value in lifted:
             if isinstance(value, Tensor):
-                value.untyped_storage().resize_(0)  # nothing reads it
+                value.untyped_storage().resize_(0)  # no code reads it
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
@@ -164,7 +165,7 @@ class _Specialized:
         return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(known), tuple(lifted))
 
 
-# -- what the operator does ----------------------------------------------------------------------------------------
+# -- the operator's implementation ---------------------------------------------------------------------------------
 
 
 def _run(
@@ -198,7 +199,7 @@ _made: Recent[_Specialized] = Recent()
 
 
 def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
-    """Runs a scan, or its gradient, by the launches of eager mode."""
+    """Runs a scan, or its gradient, with the launches of eager mode."""
     layout, device = graph.layout, args[0].device
     args = [value.resolve_neg() if isinstance(value, Tensor) else value for value in args]
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
@@ -249,7 +250,7 @@ def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Seq
             checkpoints = torch.empty_strided(shape, (unit, *form.step), dtype=value.dtype, device=arguments.device)
             if rows:
                 checkpoints[:rows].copy_(memory[Port(Role.STATE, i)][interval::interval][:rows])
-            checkpoints[rows:].zero_()  # the same results on every run
+            checkpoints[rows:].zero_()  # equal results on every run
             results.append(checkpoints)
     return results
 
@@ -274,12 +275,12 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args
         of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)
         positions = [i for i, leaf in zip(made.captured, leaves, strict=True) if leaf.requires_grad]
         by_position.update(zip(positions, of_captured, strict=True))
-    # What the step does not read has no gradient there.
+    # Tensors that the step does not read have no gradient.
     return [_like_argument(by_position.get(i), args[i]) for i, need in enumerate(needs) if need]
 
 
 def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
-    """A gradient in the memory format of what it is of, or zeros."""
+    """A gradient in the memory format of its argument, or zeros."""
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
@@ -287,7 +288,7 @@ def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A tensor of its own memory with these strides."""
+    """A tensor with these strides and memory of its own."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -297,7 +298,7 @@ def _shapes(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
     """Tensors like the results, for sizes that may be symbols."""
-    graph = _graph.__wrapped__(program)  # not from the cache: its constants are fake here
+    graph = _graph.__wrapped__(program)  # bypasses the cache, since the constants are fake here
     args = merged(tensors, sizes, size_positions)
     layout = graph.layout
     if isinstance(layout, BackwardLayout):
@@ -326,7 +327,7 @@ def _shapes(
     return found
 
 
-# Kernels read any strides: a compiler need not copy an argument to a certain layout.
+# Kernels read any strides, so a compiler need not copy arguments to a certain layout.
 torch.library.define(
     "flexsn_runtime::run_scan",
     "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]",

@@ -1,4 +1,4 @@
-"""Symbolic sizes as numbers, to trace a step with, and back."""
+"""Maps symbolic sizes to numbers, for tracing a step, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flexsn_runtime.errors import SymbolicSizeError
 if TYPE_CHECKING:
     import sympy
 
-# Products of different ones are different: what is computed from a size shows from which.
+# Products of different primes differ, so a number shows the sizes that it was computed from.
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 Size = int
-"""Or a `torch.SymInt`, which torch lets pass for an int."""
+"""An int, or a `torch.SymInt`, which torch treats as an int."""
 
 
 class Assignment:
@@ -24,7 +24,7 @@ class Assignment:
 
     Args:
         sizes: all sizes that it will be called with.
-        number: two assignments of different numbers have no value in common.
+        number: index of the assignment. Two assignments with different indices share no value.
     """
 
     def __init__(self, sizes: Sequence[Size], number: int) -> None:
@@ -48,7 +48,7 @@ class Assignment:
 def symbolic_layout(
     assignments: Sequence[Assignment], layouts: Sequence[LiftedLayout], shape: Sequence[Size]
 ) -> LiftedLayout:
-    """The layout, found at each assignment to be as in `layouts`, in the symbols of the captured tensor's shape."""
+    """The layout in terms of the captured tensor's shape; `layouts` are its values for each of the assignments."""
     candidates = _contiguous_strides(shape)
 
     def symbolic(numbers: Sequence[int]) -> Size:

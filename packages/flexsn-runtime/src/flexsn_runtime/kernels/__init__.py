@@ -1,3 +1,3 @@
-"""The two kernels of a pointwise scan: chosen, given memory, launched, and joined by autograd."""
+"""The two kernels of a pointwise scan: their choice, memory and launches, and their connection by autograd."""
 
 from __future__ import annotations

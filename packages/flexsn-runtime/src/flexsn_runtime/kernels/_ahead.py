@@ -1,14 +1,13 @@
-"""Compiles the backward kernel while the forward one is compiled.
+"""Compiles the backward kernel while the forward kernel is being compiled.
 
-Each takes the better part of a second, most of it outside of Python. The first training step would wait for one after
-the other.
+Each compilation takes nearly a second, most of it outside of Python. Otherwise the first training step would wait for
+both in succession.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 from flexsn_graph import Residuals
 from flexsn_runtime.kernels._backward import BackwardScan, Cotangents
@@ -30,28 +29,28 @@ def compiling_backward(
     state_seqs: bool,
     residuals: Residuals | None,
 ) -> AbstractContextManager[None]:
-    """While `scan` is compiled and runs, compiles the backward that will follow it, if it is the step's first.
+    """Context that compiles the step's first backward while `scan` is compiled and runs.
 
-    It is the one that most calls need: gradients come to the outputs alone, in their format. Another one is compiled
-    when it is run.
+    It is the backward that most calls need: only the outputs have gradients, in their format. Any other backward is
+    compiled when it runs.
 
     Args:
-        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs, residuals: as for `scan`.
     """
     if scan.plan.is_compiled or step.has_backward:
         return _NOTHING
 
-    def prepare() -> Callable[[], None]:
+    def prepare() -> list[Callable[[], object]]:
         trace = step.trace
         like = arguments.inputs[0]
         results = scan.results()
         outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
-        # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
+        # Kernels are compiled for dtypes and alignment, so tensors without elements can represent future ones.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
         backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
-        return partial(backward.plan.compile, (*arguments.all, *to_come, *cotangents.states))
+        return backward.plan.compilations((*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

@@ -6,7 +6,7 @@ The custom ops in `compat/_ops.py` are the same for compilers. They cost several
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,36 +14,9 @@ from torch import Tensor
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction
 from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.kernels._trained import trained_scan
-from flexsn_runtime.native import NativeScan
+from flexsn_runtime.kernels._trained import Trained, trained_scan
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.step._pointwise_step import Specialization
-
-
-class Trained(Protocol):
-    """A scan with gradients, prepared for arguments of one layout: `TrainedScan`, or one of a step with products."""
-
-    @property
-    def native(self) -> NativeScan | None:
-        """Runs it without Python; `None`: nothing does."""
-
-    @property
-    def first_kept(self) -> int:
-        """Where in the result of `run` begins what is for the backward."""
-
-    @property
-    def first_bits(self) -> int:
-        """Where before that begin results that no gradient comes to."""
-
-    @property
-    def fixed(self) -> tuple[int, ...]:
-        """The results that no gradient flows through."""
-
-    def run(self, tensors: Sequence[Tensor | None]) -> Sequence[Any]:
-        """Scans `[*inputs, *states, *lifted]` forward."""
-
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward: `[*inputs, *states, *lifted, *kept, *gradients of results]`."""
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:

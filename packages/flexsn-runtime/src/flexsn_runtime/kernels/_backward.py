@@ -1,4 +1,4 @@
-"""The plan of a backward scan: the kernel, the gradients that it writes, sums where tensors broadcast."""
+"""The plan of a backward scan: the kernel, the gradients that it writes, and sums for tensors that broadcast."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Cotangents(NamedTuple):
     """Incoming gradients; `None` is zero.
 
     Attributes:
-        outputs: `[T, *step]` each.
-        states: of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
-        state_seqs: which of the two.
+        outputs: gradients of the outputs, `[T, *step]` each.
+        states: gradients of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
+        state_seqs: True for state sequences.
     """
 
     outputs: tuple[Tensor | None, ...]
@@ -54,21 +54,21 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class BackwardScan:
     """A backward scan, prepared for arguments and cotangents of one layout.
 
-    Each gradient has the format of what it is the gradient of.
+    Each gradient has the format of its argument.
 
     Args:
         arguments: as in the forward.
         kept: checkpoints or residuals, as the forward returned them, or copies in another format.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
-        residuals: what the forward kept; `None`: checkpoints.
+        wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
+        residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: as for `ForwardScan`.
-        segments: walked side by side, where the step's gradient allows it; `None`: none.
+        segments: segments to walk side by side, if the step's gradient allows it; `None` for none.
 
     Attributes:
-        plan: what a call does, of `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
-            *grad_states]`: a gradient for each tensor of the forward that needs one, shaped like it; zeros where
-            none flows.
-        flowing: the same; but where no gradient flows, there is none, as in the loop.
+        plan: the work of a call, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
+            *grad_states]` to a gradient for each tensor of the forward that needs one, with its shape; zeros where
+            no gradient flows.
+        flowing: as `plan`, but with None where no gradient flows, as in the loop.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class BackwardScan:
             vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
             assert source is not None, "it has as many gradients as without flags"
 
-        # To compute the states again, the kernel reads what the forward reads, too.
+        # The kernel computes the states again, so it reads the values that the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
         operands = Operands(arguments, layouts, trace.step_shape, form.order, step.counts, step.late)
@@ -124,8 +124,8 @@ class BackwardScan:
         config, rest, single = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         if segments is not None and arguments.num_steps < 2 * config.chunk:
             segments = None
-        # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
-        # alone says so is a view of one; its gradient is as large as the view.)
+        # If an argument is one number for the whole step, the kernel sums its gradient within each program. (An input
+        # may be a view of one number, but its gradient is as large as the view. Such an input does not count.)
         summed_inputs = tuple(
             layout.step == 0 and all(size == 1 for size in x.shape[1:])
             for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
@@ -168,7 +168,7 @@ class BackwardScan:
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
         came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
         gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
-        # The format of a gradient that is copied first: that of what it is the gradient of.
+        # The format of a gradient that is copied first: that of the tensor that it belongs to.
         dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
@@ -236,7 +236,7 @@ class BackwardScan:
         taken = [places.index(param) for param in kernel.params]
         steps = launching(operands, launched, taken, len(places), copies)
         first = first_grad + len(cotangent_params)
-        # Of those whose gradients the kernel writes in another shape than theirs.
+        # Gradients that the kernel writes in a shape that differs from their tensors' shapes.
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
@@ -261,7 +261,7 @@ class BackwardScan:
         """Runs the plan.
 
         Args:
-            checkpoints: or residuals.
+            checkpoints: checkpoints or residuals.
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
@@ -276,9 +276,9 @@ class BackwardScan:
 
     @cached_property
     def _flows(self) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, whether a gradient flows to it at all.
+        """For each of `[*inputs, *states, *lifted]`, True if any gradient flows to it.
 
-        What comes before the scan is not to meet a zero otherwise: its derivative may be infinite.
+        Operations before the scan must not receive a zero instead: their derivatives may be infinite.
         """
         if self._num_steps == 0:
             states = (there and not self._state_seqs for there in self._states_present)
@@ -287,14 +287,14 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Without a step, the final states are the initial ones, and so are their gradients."""
+        """Computes gradients without a step: the final states are the initial ones, and so are their gradients."""
         first = len(memory) - len(self._wanted)
         for i, want in enumerate(self._wanted):
             primal = memory[i]
             memory[first + i] = _zeros_like(primal) if want and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
-                final = memory[first + i - self._first_lifted]  # the last ones that are given are the states'
+                final = memory[first + i - self._first_lifted]  # the gradients of states are the last arguments
                 if (zeros := memory[first + i]) is not None and final is not None:
                     memory[first + i] = zeros.copy_(final)
 
@@ -302,9 +302,9 @@ class BackwardScan:
 def _is_copied(gradient: Tensor) -> bool:
     """True if an incoming gradient is copied before a kernel reads it.
 
-    The memory of a lazily negated view is without the sign. An expanded one, as a sum over time has, would get a kernel
-    of its own, whose compilation takes longer than many copies; and the last layer of a network is small. Zeros that
-    autograd made may have no memory.
+    The memory of a lazily negated view lacks the sign. An expanded gradient, such as that of a sum over time, would
+    need its own kernel, whose compilation takes longer than many copies, and the last layer of a network is small.
+    Zeros that autograd made may have no memory.
     """
     if gradient.is_neg() or gradient._is_zerotensor():
         return True

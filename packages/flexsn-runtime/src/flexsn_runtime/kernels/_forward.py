@@ -1,4 +1,4 @@
-"""The plan of a forward scan: the kernel, and what it writes."""
+"""The plan of a forward scan: the kernel, and the results that it writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class ForwardResult(NamedTuple):
-    """Results of a forward scan. Of `state_seqs` and `final_states`, the one that is not written is empty."""
+    """Results of a forward scan. Either `state_seqs` or `final_states` is empty, since only one of them is written."""
 
     outputs: tuple[Tensor, ...]
     state_seqs: tuple[Tensor, ...]
@@ -40,25 +40,25 @@ class ForwardResult(NamedTuple):
 class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
-    Outputs, state sequences and final states have the format that `ScanFormat` says; what is for the backward is
-    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. So are bits of outputs, uint8
-    `[T, bytes]`, 8 elements in a byte; where that is not the order of the output's own elements in memory, they are not
-    written, and `[0, bytes]`.
+    Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward are
+    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. Bits of outputs are in this
+    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the output's own elements are in another order in
+    memory, no bits are written, and their shape is `[0, bytes]`.
 
     Args:
-        arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
-        state_seqs: write the states after every step; otherwise the final ones alone.
-        training: write what the backward needs: residuals, or else checkpoints to recompute from.
-        residuals: as the step has them.
-        spare_rows: rows of checkpoints to allocate beyond those that are written.
-        padding: give the checkpoints one dimension, rows of contiguous steps, and this number of elements beyond those
-            that are written.
-        plan: how it is launched; `None`: as the step has it.
-        segments: walked side by side; `None`: none.
+        arguments: any arguments of the layout: shapes, strides, dtypes, device, alignment.
+        state_seqs: True to write the states after every step, False for the final ones alone.
+        training: True to write values for the backward: residuals, or checkpoints to recompute from.
+        residuals: residuals of the step; `None` for checkpoints.
+        spare_rows: additional rows of checkpoints to allocate.
+        padding: if given, the checkpoints are one-dimensional, rows of contiguous steps, with this number of additional
+            elements.
+        plan: launch settings; `None` for those of the step.
+        segments: segments to walk side by side; `None` for none.
 
     Attributes:
-        plan: what a call does.
-        first_bits, first_kept: where in its results bits of outputs begin, and what is for the backward after them.
+        plan: the work of a call.
+        first_bits, first_kept: positions in its results at which bits of outputs, and values for the backward, begin.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ForwardScan:
         checkpoints = training and residuals is None
         segment = 0
         if checkpoints:
-            # With `padding`, the number of rows is the same function of T where T is a symbol.
+            # With `padding`, the number of rows must be one function of T, even if T is a symbol.
             segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
         ncl = math.prod(shape)
         row = -(-ncl // WORD) * (WORD // 8)
@@ -98,7 +98,7 @@ class ForwardScan:
         kept_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, segment) + spare_rows
-            rows += sum(-(-delays.most // segment) for delays in step.late.values())  # that begin before the first step
+            rows += sum(-(-delays.most // segment) for delays in step.late.values())  # rows before the first step
             kept_shape = (rows, *shape)
             if padding is not None:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)
@@ -158,15 +158,15 @@ class ForwardScan:
 
     @cached_property
     def single(self) -> Plan:
-        """The plan of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
+        """The plan of one step, from inputs `[*step]` to `[*outputs, *final_states]`, `[*step]` each."""
         return self._single()
 
     def results(self) -> list[Tensor]:
-        """Tensors like those that the plan returns, without memory."""
+        """Tensors like the results of the plan, without memory."""
         return [one.like() for one in self.plan.allocations if one is not None]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
-        """Runs it on arguments of that layout."""
+        """Runs the scan on arguments of this layout."""
         written = self.run(arguments.all)
         outputs, sequences, finals, _ = self._ends
         return ForwardResult(
@@ -177,7 +177,7 @@ class ForwardScan:
         )
 
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
-        """Runs the plan, to `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
+        """Runs the plan. Returns `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
 
         Args:
             arguments: `[*inputs, *states, *lifted]`.
@@ -186,12 +186,12 @@ class ForwardScan:
 
 
 class _Initial(NamedTuple):
-    """Without a step, the final states are the initial ones.
+    """A scan without steps: the final states are the initial ones.
 
     Attributes:
-        states: where the initial ones begin.
-        given: how many tensors a call has.
-        finals: which of the results are final states.
+        states: position of the first initial state.
+        given: number of tensors that a call takes.
+        finals: positions of the final states among the results.
     """
 
     states: int
@@ -206,12 +206,12 @@ class _Initial(NamedTuple):
 
 
 def checkpoint_rows(num_steps: int, segment: int) -> int:
-    """States are kept before each segment but the first."""
+    """The number of stored states: one before each segment but the first."""
     return (num_steps - 1) // segment if num_steps > 0 else 0
 
 
 def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """True if strides lead to the same places."""
+    """True if two sets of strides address equal places."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=True))
 
 

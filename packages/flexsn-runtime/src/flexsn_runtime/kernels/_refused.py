@@ -1,4 +1,4 @@
-"""Refusals of what autograd may require of the backward of a scan, which cannot do it."""
+"""Refusals of calls by autograd that the backward of a scan cannot serve."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flexsn_runtime.operands._memory import check_tensor
 
 
 def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
-    """Raises unless kernels can read what a backward is given, and write what it allocates.
+    """Raises unless kernels can read the arguments of a backward, and write to the memory that it allocates.
 
-    Memory of the forward may have been freed since: that of a sharded parameter, say.
+    Memory of the forward may have been freed since, such as that of a sharded parameter.
 
     Args:
-        tensors: `[*inputs, *states, *lifted, *what was kept, *grad_outputs, *grad_states]`.
+        tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
 
     Raises:
-        TransformError: inside of `FakeTensorMode`, `make_fx` and the like.
-        LayoutError: one is sparse, fake or the like, or its memory was freed.
+        TransformError: the call is inside of `FakeTensorMode`, `make_fx` or a similar mode.
+        LayoutError: a tensor is sparse, fake or similar, or its memory was freed.
     """
     transform = transform_at_work()
     if transform is not None:
@@ -37,13 +37,13 @@ def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
     parts = [("argument", 0), ("captured tensor", first_lifted), ("kept tensor", first_kept), ("gradient", first_grad)]
     for (what, first), end in zip(parts, [first for _, first in parts[1:]] + [len(tensors)], strict=True):
         for i, tensor in enumerate(tensors[first:end]):
-            # Zeros without memory, as autograd makes them, are copied.
+            # Autograd's zeros without memory are copied, so they are allowed.
             if tensor is not None and not (first == first_grad and tensor._is_zerotensor()):
                 check_tensor(tensor, f"{what} {i} of a backward")
 
 
 def several_at_once() -> TransformError:
-    """The error of a backward to which gradients come batched."""
+    """The error of a backward that receives batched gradients."""
     return TransformError(
         "the backward of a compiled scan takes one gradient at a time, and several came at once "
         "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
@@ -52,7 +52,7 @@ def several_at_once() -> TransformError:
 
 
 def refuse_double_backward(gradients: list[Tensor | None], came_from: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """`flexsn_hop.double_backward.refuse_double_backward`, in words of scans."""
+    """`flexsn_hop.double_backward.refuse_double_backward`, with a message about scans."""
     return undifferentiable(
         gradients,
         came_from,

@@ -1,8 +1,8 @@
 """Rows of a step that a program walks one after the other, for the gradients of captured tensors.
 
-Each element of the step has a share of such a gradient. Elements of different rows that stand in the same place read
-the same elements of all captured tensors: a program adds up their shares in its registers, and writes a fraction of the
-bytes, which are read again for the sum over all programs.
+Each element of the step contributes to such a gradient. Elements at equal places of different rows read
+equal elements of all captured tensors. So a program adds up their contributions in its registers, and writes only a
+fraction of the bytes. Fewer bytes are then read for the sum over all programs.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. With fewer programs, a GPU like the H200 would not be full: better to write more then.
+# More rows save little more. With fewer programs, a GPU like the H200 would not be full, so it is better to write more.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
-# Rows begin at multiples of this number of elements; otherwise each element would be loaded by itself.
+# Rows begin at multiples of this number of elements; otherwise each element would be loaded separately.
 _ALIGNED = 16
 
-# Elements of a thread at the most: their sums are in registers, with all else. Steps that are not large have
-# fewer: on an H100, two take 7 % less time for the backward of a norm and a LIF of 3 million bfloat16 elements, and 4 %
+# Maximum elements of a thread. Their sums are in registers, with all other values. Smaller steps have fewer elements:
+# on an H100, two take 7 % less time for the backward of a norm and a LIF of 3 million bfloat16 elements, and 4 %
 # more for 26 million.
 _ELEMENTS = 4
 _SMALL, _ELEMENTS_OF_SMALL = 2**23, 2
 
 
 class Rows(NamedTuple):
-    """How a step is cut.
+    """The division of a step into rows.
 
     Attributes:
-        number: of rows; of the last one, some may be missing.
-        shape: of a row, in the order in which the kernel counts.
-        outer: how many of the step's first dimensions are cut, into the first of `shape`.
+        number: number of rows; the last row may be incomplete.
+        shape: shape of a row, in the order in which the kernel counts.
+        outer: number of the step's leading dimensions that are divided; they form the first dimension of `shape`.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     outer: int
 
     def layout(self, step: LiftedLayout) -> LiftedLayout:
-        """How a row reads a tensor that the step reads so."""
+        """The layout in which a row reads a tensor, from that of the step."""
         return LiftedLayout((0, *step.strides[self.outer :]), step.offset)
 
     @property
@@ -52,14 +52,14 @@ class Rows(NamedTuple):
 
 
 def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> Rows | None:
-    """The rows of a step for programs of `block` elements; `None`: it is not worth it.
+    """The rows of a step for programs of `block` elements; `None` if they are not worthwhile.
 
     Args:
-        shape: the step's, in the order in which the kernel counts.
-        layouts: how the step reads captured tensors, in the same order.
+        shape: the step's shape, in the order in which the kernel counts.
+        layouts: the step's layouts of captured tensors, in this order.
     """
     if not all(type(size) is int for size in (*shape, *(n for layout in layouts for n in layout.strides))):
-        return None  # kernels of sizes that are symbols serve all of them
+        return None  # kernels for symbolic sizes serve all sizes
     outer = 0
     while outer < len(shape) and all(layout.strides[outer] == 0 or shape[outer] == 1 for layout in layouts):
         outer += 1
@@ -75,8 +75,8 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
 
 
 def fewer_elements(block: int, num_warps: int, step: int) -> int:
-    """The block of programs that walk rows of a step of `step` elements, where others have `block`."""
-    # A symbol is not compared: rows of such steps are none.
+    """The block of programs that walk rows of a step of `step` elements; other programs have `block` elements."""
+    # A symbol is not compared, because steps of symbolic sizes have no rows.
     small = type(step) is int and step <= _SMALL and not triton_interpreted()
     elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS
     return min(block, elements * 32 * num_warps)

@@ -1,4 +1,4 @@
-"""Runs a specialised step over time. The step stores one plan for each layout of tensors."""
+"""Runs a specialized step over time. The step stores one plan for each layout of tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward_scan(
     """The forward scan over arguments of this layout.
 
     Args:
-        state_seqs: True: write the states after every step; False: write the final states alone.
+        state_seqs: True to write the states after every step, False for the final states alone.
         training, residuals, spare_rows, padding: as for `ForwardScan`.
     """
     segments = choose_segments(step, arguments)
@@ -70,7 +70,8 @@ def run_backward(
         wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
 
     Returns:
-        For each tensor, its gradient in the tensor's shape, zeros where no gradient flows; `None` if none is needed.
+        For each tensor, its gradient in the tensor's shape, with zeros where no gradient flows; `None` if it is not
+        needed.
 
     Raises:
         The errors of `check_readable`.
@@ -97,7 +98,7 @@ def backward_of(
     Args:
         tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
         wanted: as for `run_backward`.
-        state_seqs: True: `grad_states` are the gradients of state sequences; False: those of final states.
+        state_seqs: True if `grad_states` are the gradients of state sequences, False for those of final states.
         residuals: as for `BackwardScan`.
     """
     step.has_backward = True

@@ -1,4 +1,4 @@
-"""From the gradients that a kernel writes to those of the tensors that it has read, which may be smaller."""
+"""Reduces the gradients that a kernel writes to the shapes of the tensors that it reads, which may be smaller."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flexsn_runtime.operands._order import in_order, unusual_order
 
 
 class LiftedGradient:
-    """Sums over the elements of the step that read the same element of a captured tensor.
+    """Sums over the elements of the step that read one element of a captured tensor.
 
     Args:
-        written: the shape of what the kernel writes: `[programs]`, or that of the step, or of a row of it (`Rows`), in
-            the order in which it counts.
-        tensor: the captured one, or one of its layout.
-        layout: how the step or the row reads it, in the same order; `None`: nothing that counts is computed from it.
-        by_program: which of the two shapes.
+        written: shape of the gradient that the kernel writes: `[programs]`, or the shape of the step, or of a row of it
+            (`Rows`), in the order in which the kernel counts.
+        tensor: the captured tensor, or one of its layout.
+        layout: the layout in which the step or the row reads it, in this order; `None` if no result depends on it.
+        by_program: True for `[programs]`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LiftedGradient:
             dims = [d for d, stride in enumerate(layout.strides) if stride == 0 and written[d] > 1]
             self._shape = tuple(1 if d in dims else size for d, size in enumerate(written))
             self._sum = sum_over(written, dims)
-        # Whether each element is read, and in the order in which they are in memory.
+        # True if all elements are read, in the order in which they are in memory.
         self._all_in_order = math.prod(self._shape) == tensor.numel() and all(
             size == 1 or read == has
             for size, read, has in zip(self._shape, layout.strides, contiguous_strides(self._shape), strict=True)
@@ -47,7 +47,7 @@ class LiftedGradient:
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
         """The gradient of the captured tensor.
 
-        A fixed order of summation, so that two runs agree to the last bit.
+        The order of summation is fixed, so that two runs agree to the last bit.
         """
         if self._layout is None:
             gradient = tensor.new_zeros(tensor.shape)
@@ -55,7 +55,7 @@ class LiftedGradient:
             gradient = self._sum(written).view(tensor.shape)
         else:
             gradient = torch.zeros(tensor.shape, dtype=written.dtype, device=written.device)
-            # Written through the same view of the tensor that the step read it by.
+            # Written through the view by which the step read the tensor.
             read = gradient.as_strided(self._shape, self._layout.strides, self._layout.offset)
             read.copy_(self._sum(written).view(self._shape))
         if gradient.dtype is not tensor.dtype or gradient.device != tensor.device:
@@ -65,18 +65,18 @@ class LiftedGradient:
         return ordered
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
-        """The sum as data, where the gradient is nothing else than a sum; `None`: it is more."""
+        """The sum as data, if the gradient is nothing but a sum; otherwise `None`."""
         if self._layout is None or not self._all_in_order or self._order is not None:
             return None
         return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
 
 
 def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> list[PlanStep]:
-    """Sums of gradients, of which those that are alike are one.
+    """Sums of gradients, with equal sums combined into one.
 
     Args:
-        given: how many tensors a call has.
-        sums: each with what the kernel writes for it.
+        given: number of tensors that a call takes.
+        sums: the sums, each with the memory that the kernel writes for it.
     """
     alike: dict[tuple[Allocation, PlainSum | None], list[Summed]] = {}
     for written, step in sums:
@@ -95,16 +95,16 @@ def summed_together(given: int, sums: Sequence[tuple[Allocation, Summed]]) -> li
     return steps
 
 
-# On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.
+# On an H200, torch sums the columns of a large matrix three times as fast if their number is 2048 as if it is 128.
 _COLUMNS = 2048
 _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
-    """The elements of `tensor.sum(dims)`, in order and in any shape, of a contiguous tensor; of no dimensions, its own.
+    """The elements of `tensor.sum(dims)` of a contiguous tensor, in order and in any shape; its own without `dims`.
 
     Args:
-        shape: the tensor's.
+        shape: the tensor's shape.
     """
     if not dims:
         return Sum(())
@@ -112,7 +112,7 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     if summed != tuple(range(count)):
         return Sum(_of_planes(tuple(shape), summed))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
-    # What a compiler has symbols for, it lays out itself.
+    # A compiler lays out sums over symbolic sizes itself.
     beside = 1
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
         beside = math.gcd(rows, _COLUMNS // columns)
@@ -121,8 +121,9 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
-# In torch, one warp adds up less than 8192 elements of planes: two such sums of [6, 128, 784] took a fifth of the time
-# of a norm and a neuron on an H100. Rows are short for a warp, and the rest is small.
+# In torch, one warp adds up fewer than 8192 elements of planes: two such sums of [6, 128, 784] took a fifth of the time
+# of a norm and a neuron on an H100. Instead, the planes are split into rows, short enough for a warp, whose sums are
+# few.
 _FEW, _MANY = 1024, 8192
 _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 
@@ -130,7 +131,7 @@ _MOST_OF_ROW, _LEAST_OF_ROW = 512, 32
 def _of_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
-    """Steps of a sum over some dimensions that are not the first ones alone."""
+    """Steps of a sum over dimensions other than the leading ones."""
     direct = ((None, dims),)
     if not all(type(size) is int for size in shape):
         return direct
@@ -150,7 +151,7 @@ class InputGradient:
 
     Args:
         tensor: the input, or one of its layout.
-        by_program: what is written is `[T, programs]`, otherwise `[T, *step]`.
+        by_program: True if the kernel writes `[T, programs]`, otherwise `[T, *step]`.
     """
 
     def __init__(self, tensor: Tensor, *, by_program: bool) -> None:
@@ -165,7 +166,7 @@ class InputGradient:
 
 
 def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor:
-    """The gradient of an input in the usual order of dimensions."""
+    """The gradient of an input, with its dimensions in the usual order in memory."""
     shape = tensor.shape
     if by_program:
         return gradient.sum(1).reshape(shape).to(tensor.dtype)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import is_batched, transform_at_work, untraced
-from flexsn_runtime.calls._plan import Plan, PlanStep
+from flexsn_runtime._torch_private import is_batched, number_of_modes, transform_at_work, untraced
+from flexsn_runtime.calls._plan import PlanStep
+from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
-from flexsn_runtime.native import LastLaunch, NativeScan, compiled_launcher
+from flexsn_runtime.native import NativeScan, can_be_told, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 
 # Layouts of a backward that alternate; the compiled launcher knows the same number (`most_told`) at a time.
 _MOST_BACKWARDS = 16
 # Backward passes between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
+
+Given = Sequence[Tensor | None]
+Call = Callable[[Given], Sequence[Tensor | None]]
 
 
 class LastStep(Protocol):
@@ -41,97 +47,72 @@ class LastStep(Protocol):
             first: where the gradients begin.
         """
 
-    def by_address(self, plan: Plan, tensors: Sequence[Tensor | None]) -> LastLaunch | None:
-        """Its launch after a plan; `None`: it has no address."""
-
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """A backward that was run before.
 
     Attributes:
         needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
         layout: of the tensors.
         has_layout: the same, compared at once; it may say no, wrongly.
-        computed: the plan of the kernel and its sums.
-        plan: all of it.
-        is_told: it was offered to the compiled launcher.
+        call: what computes it.
+        recordings: of it, where it is recorded by itself; by what the environment says.
+        told: to which of the compiled launcher's calls it was offered.
     """
 
     needed: tuple[bool, ...]
     layout: tuple[object, ...]
-    has_layout: Callable[[Sequence[Tensor | None]], bool]
-    computed: Plan
-    plan: Plan
-    is_told: bool = False
+    has_layout: Callable[[Given], bool]
+    call: Call
+    recordings: dict[Hashable, Recording | str | None] = field(default_factory=dict)
+    told: set[Hashable] = field(default_factory=set)
 
 
-class TrainedScan:
-    """A forward scan over arguments of one layout, and the backward scans that follow it.
+class Trained:
+    """A scan with gradients over arguments of one layout, and the backwards that follow it.
 
     Args:
         arguments: any that have the layout.
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
         state_seqs: as for `forward_scan`.
-        last: what the backward does with the gradient of the first input, in the end.
 
     Attributes:
         first_kept: where in the result of `run` begins what is for the backward.
         first_bits: where before that begin the bits of outputs; no gradient comes to those.
         fixed: which of the results before `first_kept` no gradient flows through.
-        native: what runs it without Python, once the compiled launcher is loaded and a backward was run.
     """
 
-    def __init__(
-        self,
-        step: Specialization,
-        arguments: Arguments,
-        wanted: tuple[bool, ...],
-        *,
-        state_seqs: bool,
-        last: LastStep | None = None,
-    ) -> None:
-        self.step, self._last = step, last
-        self._wanted, self._state_seqs = self._computed(wanted), state_seqs
-        self._residuals = step.residuals(self._wanted)
-        self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
-        self.first_kept = self._forward.first_kept
-        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
-        self.first_bits = self._forward.first_bits
-        bits = range(self.first_bits, self.first_kept)
-        self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
+    first_kept: int
+    first_bits: int
+    fixed: tuple[int, ...]
+
+    def __init__(self, step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
+        self.step, self._state_seqs, self._device = step, state_seqs, arguments.device
         # The last ones first. Replaced as a whole: threads may share this.
-        self._backwards: tuple[_Known, ...] = ()
-        self.native: NativeScan | None = None
-        self._there = [t is not None for t in arguments.all]
-        self._device = arguments.device
+        self._backwards: tuple[Known, ...] = ()
+        # What runs it without Python, once the compiled launcher is loaded and a backward was run.
+        self._natives: dict[Hashable, NativeScan] = {}
         self._count = 0
 
-    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """Scans `[*inputs, *states, *lifted]` forward; as `ForwardScan.run`."""
-        trace = self.step.trace
-        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        with compiling_backward(
-            self._forward,
-            self.step,
-            arguments,
-            self._wanted,
-            state_seqs=self._state_seqs,
-            residuals=self._residuals,
-        ):
-            written = self._forward.run(tensors)
-        self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
-        return written
+    @property
+    def native(self) -> NativeScan | None:
+        """What runs it without Python; `None`: nothing does."""
+        return self._natives.get(self._environment()) if self._natives else None
+
+    def run(self, tensors: Given) -> Sequence[Any]:
+        """Scans `[*inputs, *states, *lifted]` forward: the results, and what is for the backward."""
+        raise NotImplementedError
 
     def reads_hold(self) -> bool:
         """True if what backward formulas read is unchanged."""
         return self.step.trace.reads.holds_for_backward()
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def gradients(self, tensors: Given, needed: Sequence[bool]) -> Sequence[Tensor | None]:
         """Scans backward; of each that is needed its gradient, where one flows.
 
         Args:
-            tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
+            tensors: `[*inputs, *states, *lifted, *what is for the backward, *grad_outputs, *grad_states]`.
             needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
 
         Raises:
@@ -147,68 +128,144 @@ class TrainedScan:
             raise several_at_once() from None
         if torch.is_grad_enabled():  # `create_graph`
             with torch.no_grad():
-                found = known.plan.run(tensors)
-            return refuse_double_backward(found, tensors)
-        found = known.plan.run(tensors)
+                found = known.call(tensors)
+            return refuse_double_backward(list(found), tensors)
+        if number_of_modes():  # which would see what a recording does
+            return known.call(tensors)
         self._count += 1
-        if not known.is_told and (self.native is not None or self._count % _ASKED_EVERY == 1):
-            self._hand_over(tensors, known)
-        return found
+        return self._computed(known, tensors)
 
-    def _computed(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which gradients the kernel computes for those that are needed."""
-        if self._last is None or not needed[0]:
-            return needed
-        return tuple([need or i in self._last.others for i, need in enumerate(needed)])
-
-    def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Known:
+    def _backward(self, tensors: Given, needed: tuple[bool, ...]) -> Known:
         """The backward for these tensors, known or prepared now."""
         for known in self._backwards:
             if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
                 return known
+        if any(map(is_batched, tensors)):
+            raise several_at_once()
         check_readable(self.step.trace, tensors)
         layout = layout_key(tensors)
         for known in self._backwards:
             if known.needed == needed and known.layout == layout:
                 known.has_layout = same_layout(tensors)
                 return known
+        known = Known(needed, layout, same_layout(tensors), self._prepared(tensors, needed))
+        self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
+        return known
+
+    def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
+        """Has the compiled launcher make calls like this one from now on, if it can."""
+        now = self._environment()
+        known.told.add(now)
+        with untraced():  # no dispatch mode sees it
+            native = self._natives.get(now)
+            if native is None and isinstance(forward, Recording) and can_be_told(forward):
+                native = NativeScan(
+                    module,
+                    weakly(self, self.step.trace.core),
+                    forward,
+                    first_bits=self.first_bits,
+                    first_kept=self.first_kept,
+                    fixed=self.fixed,
+                )
+            asks = self.step.trace.reads.reads_for_backward
+            backward = known.recordings.get(now)
+            if native is not None and native.follow(tensors, known.needed, backward, asks=asks):
+                self._natives[now] = native
+
+    def _environment(self) -> Hashable:
+        """Settings that decide about a call, and are in no layout: those at a forward decide for its backward, too."""
+        return None
+
+    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+        """What computes a backward over tensors of this layout."""
+        raise NotImplementedError
+
+    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
+        """The gradients of a backward; offers it to the compiled launcher."""
+        raise NotImplementedError
+
+
+class TrainedScan(Trained):
+    """A scan of a pointwise step: as `Trained`, by plans.
+
+    Args:
+        last: what the backward does with the gradient of the first input, in the end.
+    """
+
+    step: Specialization
+
+    def __init__(
+        self,
+        step: Specialization,
+        arguments: Arguments,
+        wanted: tuple[bool, ...],
+        *,
+        state_seqs: bool,
+        last: LastStep | None = None,
+    ) -> None:
+        super().__init__(step, arguments, state_seqs=state_seqs)
+        self._last = last
+        self._wanted = self._by_kernel(wanted)
+        self._residuals = step.residuals(self._wanted)
+        self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
+        self.first_kept = self._forward.first_kept
+        flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
+        self.first_bits = self._forward.first_bits
+        bits = range(self.first_bits, self.first_kept)
+        self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
+        self._recording: Recording | str | None = None
+
+    @property
+    def native(self) -> NativeScan | None:
+        return self._natives.get(None)
+
+    def run(self, tensors: Given) -> Sequence[Any]:
+        trace = self.step.trace
+        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+        with compiling_backward(
+            self._forward,
+            self.step,
+            arguments,
+            self._wanted,
+            state_seqs=self._state_seqs,
+            residuals=self._residuals,
+        ):
+            if may_launch(self._device) and not number_of_modes():
+                written, self._recording = recorded(self._forward.run, tensors)
+            else:
+                written = self._forward.run(tensors)
+        self.run = self._forward.plan.run  # type: ignore[method-assign, assignment]  # nothing is left to compile
+        return written
+
+    def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which gradients the kernel computes for those that are needed."""
+        if self._last is None or not needed[0]:
+            return needed
+        return tuple([need or i in self._last.others for i, need in enumerate(needed)])
+
+    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
         scan = backward_of(
-            self.step, tensors, self._computed(needed), state_seqs=self._state_seqs, residuals=self._residuals
+            self.step, tensors, self._by_kernel(needed), state_seqs=self._state_seqs, residuals=self._residuals
         )
         plan = scan.flowing
         if self._last is not None and needed[0]:
             gone = {i for i, need in enumerate(needed) if not need} | (plan.absent - {0})
             plan = plan.then(self._last.at(len(tensors)), frozenset(gone))
-        known = _Known(needed, layout, same_layout(tensors), scan.flowing, plan)
-        self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
-        return known
+        return plan.run
 
-    def _hand_over(self, tensors: Sequence[Tensor | None], known: _Known) -> None:
-        """Hands calls like this one to the compiled launcher from now on, if it is loaded and can make them."""
-        module = compiled_launcher(self._device, self._count)
+    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
+        is_due = not known.told and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
+        module = compiled_launcher(self._device, self._count) if is_due else None
+        found = known.call(tensors)
         if module is None:
-            return
-        known.is_told = True
-        with untraced():  # no dispatch mode sees it
-            last = None
-            if self._last is not None and known.needed[0]:
-                last = self._last.by_address(known.computed, tensors)
-                if last is None:
-                    return
-            native = self.native or NativeScan.of(
-                module,
-                self,
-                self.step.trace.core,
-                self._there,
-                self._forward.plan,
-                first_bits=self.first_bits,
-                first_kept=self.first_kept,
-                fixed=self.fixed,
-            )
-            asks = self.step.trace.reads.reads_for_backward
-            if native is None or not native.follow(tensors, known.needed, known.computed, last, asks=asks):
-                return
-        self.native = native
+            return found
+        del found  # it has compiled and traced what the recording launches
+        found, known.recordings[None] = recorded(known.call, tensors)
+        self._hand_over(module, self._recording, known, tensors)
+        if not self._natives:  # the next forward is recorded again: its launches may have addresses then
+            known.told.clear()
+            self.__dict__.pop("run", None)
+        return found
 
 
 def trained_scan(

@@ -1,3 +1,3 @@
-"""One launch of one kernel, by what the kernel is written in."""
+"""Launches of kernels, by the language of the kernel."""
 
 from __future__ import annotations

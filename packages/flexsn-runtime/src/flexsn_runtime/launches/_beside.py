@@ -1,25 +1,28 @@
-"""Compiles in another thread what will be launched later.
+"""Compiles in other threads what will be launched later.
 
-Compilers take seconds, most of them outside of Python: in another thread, they take no time.
+Compilers take seconds, most of them outside of Python: in other threads, they take no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+_MOST_THREADS = 8
+
 
 @contextmanager
-def compiling(prepare: Callable[[], Callable[[], object]]) -> Iterator[None]:
-    """While the body runs, compiles; the thread ends with it.
+def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
+    """While the body runs, compiles; the threads end with it.
 
-    What is refused or fails is tried again, and raised, where it is launched, if it ever is.
+    Errors are ignored here. They are raised when the kernel is launched, if it ever is.
 
     Args:
-        prepare: is called at once, and returns what is called in the other thread.
+        prepare: is called at once, and returns what is called in other threads.
     """
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(_MOST_THREADS) as beside:
         with suppress(Exception):
-            beside.submit(prepare())
+            for one in prepare():
+                beside.submit(one)
         yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, CudaKernel
 
 
@@ -45,7 +47,29 @@ class ClusterLaunch:
         """Source of the kernel for tensors of these dtypes."""
         return self._compiled.text([tensor.dtype for tensor in tensors])
 
-    def __call__(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> None:
-        """Launches a cluster for each group of rows; the GPU runs at a time those that it has room for."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        self.function(tensors)(groups * self._cluster.blocks, pointers, numbers)
+    def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
+        """The launch on tensors like these, of a cluster for each group of rows.
+
+        The GPU runs at a time those that it has room for.
+        """
+        return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedClusters:
+    """A kernel in clusters with its numbers."""
+
+    function: CudaFunction
+    blocks: int
+    numbers: tuple[int, ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launches it."""
+        self.function(self.blocks, [tensor.data_ptr() for tensor in tensors], self.numbers)
+
+    def entry(self) -> Entry:
+        """How it is launched by its address."""
+        function = self.function
+        return Entry(
+            function.address, self.numbers, self.blocks, function.threads, function.shared, function, unwatched
+        )

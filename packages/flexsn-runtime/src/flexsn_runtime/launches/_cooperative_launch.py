@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher, on_device
+from flexsn_codegen.targets._entry import Entry
+from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
@@ -89,6 +90,11 @@ class CooperativeLaunch:
         self.room = room
         self._function, self._numbers, self._options, self._device = function, numbers, options, device
         self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
+        self._entries: dict[int, Entry] = {}
+
+    def entry(self, programs: int) -> Entry | None:
+        """How so many programs are launched by an address; `None`: they have not been, or cannot be that way."""
+        return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
         """Launches `programs` programs; if they wait for each other, at most `room`."""
@@ -105,6 +111,9 @@ class CooperativeLaunch:
             compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
             self._again[programs] = launcher(compiled, grid, self._numbers, self._device)
+            told = entry(compiled, grid, self._numbers)
+            if told is not None:
+                self._entries[programs] = told
 
 
 class Marks:
@@ -122,7 +131,9 @@ class Marks:
         mark = self._of.get(device)
         if mark is None:
             with self._lock:
-                mark = self._of.setdefault(device, torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"))
+                pinned = device.type == "cuda"
+                zero = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pinned)
+                mark = self._of.setdefault(device, zero)
         return mark
 
     def check(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Launches a kernel in C++: addresses and numbers in the order of its arguments."""
+"""Launches a C++ kernel: addresses and numbers in the order of its arguments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_codegen.targets.cpp import CppKernel, Program
 from flexsn_runtime.launches import _large_memory
-from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program in the threads that its work pays for, at most the number of `torch.set_num_threads`.
+    """Runs a program with the number of threads that its work is worth, at most that of `torch.set_num_threads`.
 
     Args:
         run: from `flexsn_codegen.targets.cpp.program`.
@@ -26,7 +26,7 @@ def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tenso
 
 
 class CppLaunch:
-    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
+    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, any number of times.
 
     Args:
         sizes: at least the kernel's integer arguments.
@@ -55,16 +55,16 @@ class CppLaunch:
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        run = self._run  # as `launch_program`, in one call
+        run = self._run  # the work of `launch_program`, in one call
         run.function(run.pack(*map(Tensor.data_ptr, tensors), *self._numbers, torch.get_num_threads()))
 
     def entry(self) -> Entry | None:
-        """How it is launched by its address; `None`: it is not compiled."""
+        """The data of a launch by address; `None` if the kernel is not compiled."""
         run = self._run
         return None if run is None else Entry(run.address, self._numbers, 1, 1, 0, run, unwatched)
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
-        """As `LaunchByAddress.at`."""
+        """See `LaunchByAddress.at`."""
         if self._run is None:
             self.compile(example)
         run = self._run

@@ -1,5 +1,6 @@
-"""A launch of a kernel in C++ as an operator, for compilers: its source is an argument, so that a program that was
-compiled by another process has it.
+"""A launch of a C++ kernel as an operator, for compilers.
+
+The kernel's source is an argument, so that it is part of a program that another process has compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
 from flexsn_runtime.launches._launch import allocator
 
-# Compiled graphs hold sources: the libraries of this number of sources stay open.
+# Compiled graphs contain sources. The libraries of this number of sources stay open.
 _program = functools.lru_cache(256)(program)
 
 
@@ -44,7 +45,7 @@ _LAUNCH = torch.ops.flexsn_runtime.launch_cpp.default
 
 
 class RecordedCppLaunch:
-    """Records a launch, as often as it is called.
+    """Records a launch each time it is called.
 
     Args:
         numbers: the kernel's integer arguments.
@@ -61,10 +62,10 @@ class RecordedCppLaunch:
         self._kernel, self._numbers, self._block = kernel, numbers, block
 
     def entry(self) -> None:
-        """None: it is not launched here."""
+        """Returns `None`: the kernel is not launched here."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Does nothing: the code that runs the graph compiles."""
+        """Does nothing: the code that runs the graph compiles the kernel."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Records a launch on these tensors, in the order of the kernel's parameters."""

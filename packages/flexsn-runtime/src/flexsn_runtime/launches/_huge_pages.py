@@ -1,4 +1,4 @@
-"""Requests huge pages from the system: of a large result, most of the time goes to the first touch of each page."""
+"""Requests huge pages from the system, since the first touch of each page takes most of the time of a large result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 
 from torch import Tensor
 
-# Bytes from which on a result is large: a huge page. What an allocator keeps of smaller ones depends on all that the
-# process has allocated before: it may map new memory for each, whose page faults take longer than a scan over it.
+# Smallest size in bytes of a large result: one huge page. An allocator's cache of smaller results depends on all
+# earlier allocations of the process: it may map new memory for each result, whose page faults take longer than a scan
+# over it.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE
@@ -19,9 +20,9 @@ if _madvise is not None:
 
 
 def in_huge_pages(tensor: Tensor) -> None:
-    """Requests huge pages for a tensor that has just been allocated, where the system gives them on request.
+    """Requests huge pages for a new tensor, if the system provides them on request.
 
-    Nothing depends on the request being granted.
+    Nothing depends on the system granting the request.
     """
     if _madvise is None:
         return

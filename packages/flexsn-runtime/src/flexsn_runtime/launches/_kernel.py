@@ -11,14 +11,14 @@ from flexsn_graph import Port
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A kernel, its calling convention, and the compiler's options that it is made for.
+    """A kernel, its calling convention, and the compiler options that it is made for.
 
     Attributes:
-        function: what the language's compiler gave.
+        function: the object that the language's compiler returned.
         params: the tensors that it takes.
         sizes: the names of its integer arguments.
-        options: of the compiler.
-        launched_by: makes a launch of it, of the kernel, sizes, a configuration and a device.
+        options: options of the compiler.
+        launched_by: makes a launch from the kernel, sizes, a configuration and a device.
     """
 
     function: Any

@@ -1,8 +1,8 @@
-"""Memory of large results on the CPU, kept for the next ones.
+"""Memory of large results on the CPU, which is reused for later results.
 
-Memory that the system has just handed out is cleared by it, page by page as it is touched: of a scan over more than the
-cache holds, that takes as long as the scan. So large results lie in memory of ours, in huge pages, which serves again
-when the last tensor in it is freed. Until then the system may take it back (`MADV_FREE`) if it runs short.
+The system clears new memory page by page when it is touched. For a scan over more than the cache holds, this takes as
+long as the scan. So large results are in memory of this module, in huge pages, which is reused when the last tensor in
+it is freed. Until then, the system may take freed memory back (`MADV_FREE`) if it runs short.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from flexsn_runtime.launches._huge_pages import LARGE
 
 _HUGE_PAGE = 2**21
 
-# Bytes of free memory that are kept at the most.
+# Maximum bytes of free memory that are kept.
 _MOST = 2**31
 
-# Only ever appended to and popped from: threads and finalizers may do so at any moment.
+# Only appended to and popped from, since threads and finalizers may do so at any moment.
 _free: deque[mmap.mmap] = deque()
 
 _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
@@ -34,7 +34,7 @@ _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MA
 def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """`torch.empty_strided` of these; the storage of a large tensor on the CPU cannot be resized."""
+    """`torch.empty_strided` with these arguments bound. The storage of a large tensor on the CPU cannot be resized."""
     small = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
     size = _bytes(shape, strides, dtype)
     if device.type == "cpu" and is_large(shape, strides, dtype):
@@ -43,7 +43,7 @@ def allocator(
 
 
 def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
-    """True if a result on the CPU lies in memory of ours."""
+    """True if a result on the CPU is in memory of this module."""
     return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
 
 
@@ -54,7 +54,7 @@ def _bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> 
 
 
 def _large(size: int, small: partial[Tensor]) -> Tensor:
-    """Allocates what `small` does: in `size` bytes of memory of ours, or from torch if none is available."""
+    """Allocates like `small`, but in `size` bytes of this module's memory, or from torch if none is available."""
     storage = _storage(size)
     if storage is None:
         return small()
@@ -66,13 +66,13 @@ def _storage(size: int) -> torch.UntypedStorage | None:
     memory = _found(size) or _mapped(size)
     if memory is None:
         return None
-    view = memoryview(memory)  # held by the storage alone: when that is freed, the memory is free
+    view = memoryview(memory)  # only the storage holds it: when the storage is freed, so is the memory
     weakref.finalize(view, _give_back, memory).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
 def _found(size: int) -> mmap.mmap | None:
-    with contextlib.suppress(IndexError):  # another thread was quicker
+    with contextlib.suppress(IndexError):  # another thread has popped the last entry
         for _ in range(len(_free)):
             memory = _free.popleft()
             if len(memory) == size:
@@ -85,14 +85,14 @@ def _mapped(size: int) -> mmap.mmap | None:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # too little memory, or none in huge pages: torch does without, or says so
+    except OSError:  # too little memory, or no huge pages: torch then allocates small ones, or raises an error
         _free.clear()
         return None
     return memory
 
 
 def _give_back(memory: mmap.mmap) -> None:
-    with contextlib.suppress(OSError):  # it goes back to the system
+    with contextlib.suppress(OSError):  # on an error, the memory returns to the system
         memory.madvise(mmap.MADV_FREE)
         _free.append(memory)
         while sum(map(len, _free.copy())) > _MOST:

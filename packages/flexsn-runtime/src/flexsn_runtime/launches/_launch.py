@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
 
@@ -23,18 +23,18 @@ def allocator(
 
 
 class Launch:
-    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
+    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, any number of times.
 
-    Of a kernel that walks rows, there are programs for `sizes["ROW"]` elements; of one that walks segments, for each of
-    `sizes["BESIDE"]`.
+    A kernel that walks rows has programs for `sizes["ROW"]` elements. A kernel that walks segments has programs for
+    each of `sizes["BESIDE"]` segments.
 
     Args:
         sizes: at least the kernel's integer arguments.
-        device: of the tensors that it will be called with. Of these, those in the same place have to be aligned
+        device: device of the tensors in its calls. A tensor at one position has to be aligned
             to 16 bytes in every call or in none: Triton compiles for it, once.
 
     Attributes:
-        programs: in how many parts the step is walked.
+        programs: number of parts of the step, one for each program.
     """
 
     allocator = staticmethod(allocator)
@@ -49,7 +49,7 @@ class Launch:
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
-        # Once it is compiled: without Triton's search for the binary that fits the arguments.
+        # Set when the kernel is compiled. Launches without Triton's search for the binary that fits the arguments.
         self._again: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
@@ -58,11 +58,11 @@ class Launch:
         return self._again is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """How it is launched by its address; `None`: it has not been launched, or cannot be that way."""
+        """The data of a launch by address; `None` if it has not been launched, or has no such data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
+        """Compiles for tensors with these dtypes and alignments, without launching."""
         with on_device(self._device):
             self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options)
 
@@ -79,15 +79,4 @@ class Launch:
             if compiled is not None:
                 numbers = (*self._numbers, self._block)
                 self._again = launcher(compiled, self._grid, numbers, self._device)
-                told = entry(compiled, numbers)
-                if told is not None:
-                    self._entry = Entry(
-                        told.function,
-                        told.numbers,
-                        self.programs,
-                        told.threads,
-                        told.shared,
-                        compiled,
-                        told.hooks,
-                        beside=self._grid[1],
-                    )
+                self._entry = entry(compiled, self._grid, numbers)

@@ -1,4 +1,4 @@
-"""Sums of what a kernel has written, as data, which Python and the compiled launcher execute."""
+"""Sums of values that a kernel has written, as data that Python and the compiled launcher execute."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 ALIGNED = 16
-"""Bytes: kernels are compiled for tensors that begin at multiples of them."""
+"""Alignment in bytes. Kernels are compiled for tensors that begin at multiples of it."""
 
 
 class Sum(NamedTuple):
     """Sums over dimensions.
 
     Attributes:
-        steps: shapes to see a tensor in, `None` its own, and the dimensions to sum over then; without any, all.
+        steps: pairs of a shape in which to view a tensor, or `None` for its own, and the dimensions to sum over; all
+            dimensions if none are given.
     """
 
     steps: tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
@@ -41,8 +42,10 @@ class PlainSum(NamedTuple):
         return self.sum(tensor).view(self.shape).to(self.dtype)
 
     def times(self, count: int) -> PlainSum | None:
-        """Sums of `count` tensors in one, `[count, ...]` to `[count, *shape]`; `None`: this one sums over no dimension,
-        or over all, or results would not be aligned as tensors are."""
+        """Sums of `count` tensors in one, from `[count, ...]` to `[count, *shape]`.
+
+        `None` if this one sums over no dimension, or over all, or if the results would not be aligned like tensors.
+        """
         if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
             return None
         if math.prod(self.shape) * self.dtype.itemsize % ALIGNED:

@@ -1,4 +1,4 @@
-"""Launches kernels that are written by hand, of `flexsn_codegen.targets.triton.device`."""
+"""Launches handwritten kernels of `flexsn_codegen.targets.triton.device`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._launch import allocator
 
 
 class PreparedKernel:
-    """A kernel with its numbers. Called again, it is launched without Triton's search for the binary.
+    """A kernel with its numbers. From the second call on, it is launched without Triton's search for the binary.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers)`.
-        grid: of its programs.
-        numbers: its arguments after the tensors, constants last.
-        device: of the tensors.
-        fused: products and sums may be computed in one rounding.
+        grid: grid of its programs.
+        numbers: its arguments after the tensors, with constants last.
+        device: device of the tensors.
+        fused: True if a product and a sum may be rounded once.
     """
 
     __slots__ = ("_again", "_device", "_entry", "_function", "_grid", "_numbers", "_options")
@@ -42,7 +42,7 @@ class PreparedKernel:
         fused: bool = True,
     ) -> None:
         self._function, self._grid, self._numbers, self._device = function, grid, numbers, device
-        # Said, because the default changes with the version of Triton.
+        # All are passed explicitly, because the defaults differ between versions of Triton.
         self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
         self._again: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
@@ -52,16 +52,16 @@ class PreparedKernel:
         return self._again is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """How it is launched by its address; `None`: it was not launched so far, or cannot be that way."""
+        """The data of a launch by address; `None` if it has not been launched, or has no such data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
+        """Compiles for tensors with these dtypes and alignments, without launching."""
         with on_device(self._device):
             self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launches it over tensors whose dtypes and alignments are those of the first call."""
+        """Launches the kernel on tensors with the dtypes and alignments of the first call."""
         if self._again is not None:
             self._again(tensors)
             return
@@ -74,18 +74,17 @@ class PreparedKernel:
         if compiled is not None:
             x, y, z = (*self._grid, 1, 1)[:3]
             self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
-            told = entry(compiled, self._numbers)
-            if told is not None and z == 1:
-                self._entry = Entry(
-                    told.function, told.numbers, x, told.threads, told.shared, compiled, told.hooks, beside=y
-                )
+            self._entry = entry(compiled, (x, y, z), self._numbers)
 
 
 _prepared: Recent[PreparedKernel] = Recent()
 
 
 def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
-    """The kernel that `make` returned for a key, which says all on which it and its launch depend."""
+    """The kernel that `make` returned for a key.
+
+    The key must contain everything that the kernel and its launch depend on.
+    """
     kernel = _prepared.get(key)
     if kernel is None:
         kernel = _prepared[key] = make()
@@ -103,11 +102,11 @@ def run_kernel(
     *,
     fused: bool = True,
 ) -> None:
-    """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it.
+    """Launches a kernel. A launch like an earlier one needs no search by Triton.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
-        fused: products and sums may be computed in one rounding.
+        fused: True if a product and a sum may be rounded once.
     """
     device = tensors[0].device
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
@@ -118,3 +117,5 @@ def run_kernel(
 
     kernel = prepared(key, make)
     kernel(tensors)
+    if watching.by is not None:
+        watching.by(kernel, (tensors,), kernel.entry())

@@ -13,12 +13,12 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 
 
 class MomentTiles(NamedTuple):
-    """How programs read.
+    """Tiles in which programs read.
 
     Attributes:
-        size: numbers of a tile: 8 for each thread, 16 bytes of half precision.
-        num_warps: of a program.
-        programs: for each multiprocessor, which runs this number at a time.
+        size: numbers of a tile: 8 for each thread, which are 16 bytes in half precision.
+        num_warps: warps of a program.
+        programs: programs for each multiprocessor, which runs this number at a time.
     """
 
     size: int
@@ -26,27 +26,27 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# On an H100, 100 million contiguous bfloat16 numbers take 1.60 times half of a copy by the large tiles, and 1.83 by the
-# small ones; 6 million take 2.78 and 2.60.
+# On an H100, 100 million contiguous bfloat16 numbers take 1.60 times half of a copy with the large tiles, and 1.83 with
+# the small ones; 6 million take 2.78 and 2.60.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
-# Channels that a program reads side by side where they lie so: 128 bytes of half precision.
+# Adjacent channels that a program reads together if they are contiguous: 128 bytes in half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
-# Above, the last kernel's parts fill the registers of more warps.
+# With more parts, the last kernel needs the registers of more warps.
 _FEW_PARTS = 128
-# The last kernel loads what all of them found at once.
+# The last kernel loads all parts at once.
 _MOST_PARTS = 512
 _FINISHED = 16
 
 
 class Running(NamedTuple):
-    """Running statistics that are moved by those of a batch.
+    """Running statistics that a batch updates.
 
     Attributes:
         mean, var: `[C]` float32.
         momentum: share of the batch.
-        tracked: int64, a counter of batches; `None`: there is none.
+        tracked: int64, a counter of batches; `None` if none exists.
     """
 
     mean: Tensor
@@ -112,10 +112,10 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _shared(tiles: int, beside: int, device: torch.device, by: MomentTiles) -> tuple[int, int]:
-    """How many programs share tiles, and how many tiles each of them reads.
+    """The number of programs that share tiles, and the number of tiles for each of them.
 
     Args:
-        beside: programs that work on others.
+        beside: number of programs for other tiles.
     """
     ahead = _kernels().AHEAD
     groups = -(-tiles // ahead)
@@ -144,7 +144,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels, which imports Triton."""
+    """The module of kernels. Importing it imports Triton."""
     from flexsn_codegen.targets.triton.device import _moments
 
     return _moments

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +12,13 @@ from torch import Tensor
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.moments._launch import Running, moments
+from flexsn_runtime.native import RepeatedFunction
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_moments(x: Tensor) -> bool:
-    """True for a tensor whose moments kernels compute: of floating point, on a device with Triton's kernels."""
+    """True for a tensor whose moments kernels compute: floating-point, on a device with Triton's kernels."""
     return x.dtype in _DTYPES and why_unavailable(x.device) is None
 
 
@@ -25,32 +28,46 @@ def batch_moments(
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance over all but the second dimension, without a graph of autograd.
+    """Mean and variance over all but the second dimension, without autograd.
 
-    They are as exact as of centred data, and the same to the bit in each run.
+    They are as exact as for centred data, and equal to the bit in each run.
 
     Args:
-        x: `[N, C, ...]`, a tensor that `has_moments`.
-        running: mean and variance `[C]`, float32, moved by `momentum`, as by `torch.nn.functional.batch_norm`; needs a
-            result in float32.
+        x: `[N, C, ...]`, a tensor for which `has_moments` is True.
+        running: mean and variance `[C]`, float32, updated by `momentum` as `torch.nn.functional.batch_norm` does;
+            requires a result in float32.
         momentum: share of the batch.
         tracked: an int64 that counts batches.
 
     Returns:
-        Two `[C]`, float32, or float64 of float64; the variance is the mean square. `None`, and nothing is changed: no
-        kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
+        Two tensors `[C]`, float32, or float64 for float64; the variance is the mean square. `None`, without any
+        changes, if no kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
     if running is None:
-        return moments(x, None)
+        mean, var = _moments(None, False)((x,))
+        return mean, var
     changed = [*running] if tracked is None else [*running, tracked]
     given = [one.detach() for one in changed]
     if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
         return None
-    found = moments(x, Running(given[0], given[1], momentum, None if tracked is None else given[2]))
+    mean, var = _moments(momentum, tracked is not None)((x, *given))
     torch.autograd.graph.increment_version(changed)
-    return found
+    return mean, var
+
+
+@functools.lru_cache(maxsize=64)
+def _moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
+    """Moments of `x`, which move running ones by a momentum: of `[x, mean, var]`, and a counter if it `tracks`."""
+
+    def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        x, *others = tensors
+        if momentum is None:
+            return moments(x, None)
+        return moments(x, Running(others[0], others[1], momentum, others[2] if tracks else None))
+
+    return RepeatedFunction(run)
 
 
 # -- for compilers -----------------------------------------------------------------------------------------------------
@@ -58,7 +75,7 @@ def batch_moments(
 
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of `x [N, C, ...]`, as `batch_moments`; differentiable, twice, too."""
+    """Mean and variance of `x [N, C, ...]`, as `batch_moments`. Differentiable twice."""
     found = batch_moments(x.detach())
     return _by_torch(x) if found is None else found
 

@@ -1,20 +1,23 @@
-"""The compiled launcher: plans executed, and scans with gradients joined to autograd, without Python."""
+"""The compiled launcher: recorded calls executed, and joined to autograd, without Python."""
 
 from __future__ import annotations
 
+from flexsn_runtime.native._function import RepeatedFunction
 from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words, may_launch
-from flexsn_runtime.native._product import NativeProduct, ProductOwner
-from flexsn_runtime.native._scan import LastLaunch, NativeCall, NativeScan, told_forward
+from flexsn_runtime.native._program import can_be_told
+from flexsn_runtime.native._saving import saving_hooks
+from flexsn_runtime.native._scan import NativeCall, NativeScan, Owner, weakly
 
 __all__ = [
-    "LastLaunch",
     "LauncherChoice",
     "NativeCall",
-    "NativeProduct",
     "NativeScan",
-    "ProductOwner",
+    "Owner",
+    "RepeatedFunction",
+    "can_be_told",
     "compiled_launcher",
     "launcher_in_words",
     "may_launch",
-    "told_forward",
+    "saving_hooks",
+    "weakly",
 ]

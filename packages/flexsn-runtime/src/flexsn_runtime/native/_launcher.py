@@ -81,7 +81,9 @@ class _Launcher:
         assert self._extension is not None
         module = self._extension.load(path)
         if torch.cuda.is_available() and torch.version.hip is None:
-            module.on_gpu(_address("libcuda.so.1", "cuLaunchKernel"), _address(*_CURRENT_STREAM))
+            driver = "libcuda.so.1"
+            launches = _address(driver, "cuLaunchKernel"), _address(driver, "cuLaunchCooperativeKernel")
+            module.on_gpu(*launches, _address(*_CURRENT_STREAM))
         self.module = module
 
 
@@ -132,6 +134,15 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
             compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
+
+
+def loaded_launcher() -> ModuleType | None:
+    """The module, if it is loaded already, and Python is not asked for.
+
+    Raises:
+        LauncherError: see `launcher_choice`.
+    """
+    return None if _launcher.module is None or launcher_choice() == "python" else _launcher.module
 
 
 def may_launch(device: torch.device) -> bool:

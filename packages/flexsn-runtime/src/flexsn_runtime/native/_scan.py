@@ -1,4 +1,4 @@
-"""A scan that the compiled launcher runs."""
+"""Calls that the compiled launcher makes: without gradients, and joined to autograd."""
 
 from __future__ import annotations
 
@@ -6,206 +6,138 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
-from flexsn_runtime.calls._plan import Copied, Launched, Plan, Summed, SummedTogether
+from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
-from flexsn_runtime.launches._by_address import ByAddress
-from flexsn_runtime.launches._sum import PlainSum
-
-
-class LastLaunch(NamedTuple):
-    """A launch after those of a backward.
-
-    Attributes:
-        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`.
-        constants: tensors that it reads in each call.
-    """
-
-    launch: ByAddress
-    constants: tuple[Tensor, ...]
+from flexsn_runtime.native._program import NativeProgram, can_be_told
 
 
 class NativeCall:
-    """A call of a plan without gradients, launched by the compiled launcher.
+    """A call without gradients.
 
     Args:
         module: the compiled launcher.
-        launch: the plan's only step.
-        there: which tensors of a call are present; the others are states that begin with zeros.
+        recording: of a call that can be told.
+
+    Attributes:
+        watched: True if a hook watches launches that this call would bypass.
+        run: of the tensors of a call, the results.
     """
 
-    def __init__(self, module: ModuleType, launch: ByAddress, there: Sequence[bool]) -> None:
-        self.watched: Callable[[], bool] = launch.entry.watched
-        """True if a hook watches launches that this launch would bypass."""
-        launch = launch.without([i for i, one in enumerate(there) if not one], len(there))
-        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = module.Plan(
-            list(launch.written), [_kernel(module, launch)]
-        ).run
+    def __init__(self, module: ModuleType, recording: Recording) -> None:
+        program = NativeProgram(module, recording)
+        self.watched = program.watched
+        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = program.told.run
+
+    @classmethod
+    def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
+        """`None`: the call does what only Python does."""
+        return None if isinstance(recording, str) or not can_be_told(recording) else cls(module, recording)
+
+
+class Owner(Protocol):
+    """Goes on in Python where the compiled launcher cannot."""
+
+    def reads_hold(self) -> bool:
+        """True if what backward formulas read is unchanged. A backward begins with this question, if it `asks`."""
+
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+        """The gradients of a backward that is like none of those that `follow` registered, with its arguments."""
 
 
 class NativeScan:
-    """A scan with gradients, as `kernels._trained.TrainedScan` has it prepared.
+    """A call with gradients, on tensors of one layout.
 
     Args:
         module: the compiled launcher.
-        owner: has `reads_hold()`, which a backward calls first, and `gradients(tensors, needed)`, called by a
-            backward that is like none of those that `follow` registered, with arguments as `follow` takes them. It is
-            not kept alive.
-        core: the step function that the owner's step was traced from.
-        there: which tensors of a call are present; the others are states that begin with zeros.
-        launch: of the forward. It writes `first_kept` results, the last ones from `first_bits` on bits, and then what
-            is for the backward.
+        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
+            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
+        forward: of a call that can be told. It writes `first_kept` results, the last ones from `first_bits` on bits,
+            and then what is for the backward.
         fixed: the results that no gradient flows through.
+        saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
+            backward; `None` among them: nothing.
+        links: gradients of results but the first may come from a reader that hooks of the first do not see.
     """
 
     def __init__(
         self,
         module: ModuleType,
-        owner: Any,
-        core: Any,
-        there: Sequence[bool],
-        launch: ByAddress,
+        owner: Callable[[bool], Owner | None],
+        forward: Recording,
         *,
         first_bits: int,
         first_kept: int,
         fixed: Sequence[int],
+        saved: Sequence[int | None] | None = None,
+        links: bool = False,
     ) -> None:
-        self._module = module
-        self._absent = [i for i, one in enumerate(there) if not one]
-        self.watched: Callable[[], bool] = launch.entry.watched
+        program = NativeProgram(module, forward)
+        self._module, self._there, self._saves = module, forward.given, saved is not None
+        self.watched = program.watched
         """True if a hook watches launches that this scan would bypass; checked before a forward, for both passes."""
-        launch = launch.without(self._absent, len(there))
+        absent = [i for i, one in enumerate(forward.given) if not one]
+        places = None
+        if saved is not None:
+            places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
         self._scan = module.Scan(
-            partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),
-            list(there),
-            module.Plan(list(launch.written), [_kernel(module, launch)]),
-            first_bits,
-            first_kept,
-            list(fixed),
-            None,
-            False,
+            owner, list(forward.given), program.told, first_bits, first_kept, list(fixed), places, links
         )
 
-    @classmethod
-    def of(
-        cls,
-        module: ModuleType,
-        owner: Any,
-        core: Any,
-        there: Sequence[bool],
-        plan: Plan,
-        *,
-        first_bits: int,
-        first_kept: int,
-        fixed: Sequence[int],
-    ) -> NativeScan | None:
-        """The scan whose forward is a plan; `None`: that does more than to allocate and launch."""
-        launch = told_forward(plan)
-        if launch is None:
-            return None
-        return cls(module, owner, core, there, launch, first_bits=first_bits, first_kept=first_kept, fixed=fixed)
-
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The results of a call, joined to autograd.
-
-        Args:
-            tensors: `[*inputs, *states, *lifted]`, of the layout that was prepared.
-        """
+        """The results of a call on tensors of that layout, joined to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
+    def expect(self, tensors: Sequence[Tensor | None], *, grad: bool) -> None:
+        """From now on, `run_alike` makes calls on tensors like these.
+
+        Args:
+            grad: such calls are made in grad mode.
+        """
+        self._scan.expect(tensors, grad)
+
+    def run_alike(self, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+        """As `run`; `None`: the tensors are of another layout, or launches are to be watched."""
+        if self.watched():
+            return None
+        results: list[Tensor] | None = self._scan.run_alike(tensors)
+        return results
+
     def follow(
-        self,
-        given: Sequence[Tensor | None],
-        needed: Sequence[bool],
-        plan: Plan,
-        last: LastLaunch | None = None,
-        *,
-        asks: bool,
+        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, asks: bool
     ) -> bool:
         """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
 
         Args:
-            given: what `TrainedScan.gradients` takes.
-            needed: as for `TrainedScan.gradients`.
-            plan: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
-            last: makes another gradient of that of the first tensor.
+            given, needed: the arguments of `Owner.gradients`.
+            recording: of what that does.
             asks: whether `reads_hold` has anything to look at.
 
         Returns:
-            False: the plan does what only Python does.
+            False: it does what only Python does.
         """
-        told = _told(plan, len(given))
-        if told is None:
+        if not isinstance(recording, Recording) or not can_be_told(recording):
             return False
-        launch, copies, sums, together = told
-        absent = self._absent
-        gone = [*absent, *(len(given) + i for i in absent)]
-        launch = launch.without(gone, len(given))
-        all_together = [
-            self._module.Together(
-                [i - sum(other < i for other in absent) for i in step.results],
-                step.written.like(),
-                _sum(self._module, step.sum),
-            )
-            for step in together
-        ]
-        self._scan.follow(
-            [t for i, t in enumerate(given) if i not in absent],
-            [need for i, need in enumerate(needed) if i not in absent],
-            self._module.Plan(list(launch.written), [_kernel(self._module, launch)], all_together),
-            [],
-            [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
-            [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
-            None if last is None else _last(self._module, last, gone, len(given) + len(needed)),
-            asks,
-        )
+        absent = {i for i, one in enumerate(self._there) if not one}
+        slots = [i for i in range(len(given)) if self._saves or i not in absent]
+        results = [number for i, number in enumerate(recording.results) if i not in absent]
+        program = NativeProgram(self._module, recording, slots, results)
+        needs = [need for i, need in enumerate(needed) if i not in absent]
+        self._scan.follow([given[i] for i in slots], needs, program.told, asks)
         return True
 
 
-class _ScanByAddress(NamedTuple):
-    """A plan as the compiled launcher executes it.
+def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
+    """Gives the owner as long as others have it.
 
-    Attributes:
-        launch: of its kernel, with what is allocated.
-        copies: by place, what is like the copy that the kernel gets.
-        sums: what becomes of some of the results then, by their number.
-        together: those that are summed by one.
+    Args:
+        core: the step function that the owner's step was traced from.
     """
-
-    launch: ByAddress
-    copies: dict[int, Tensor]
-    sums: dict[int, PlainSum]
-    together: list[SummedTogether]
-
-
-def told_forward(plan: Plan) -> ByAddress | None:
-    """The only step of a plan, a launch, with what is allocated; `None`: there are others, or it has no address."""
-    told = _told(plan, 0) if len(plan.steps) == 1 else None
-    return None if told is None else told.launch
-
-
-def _told(plan: Plan, num_given: int) -> _ScanByAddress | None:
-    """`None`: it has a step, or a result that is not returned, which only Python has."""
-    launch, copies, sums = None, {}, {}
-    together: list[SummedTogether] = []
-    for step in plan.steps:
-        if isinstance(step, Copied):
-            copies[step.place] = torch.empty_strided(step.shape, step.strides, dtype=step.dtype, device="meta")
-        elif isinstance(step, Launched):
-            written = [None if one is None else one.like() for one in plan.allocations]
-            launch = ByAddress.of(step.launch, step.places, written, plan.device)
-        elif isinstance(step, Summed) and step.plain is not None:
-            sums[step.place - num_given] = step.plain
-        elif isinstance(step, SummedTogether):
-            together.append(step)
-        else:
-            return None
-    return None if launch is None or plan.absent else _ScanByAddress(launch, copies, sums, together)
+    return partial(_present, weakref.ref(owner), _reference(_written_by_user(core)))
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
@@ -245,27 +177,3 @@ def _reference(thing: Any) -> Callable[[], Any]:
         return weakref.ref(thing)
     except TypeError:  # it takes no weak references, and is kept alive
         return lambda: thing
-
-
-def _sum(module: ModuleType, plain: PlainSum | None) -> Any:
-    return None if plain is None else module.Sum(list(plain.sum.steps), plain.shape, torch.empty(0, dtype=plain.dtype))
-
-
-def _last(module: ModuleType, last: LastLaunch, gone: Sequence[int], before: int) -> Any:
-    launch = last.launch.without(gone, before + len(last.constants))
-    return module.Last(_kernel(module, launch), launch.written[0], list(last.constants))
-
-
-def _kernel(module: ModuleType, launch: ByAddress) -> Any:
-    entry = launch.entry
-    return module.Kernel(
-        entry.address,
-        list(launch.places),
-        list(entry.numbers),
-        entry.programs,
-        entry.threads,
-        entry.shared,
-        entry.kept,
-        entry.beside,
-        [],
-    )

@@ -1,32 +1,42 @@
-// Executes plans without Python, and joins scans with gradients to autograd.
+// Executes recorded calls without Python, and joins scans with gradients to autograd.
 //
-// A plan for tensors of one layout is told once: which tensors a kernel writes, its address, and its arguments. After that a
-// call allocates, launches and, where gradients are asked for, notes what its backward needs; the backward, in autograd's
-// thread, does the same. Where a backward is not like one that was told, Python's does it.
+// A call on tensors of one layout is told once, as a program: what it allocates, launches and calls, in order. Its tensors have
+// numbers, first those that are given. A forward is such a program, and where gradients are asked for, it notes what its backward
+// needs; the backward, in autograd's thread, runs another program. Where a backward is not like one that was told, Python's does
+// it.
 //
 // Tensors are counted so, without those that are not there:
-//   forward    those of a call, and behind them what kernels write: results, the last of them bits, and what is kept
-//   backward   those of the call, what is kept, the gradients of results but bits (undefined: there is none), and behind them
-//              what kernels write: for each tensor of the call its gradient, if it is needed, and what they need besides
+//   forward    given: those of a call; results: those of the call, the last of them bits, and what is kept
+//   backward   given: those of the call, what is kept, the gradients of results but bits (undefined: there is none); results: for
+//              each tensor of the call its gradient (undefined: none is needed, or none flows)
 // Instead of those of the call and what is kept, a forward may name what it saves (`saved`).
-//   last       what is there before a backward's kernel writes, the gradients as they are then, constants, what it writes
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
 #include <vector>
 
 // Its nodes have names in graphs, profiles and errors.
@@ -39,8 +49,11 @@ using Tensors = std::vector<std::optional<at::Tensor>>;
 // Of the CUDA driver and of torch, by address: nothing of CUDA is needed to compile this.
 using LaunchOnGpu = int (*)(
     void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+using LaunchTogether =
+    int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**);
 using CurrentStream = int (*)(std::int32_t, void**);
 LaunchOnGpu launch_on_gpu = nullptr;
+LaunchTogether launch_together = nullptr; // programs that wait for each other
 CurrentStream current_stream = nullptr;
 
 // What a prepared launch depends on of a tensor, and what the dispatcher sees in it: a subclass, or a lazy negation.
@@ -72,26 +85,6 @@ class Layout {
   int place_;
 };
 
-// A tensor that a kernel writes, in each call another one.
-class Written {
- public:
-  explicit Written(const at::Tensor& like)
-      : sizes_(like.sizes().vec()), strides_(like.strides().vec()), dtype_(like.scalar_type()) {}
-
-  at::Tensor allocate(at::Device device) const {
-    return at::empty_strided(sizes_, strides_, at::TensorOptions().dtype(dtype_).device(device));
-  }
-
-  // Bytes from one part along the first dimension to the next.
-  std::int64_t step() const {
-    return strides_[0] * static_cast<std::int64_t>(c10::elementSize(dtype_));
-  }
-
- private:
-  std::vector<std::int64_t> sizes_, strides_;
-  at::ScalarType dtype_;
-};
-
 void* address_of(const at::Tensor& tensor) {
   void* const address = tensor.data_ptr();
   TORCH_CHECK(
@@ -112,163 +105,244 @@ void have_context(at::Device device) {
   there[index] = true;
 }
 
-// A compiled kernel with all of its arguments but the tensors.
-//
-// `places`: where each tensor that it takes is among those of a call. `numbers`: behind the tensors, of at most 8 bytes each.
-// `kept`: what has to live as long as the address is called. `beside`: rows of programs on a GPU. `offsets`: in bytes, from the
-// address of each tensor; none: 0.
-class Kernel {
- public:
-  Kernel(
-      std::uintptr_t entry,
-      std::vector<std::size_t> places,
-      std::vector<std::int64_t> numbers,
-      unsigned programs,
-      unsigned threads,
-      unsigned shared,
-      py::object kept,
-      unsigned beside,
-      std::vector<std::int64_t> offsets)
-      : entry_(entry),
-        places_(std::move(places)),
-        numbers_(std::move(numbers)),
-        programs_(programs),
-        threads_(threads),
-        shared_(shared),
-        kept_(std::move(kept)),
-        beside_(beside),
-        offsets_(std::move(offsets)) {
-    offsets_.resize(places_.size());
-  }
-  Kernel(const Kernel&) = delete;
-  Kernel& operator=(const Kernel&) = delete;
-  ~Kernel() { // whichever thread is the last to have it
-    py::gil_scoped_acquire gil;
-    kept_ = py::object();
-  }
+// As torch hands on an error of Python's through its engine.
+[[noreturn]] void raised(py::error_already_set& error) {
+  error.restore();
+  python_error handed;
+  handed.persist();
+  throw std::move(handed);
+}
 
-  void launch(const std::vector<void*>& addresses, at::Device device) const {
-    std::vector<std::int64_t> arguments;
-    arguments.reserve(places_.size() + numbers_.size() + 1);
-    for (std::size_t i = 0; i < places_.size(); ++i)
-      arguments.push_back(reinterpret_cast<std::int64_t>(addresses[places_[i]]) + offsets_[i]);
-    arguments.insert(arguments.end(), numbers_.begin(), numbers_.end());
+// The launch of a compiled kernel.
+//
+// `places`: the numbers of the tensors that it takes. `offsets`: bytes from their addresses. `numbers`: behind the tensors, of at
+// most 8 bytes each. `kept`: what has to live as long as the address is called. `beside`: rows of programs on a GPU. `together`:
+// programs wait for each other.
+struct Kernel {
+  std::uintptr_t entry;
+  std::vector<std::size_t> places;
+  std::vector<std::int64_t> offsets, numbers;
+  unsigned programs, beside, threads, shared;
+  bool together;
+  py::object kept;
+
+  void run(const variable_list& tensors, at::Device device) const {
+    c10::SmallVector<std::int64_t, 48> arguments;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const auto& tensor = tensors[places[i]];
+      arguments.push_back(tensor.defined() ? reinterpret_cast<std::int64_t>(address_of(tensor)) + offsets[i] : 0);
+    }
+    arguments.append(numbers.begin(), numbers.end());
     if (device.is_cpu()) {
       arguments.push_back(at::get_num_threads());
-      reinterpret_cast<void (*)(const std::int64_t*)>(entry_)(arguments.data());
-    } else {
-      launch_on(device, arguments);
+      reinterpret_cast<void (*)(const std::int64_t*)>(entry)(arguments.data());
+      return;
     }
-  }
-
- private:
-  void launch_on(at::Device device, std::vector<std::int64_t>& arguments) const {
     const c10::DeviceGuard guard(device);
     have_context(device);
     void* stream = nullptr;
     TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
-    std::vector<void*> pointers;
-    pointers.reserve(arguments.size());
+    c10::SmallVector<void*, 48> pointers;
     for (auto& argument : arguments)
       pointers.push_back(&argument);
-    const int failed = launch_on_gpu(
-        reinterpret_cast<void*>(entry_), programs_, beside_, 1, threads_, 1, 1, shared_, stream, pointers.data(), nullptr);
+    const auto function = reinterpret_cast<void*>(entry);
+    const int failed = together
+        ? launch_together(function, programs, beside, 1, threads, 1, 1, shared, stream, pointers.data())
+        : launch_on_gpu(function, programs, beside, 1, threads, 1, 1, shared, stream, pointers.data(), nullptr);
     TORCH_CHECK(failed == 0, "a scan kernel was not launched on ", device, ": CUDA driver error ", failed);
   }
-
-  std::uintptr_t entry_;
-  std::vector<std::size_t> places_;
-  std::vector<std::int64_t> numbers_;
-  unsigned programs_, threads_, shared_;
-  py::object kept_;
-  unsigned beside_;
-  std::vector<std::int64_t> offsets_;
 };
 
-using Kernels = std::vector<std::shared_ptr<Kernel>>;
+struct Allocated {
+  std::size_t into;
+  std::vector<std::int64_t> sizes, strides;
+  at::TensorOptions options;
 
-// What becomes of a gradient that a kernel has written: it is seen in a shape and summed over dimensions, again and again,
-// and at last in the shape and the dtype of what it is the gradient of.
-class Sum {
- public:
-  using Steps = std::vector<std::pair<std::optional<std::vector<std::int64_t>>, std::vector<std::int64_t>>>;
+  void run(variable_list& tensors) const {
+    tensors[into] = at::empty_strided(sizes, strides, options);
+  }
+};
 
-  Sum(Steps steps, std::vector<std::int64_t> shape, const at::Tensor& like)
-      : steps_(std::move(steps)), shape_(std::move(shape)), dtype_(like.scalar_type()) {}
+// The same in each call.
+struct Fixed {
+  std::size_t into;
+  at::Tensor tensor;
 
-  at::Tensor of(at::Tensor tensor) const {
-    for (const auto& [shape, dims] : steps_) {
-      const auto seen = shape ? tensor.view(*shape) : tensor;
-      tensor = dims.empty() ? seen.sum() : seen.sum(dims);
+  void run(variable_list& tensors) const {
+    tensors[into] = tensor;
+  }
+};
+
+struct Viewed {
+  std::size_t into, base;
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t offset;
+
+  void run(variable_list& tensors) const {
+    tensors[into] = at::as_strided(tensors[base], sizes, strides, offset);
+  }
+};
+
+// An operator with all of its arguments but the tensors.
+struct Operator {
+  struct Hole {
+    std::size_t argument;
+    bool is_list;
+    std::vector<std::size_t> places;
+  };
+
+  c10::OperatorHandle handle;
+  torch::jit::Stack arguments; // with something else where a tensor belongs
+  std::vector<Hole> holes;
+  std::vector<std::size_t> into; // none: what it returns is known
+
+  // `stand_ins`: the tensors among its arguments, instead of those with the numbers `places`.
+  static Operator of(
+      const std::string& name,
+      const std::string& overload,
+      const py::tuple& args,
+      const py::dict& kwargs,
+      const variable_list& stand_ins,
+      const std::vector<std::size_t>& places,
+      std::vector<std::size_t> into) {
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    auto arguments = torch::jit::createStackForSchema(
+        handle.schema(), torch::jit::tuple_slice(args), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+    std::unordered_map<const void*, std::size_t> known;
+    for (std::size_t i = 0; i < stand_ins.size(); ++i)
+      known[stand_ins[i].unsafeGetTensorImpl()] = places[i];
+    std::vector<Hole> holes;
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      Hole hole{i, arguments[i].isTensorList(), {}};
+      if (hole.is_list)
+        for (const at::Tensor& tensor : arguments[i].toTensorList())
+          hole.places.push_back(known.at(tensor.unsafeGetTensorImpl()));
+      else if (arguments[i].isTensor() && arguments[i].toTensor().defined())
+        hole.places.push_back(known.at(arguments[i].toTensor().unsafeGetTensorImpl()));
+      if (hole.places.empty())
+        continue;
+      count += hole.places.size();
+      arguments[i] = c10::IValue();
+      holes.push_back(std::move(hole));
     }
-    return tensor.view(shape_).to(dtype_);
+    TORCH_CHECK(count == stand_ins.size(), name, " takes tensors in a way that is not executed here");
+    return {handle, std::move(arguments), std::move(holes), std::move(into)};
   }
 
- private:
-  Steps steps_;
-  std::vector<std::int64_t> shape_;
-  at::ScalarType dtype_;
-};
-
-// Results that a kernel writes to one memory, one behind the other, and one sum for all of them.
-struct Together {
-  std::vector<std::size_t> results;
-  Written written;
-  Sum sum;
-};
-
-// What a call allocates and launches.
-class Plan {
- public:
-  Plan(const Tensors& written, Kernels kernels, std::vector<Together> together = {})
-      : kernels_(std::move(kernels)), together_(std::move(together)) {
-    for (const auto& one : written)
-      written_.push_back(one ? std::optional<Written>(*one) : std::nullopt);
-    for (const auto& group : together_)
-      for (const auto i : group.results)
-        written_[i] = std::nullopt;
-  }
-
-  const std::vector<Together>& together() const {
-    return together_;
-  }
-
-  std::size_t count() const {
-    return written_.size();
-  }
-
-  // `tensors`: those of a call that are there, or, where places are kept for them, undefined. Of results in one memory, the first
-  // is all of it, and the others are undefined.
-  variable_list run(at::TensorList tensors, at::Device device) const {
-    RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
-    variable_list results;
-    std::vector<void*> addresses;
-    results.reserve(written_.size());
-    addresses.reserve(tensors.size() + written_.size());
-    for (const auto& tensor : tensors)
-      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
-    for (const auto& one : written_) {
-      results.push_back(one ? one->allocate(device) : at::Tensor());
-      addresses.push_back(one ? address_of(results.back()) : nullptr);
+  void run(variable_list& tensors) const {
+    auto stack = arguments;
+    for (const auto& hole : holes) {
+      if (!hole.is_list) {
+        stack[hole.argument] = tensors[hole.places[0]];
+        continue;
+      }
+      c10::List<at::Tensor> list;
+      list.reserve(hole.places.size());
+      for (const auto place : hole.places)
+        list.push_back(tensors[place]);
+      stack[hole.argument] = std::move(list);
     }
-    for (const auto& group : together_) {
-      auto& whole = results[group.results[0]] = group.written.allocate(device);
-      auto* address = static_cast<char*>(address_of(whole));
-      for (const auto i : group.results) {
-        addresses[tensors.size() + i] = address;
-        address += group.written.step();
+    handle.callBoxed(stack);
+    auto next = into.begin();
+    const auto take = [&](at::Tensor tensor) {
+      if (next != into.end())
+        tensors[*next++] = std::move(tensor);
+    };
+    for (auto& value : stack) {
+      if (value.isTensor()) {
+        take(std::move(value).toTensor());
+      } else if (value.isTensorList()) {
+        for (at::Tensor tensor : value.toTensorVector())
+          take(std::move(tensor));
       }
     }
-    for (const auto& kernel : kernels_)
-      kernel->launch(addresses, device);
+    TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than it did");
+  }
+};
+
+// Calls a function of Python's, which raises, if a number in memory of the host is not 0.
+struct Checked {
+  at::Tensor number;
+  py::object check;
+
+  void run() const {
+    if (*static_cast<volatile const std::int32_t*>(number.data_ptr()) == 0)
+      return;
+    py::gil_scoped_acquire gil;
+    try {
+      check();
+    } catch (py::error_already_set& error) {
+      raised(error);
+    }
+  }
+};
+
+// A recorded call.
+class Program {
+ public:
+  // `count`: of all tensors. `given`: the numbers of those of a call that are there.
+  Program(std::size_t count, std::vector<std::size_t> given) : count_(count), given_(std::move(given)) {}
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() { // whichever thread is the last to have it
+    py::gil_scoped_acquire gil;
+    lines_.clear();
+  }
+
+  template <class Line>
+  void add(Line line) {
+    has_operators_ = has_operators_ || std::is_same_v<Line, Operator>;
+    lines_.push_back(std::move(line));
+  }
+
+  void returns(std::vector<std::optional<std::size_t>> results) {
+    results_ = std::move(results);
+  }
+
+  // `tensors`: given, in order; undefined: there is none.
+  variable_list run(at::TensorList these) const {
+    RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
+    const at::NoGradGuard no_grad;
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // conversions are in the program
+    if (has_operators_)
+      no_autocast.emplace(c10::autocast_dispatch_keyset);
+    const auto device = these[0].device();
+    variable_list tensors(count_), results;
+    for (std::size_t i = 0; i < given_.size(); ++i)
+      tensors[given_[i]] = these[i];
+    for (const auto& line : lines_) {
+      if (const auto* kernel = std::get_if<Kernel>(&line))
+        kernel->run(tensors, device);
+      else if (const auto* allocated = std::get_if<Allocated>(&line))
+        allocated->run(tensors);
+      else if (const auto* called = std::get_if<Operator>(&line))
+        called->run(tensors);
+      else if (const auto* viewed = std::get_if<Viewed>(&line))
+        viewed->run(tensors);
+      else if (const auto* fixed = std::get_if<Fixed>(&line))
+        fixed->run(tensors);
+      else
+        std::get<Checked>(line).run();
+    }
+    results.reserve(results_.size());
+    for (const auto& place : results_) {
+      results.push_back(place ? tensors[*place] : at::Tensor());
+      if (results.back().defined() && results.back().is_view())
+        results.back() = results.back().detach(); // no view: it is a result
+    }
     return results;
   }
 
  private:
-  std::vector<std::optional<Written>> written_;
-  Kernels kernels_;
-  std::vector<Together> together_;
+  std::size_t count_;
+  std::vector<std::size_t> given_;
+  std::vector<std::variant<Kernel, Allocated, Operator, Viewed, Fixed, Checked>> lines_;
+  std::vector<std::optional<std::size_t>> results_;
+  bool has_operators_ = false;
 };
+
+using SharedProgram = std::shared_ptr<const Program>;
 
 variable_list present(const Tensors& tensors) {
   variable_list these;
@@ -278,44 +352,21 @@ variable_list present(const Tensors& tensors) {
   return these;
 }
 
-// The forward: the plan's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
+// The forward: the program's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
 // gradient flows through those in `fixed`; behind them is what the backward needs, unless `saved` says what it needs: places of
 // what is given and written, or of nothing.
 struct Forward {
-  Plan plan;
+  SharedProgram program;
   std::size_t first_bits, first_kept;
   std::vector<std::size_t> fixed;
   std::optional<std::vector<std::optional<std::size_t>>> saved;
-};
-
-// What makes another gradient of the first tensor's, of all that is there then: what is given, the gradients, and `constants`.
-struct Last {
-  std::shared_ptr<Kernel> kernel;
-  Written written;
-  std::vector<at::Tensor> constants;
-
-  // `addresses`: of what is given.
-  at::Tensor of(std::vector<void*> addresses, const variable_list& gradients, at::Device device) const {
-    for (const auto& gradient : gradients)
-      addresses.push_back(gradient.defined() ? address_of(gradient) : nullptr);
-    for (const auto& constant : constants)
-      addresses.push_back(address_of(constant));
-    auto found = written.allocate(device);
-    addresses.push_back(address_of(found));
-    kernel->launch(addresses, device);
-    return found;
-  }
 };
 
 // A backward: of tensors and gradients of these layouts, for these needs.
 struct Backward {
   std::vector<std::optional<Layout>> given;
   std::vector<bool> needed;
-  Plan plan; // writes for each tensor of the forward, of those that are needed, here or in `last`; and what else it needs
-  std::vector<std::optional<std::size_t>> taken; // instead of what is written: a gradient that is given, for its sum
-  std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
-  std::vector<std::optional<Sum>> sums; // of some of them
-  std::optional<Last> last;
+  SharedProgram program;
   bool asks; // whether formulas read something of Python's, which is to be as it was
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
@@ -325,6 +376,13 @@ struct Backward {
     return needs == needed && std::equal(tensors.begin(), tensors.end(), given.begin(), given.end(), fits);
   }
 };
+
+std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
+  std::vector<std::optional<Layout>> found;
+  for (const auto& tensor : tensors)
+    found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+  return found;
+}
 
 constexpr std::size_t most_told = 16; // layouts that take turns
 
@@ -336,7 +394,7 @@ class Scan : public torch::CustomClassHolder {
   Scan(
       py::object owner,
       std::vector<bool> there,
-      Plan plan,
+      SharedProgram program,
       std::size_t first_bits,
       std::size_t first_kept,
       std::vector<std::size_t> fixed,
@@ -344,7 +402,7 @@ class Scan : public torch::CustomClassHolder {
       bool links)
       : there(std::move(there)),
         links(links),
-        forward{std::move(plan), first_bits, first_kept, std::move(fixed), std::move(saved)},
+        forward{std::move(program), first_bits, first_kept, std::move(fixed), std::move(saved)},
         owner_(std::move(owner)) {}
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -359,23 +417,8 @@ class Scan : public torch::CustomClassHolder {
     return owner_(needed);
   }
 
-  void follow(
-      const Tensors& given,
-      std::vector<bool> needed,
-      Plan plan,
-      std::vector<std::optional<std::size_t>> taken,
-      const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
-      std::vector<std::optional<Sum>> sums,
-      std::optional<Last> last,
-      bool asks) {
-    auto told = std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(plan)});
-    taken.resize(told->needed.size());
-    told->taken = std::move(taken);
-    for (const auto& [place, like] : copies)
-      told->copies.emplace_back(place, Written(like));
-    told->sums = std::move(sums);
-    told->last = std::move(last);
-    told->asks = asks;
+  void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool asks) {
+    auto told = std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks});
     std::shared_ptr<const Backward> oldest; // is gone when the lock is
     const std::lock_guard<std::mutex> lock(mutex_);
     backwards_.insert(backwards_.begin(), std::move(told));
@@ -420,13 +463,6 @@ class Scan : public torch::CustomClassHolder {
   const Forward forward;
 
  private:
-  static std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
-    std::vector<std::optional<Layout>> found;
-    for (const auto& tensor : tensors)
-      found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
-    return found;
-  }
-
   py::object owner_;
   std::vector<std::optional<Layout>> expected_;
   std::vector<bool> requires_grad_;
@@ -435,11 +471,51 @@ class Scan : public torch::CustomClassHolder {
   std::vector<std::shared_ptr<const Backward>> backwards_;
 };
 
+// Calls without gradients, on tensors of several layouts.
+class Calls {
+ public:
+  void add(const Tensors& given, SharedProgram program) {
+    auto known = std::make_shared<Known>(Known{layouts(given), std::move(program)});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    known_.push_back(std::move(known));
+  }
+
+  // None: there is no program for tensors like these.
+  std::optional<variable_list> run(const Tensors& tensors) const {
+    const auto found = like(tensors);
+    if (found == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
+      return std::nullopt;
+    const auto these = present(tensors);
+    const py::gil_scoped_release others_may_run;
+    return found->program->run(these);
+  }
+
+ private:
+  struct Known {
+    std::vector<std::optional<Layout>> given;
+    SharedProgram program;
+  };
+
+  std::shared_ptr<const Known> like(const Tensors& tensors) const {
+    const auto fits = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
+      return tensor.has_value() == layout.has_value() && (!layout || layout->is_of(*tensor));
+    };
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& known : known_)
+      if (std::equal(tensors.begin(), tensors.end(), known->given.begin(), known->given.end(), fits))
+        return known;
+    return nullptr;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const Known>> known_;
+};
+
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    const auto& [plan, first_bits, first_kept, fixed, named] = scan->forward;
-    variable_list saved, results = plan.run(tensors, tensors[0].device());
+    const auto& [program, first_bits, first_kept, fixed, named] = scan->forward;
+    variable_list saved, results = program->run(tensors);
     if (named) {
       for (const auto& place : *named)
         saved.push_back(!place ? at::Tensor() : *place < tensors.size() ? tensors[*place] : results[*place - tensors.size()]);
@@ -489,7 +565,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backward(given, needed);
     variable_list found{at::Tensor()}; // of what is no tensor
     if (told != nullptr && (!told->asks || reads_hold(*scan)))
-      append(found, launched(*told, given));
+      append(found, told->program->run(given));
     else
       append(found, of_python(*scan, given, needed));
     return found;
@@ -532,35 +608,6 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     }
   }
 
-  static variable_list launched(const Backward& told, variable_list& given) {
-    const auto device = given[0].device();
-    for (const auto& [place, copy] : told.copies)
-      given[place] = copy.allocate(device).copy_(given[place]);
-    auto gradients = told.plan.run(given, device);
-    gradients.resize(told.needed.size());
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (told.taken[i])
-        gradients[i] = given[*told.taken[i]];
-      if (gradients[i].defined() && told.sums[i])
-        gradients[i] = told.sums[i]->of(std::move(gradients[i]));
-    }
-    for (const auto& [results, written, sum] : told.plan.together()) {
-      const auto parts = sum.of(std::move(gradients[results[0]])).unbind();
-      for (std::size_t i = 0; i < parts.size(); ++i)
-        gradients[results[i]] = parts[i].detach(); // no view: it is a result
-    }
-    if (told.last) {
-      std::vector<void*> addresses;
-      for (const auto& tensor : given)
-        addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
-      gradients[0] = told.last->of(std::move(addresses), gradients, device);
-      for (std::size_t i = 0; i < gradients.size(); ++i)
-        if (!told.needed[i])
-          gradients[i] = at::Tensor();
-    }
-    return gradients;
-  }
-
   static variable_list of_python(const Scan& scan, const variable_list& given, const std::vector<bool>& needed) {
     py::gil_scoped_acquire gil;
     try {
@@ -583,14 +630,6 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       raised(error);
     }
   }
-
-  // As torch hands on an error of Python's through its engine.
-  [[noreturn]] static void raised(py::error_already_set& error) {
-    error.restore();
-    python_error handed;
-    handed.persist();
-    throw std::move(handed);
-  }
 };
 
 variable_list Scan::run(const Tensors& tensors) {
@@ -600,51 +639,122 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(these));
 }
 
+// Hooks of what autograd saves. Most of it is kept as it is; for the rest, Python has something else.
+class SavingHooks {
+ public:
+  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `layers`: names of nodes whose results are
+  // kept as they are, without "Backward" and digits.
+  SavingHooks(py::object packed, py::object unpacked, std::size_t fewest, std::unordered_set<std::string> layers)
+      : packed_(std::move(packed)), unpacked_(std::move(unpacked)), fewest_(fewest), layers_(std::move(layers)) {}
+
+  py::object pack(const py::object& given) const {
+    const auto& tensor = THPVariable_Unpack(given.ptr());
+    if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
+      auto found = packed_(given);
+      if (!found.is_none())
+        return found;
+    }
+    return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
+  }
+
+  py::object unpack(const py::object& kept) const {
+    if (!py::isinstance<Whole>(kept))
+      return unpacked_(kept);
+    const auto& whole = kept.cast<const Whole&>();
+    const auto& tensor = THPVariable_Unpack(whole.tensor.ptr());
+    TORCH_CHECK(
+        whole.version < 0 || static_cast<std::int64_t>(tensor._version()) == whole.version,
+        "a tensor of shape ", tensor.sizes(), " that the backward needs was changed in place since the forward (version ",
+        tensor._version(), " instead of ", whole.version, "), as by an optimizer's step. Call backward() before that, or "
+        "change a copy.");
+    return whole.tensor;
+  }
+
+  // What autograd keeps.
+  struct Whole {
+    py::object tensor;
+    std::int64_t version; // autograd compares none where there are hooks; -1: there is none
+  };
+
+ private:
+  bool is_considered(const at::Tensor& tensor) const {
+    if (!at::isFloatingType(tensor.scalar_type()) || tensor.nbytes() < fewest_)
+      return false;
+    const auto& node = tensor.grad_fn();
+    if (node == nullptr)
+      return false;
+    auto name = node->name();
+    name.erase(name.find_last_not_of("0123456789") + 1);
+    constexpr std::string_view ending = "Backward";
+    if (name.ends_with(ending))
+      name.resize(name.size() - ending.size());
+    return !layers_.contains(name);
+  }
+
+  py::object packed_, unpacked_;
+  std::size_t fewest_;
+  std::unordered_set<std::string> layers_;
+};
+
 } // namespace flexsn
 
 using namespace flexsn;
 
 PYBIND11_MODULE(flexsn_launcher, module) {
-  module.def("on_gpu", [](std::uintptr_t launch, std::uintptr_t stream) {
+  module.def("on_gpu", [](std::uintptr_t launch, std::uintptr_t together, std::uintptr_t stream) {
     launch_on_gpu = reinterpret_cast<LaunchOnGpu>(launch);
+    launch_together = reinterpret_cast<LaunchTogether>(together);
     current_stream = reinterpret_cast<CurrentStream>(stream);
   });
-  py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel")
-      .def(py::init<
-           std::uintptr_t,
-           std::vector<std::size_t>,
-           std::vector<std::int64_t>,
-           unsigned,
-           unsigned,
-           unsigned,
-           py::object,
-           unsigned,
-           std::vector<std::int64_t>>());
-  py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
-  py::class_<Together>(module, "Together")
-      .def(py::init([](std::vector<std::size_t> results, const at::Tensor& written, Sum sum) {
-        return Together{std::move(results), Written(written), std::move(sum)};
-      }));
-  py::class_<Last>(module, "Last")
-      .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
-        return Last{std::move(kernel), Written(written), std::move(constants)};
-      }));
-  py::class_<Plan>(module, "Plan")
-      .def(
-          py::init<const Tensors&, Kernels, std::vector<Together>>(),
-          py::arg("written"),
-          py::arg("kernels"),
-          py::arg("together") = std::vector<Together>())
-      .def("run", torch::wrap_pybind_function([](const Plan& plan, const Tensors& tensors) {
+  py::class_<Program, std::shared_ptr<Program>>(module, "Program")
+      .def(py::init<std::size_t, std::vector<std::size_t>>())
+      .def("allocate", [](Program& program, std::size_t into, std::vector<std::int64_t> sizes,
+                          std::vector<std::int64_t> strides, const at::Tensor& like) {
+        program.add(Allocated{into, std::move(sizes), std::move(strides), like.options()});
+      })
+      .def("fix", [](Program& program, std::size_t into, at::Tensor tensor) { program.add(Fixed{into, std::move(tensor)}); })
+      .def("view", [](Program& program, std::size_t into, std::size_t base, std::vector<std::int64_t> sizes,
+                      std::vector<std::int64_t> strides, std::int64_t offset) {
+        program.add(Viewed{into, base, std::move(sizes), std::move(strides), offset});
+      })
+      .def("launch", [](Program& program, std::uintptr_t entry, std::vector<std::size_t> places,
+                        std::vector<std::int64_t> offsets, std::vector<std::int64_t> numbers, unsigned programs,
+                        unsigned beside, unsigned threads, unsigned shared, bool together, py::object kept) {
+        program.add(Kernel{entry, std::move(places), std::move(offsets), std::move(numbers), programs, beside, threads,
+                           shared, together, std::move(kept)});
+      })
+      .def("call", [](Program& program, const std::string& name, const std::string& overload, const py::tuple& args,
+                      const py::dict& kwargs, const variable_list& stand_ins, const std::vector<std::size_t>& places,
+                      std::vector<std::size_t> into) {
+        program.add(Operator::of(name, overload, args, kwargs, stand_ins, places, std::move(into)));
+      })
+      .def("check", [](Program& program, at::Tensor number, py::object check) {
+        program.add(Checked{std::move(number), std::move(check)});
+      })
+      .def("returns", &Program::returns)
+      .def("run", torch::wrap_pybind_function([](const Program& program, const Tensors& tensors) {
         const auto these = present(tensors);
         const py::gil_scoped_release others_may_run;
-        return plan.run(these, these[0].device());
+        return program.run(these);
       }));
+  py::class_<SavingHooks::Whole>(module, "Whole");
+  py::class_<SavingHooks>(module, "SavingHooks")
+      .def(py::init<py::object, py::object, std::size_t, std::unordered_set<std::string>>())
+      .def("pack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& given) {
+        return hooks.pack(given);
+      }))
+      .def("unpack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& kept) {
+        return hooks.unpack(kept);
+      }));
+  py::class_<Calls>(module, "Calls")
+      .def(py::init<>())
+      .def("add", &Calls::add)
+      .def("run", torch::wrap_pybind_function([](const Calls& calls, const Tensors& tensors) { return calls.run(tensors); }));
   py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
       .def(py::init<
            py::object,
            std::vector<bool>,
-           Plan,
+           std::shared_ptr<Program>,
            std::size_t,
            std::size_t,
            std::vector<std::size_t>,

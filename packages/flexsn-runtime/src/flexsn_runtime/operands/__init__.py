@@ -1,3 +1,3 @@
-"""Layouts of what kernels read and write, and the order of elements in memory."""
+"""Layouts of the tensors that kernels read and write, and the order of elements in memory."""
 
 from __future__ import annotations

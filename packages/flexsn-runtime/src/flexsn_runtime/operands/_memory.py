@@ -1,4 +1,4 @@
-"""True if kernels can read the memory of a tensor, in words."""
+"""Checks that kernels can read the memory of a tensor, with readable errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_runtime.errors import LayoutError
 
 
 def check_tensors(values: Sequence[object], what: str = "argument") -> None:
-    """Raises `TypeError` or `LayoutError` unless all are tensors in dense memory."""
+    """Raises `TypeError` or `LayoutError` unless all values are tensors in dense memory."""
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):
             raise TypeError(f"{what} {i} is a {type(value).__name__}; a scan takes tensors.")
@@ -19,7 +19,7 @@ def check_tensors(values: Sequence[object], what: str = "argument") -> None:
 
 
 def check_tensor(tensor: Tensor, name: str) -> None:
-    """Raises `LayoutError` unless a tensor lies in dense memory."""
+    """Raises `LayoutError` unless a tensor is in dense memory."""
     if tensor.is_quantized:
         kind, remedy = "quantized tensor", "Convert it: dequantize()."
     elif tensor.is_nested:

@@ -1,4 +1,4 @@
-"""Layouts of a scan's arguments as a kernel reads them, and the numbers that describe these."""
+"""Layouts in which a kernel reads a scan's arguments, and the numbers that describe them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Arguments(NamedTuple):
     """The tensors of one scan.
 
     Attributes:
-        inputs: `[T, *step]` each, or what broadcasts to it behind T.
+        inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step.
         states: initial states `[*step]`; `None` starts at zero.
         lifted: captured tensors, of any shape.
-        layout: `layout_key` of all, where it is known.
+        layout: `layout_key` of all tensors, if it is known.
     """
 
     inputs: tuple[Tensor, ...]
@@ -37,7 +37,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], num_inputs: int, num_states: int, num_lifted: int) -> Arguments:
-        """The first of `tensors`: `[*inputs, *states, *lifted]`."""
+        """The leading `tensors`: `[*inputs, *states, *lifted]`."""
         first_lifted = num_inputs + num_states
         return cls(
             tuple(tensors[:num_inputs]),
@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Their `layout_key`."""
+        """The `layout_key` of all tensors."""
         return layout_key(self.all) if self.layout is None else self.layout
 
     @property
@@ -64,9 +64,10 @@ class Arguments(NamedTuple):
 
 
 def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
-    """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too.
+    """A key that is equal for tensors that one prepared launch serves.
 
-    Their types are part of it, and whether they have a pointer: some have none that a kernel could follow.
+    Triton compiles for the alignment of pointers, so it is part of the key. The key also contains the tensors' types,
+    and if they have a pointer: some have none that a kernel could follow.
     """
     return tuple(
         [
@@ -81,7 +82,7 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
 def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor | None]], bool]:
     """Returns a predicate: `len(tensors)` tensors have the `layout_key` of these. It takes a tenth of the key's time.
 
-    It may be False for some that have it. What else `alike` compares is compared, too.
+    It may be False for tensors with an equal key. It also compares everything else that `alike` compares.
     """
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
@@ -96,7 +97,7 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
             others = [t for t in others if t is not None]
         elif len(others) != count:
             return False
-        if not are_alike(*others):  # False for what is no tensor
+        if not are_alike(*others):  # False for objects that are no tensors
             return False
         for tensor, place in zip(others, places, strict=True):
             address = tensor.data_ptr()
@@ -108,7 +109,7 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
 
 
 def _place(tensor: Tensor) -> int | None:
-    """The part of a tensor's layout that says where it is in memory."""
+    """The part of a tensor's layout that depends on its address."""
     address = tensor.data_ptr()
     return address % 16 if address else None
 
@@ -117,15 +118,15 @@ _NO_DELAYS: Mapping[int, Late] = MappingProxyType({})
 
 
 class Operands:
-    """How a kernel reads arguments of one layout.
+    """Layouts in which a kernel reads arguments of one layout.
 
     Args:
-        arguments: any that have the layout.
-        layouts: how the step reads each lifted tensor; one that is missing is not read.
-        shape: the step's.
-        order: in which the kernel counts the step's elements.
-        counts: numbers of inputs that count down; those that are one step, expanded over time, are read as such.
-        late: delays of inputs, by number; the inputs that hold them are one step, expanded over time.
+        arguments: any arguments of the layout.
+        layouts: by index of a lifted tensor, the step's layout of it; a tensor without one is not read.
+        shape: the step's shape.
+        order: order in which the kernel counts the step's elements.
+        counts: indices of inputs that count down. If such an input is one step expanded over time, it is read as one.
+        late: by index, delays of inputs. The inputs that hold the delays are one step, expanded over time.
 
     Attributes:
         inputs, states, lifted, lifted_like: for the kernel's spec.
@@ -154,12 +155,12 @@ class Operands:
         self.states = tuple(
             None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
         )
-        # By what a layout consists of, the first lifted tensor with it.
+        # By the parts of a layout: the first lifted tensor with this layout.
         first: dict[tuple[object, ...], int] = {}
         read = [self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
         self.lifted = tuple(terms.layout for terms in read)
         self.lifted_like = tuple(first.setdefault(_comparable(terms), i) for i, terms in enumerate(read))
-        # The layouts count in elements of contiguous tensors on the kernel's device.
+        # The layouts index elements of contiguous tensors on the kernel's device.
         self._moved = {
             i: layout.offset
             for i, layout in layouts.items()
@@ -175,13 +176,13 @@ class Operands:
 
     @property
     def moved(self) -> tuple[int, ...]:
-        """The places among `[*inputs, *states, *lifted]` in which `move` puts something else."""
+        """The positions among `[*inputs, *states, *lifted]` at which `move` replaces tensors."""
         return tuple(len(self.inputs) + len(self.states) + i for i in self._moved)
 
     def move(self, tensors: list[Tensor | None]) -> None:
-        """Replaces lifted tensors that the kernel cannot read as they are by tensors that it can.
+        """Replaces lifted tensors that the kernel cannot read by tensors that it can read.
 
-        A CPU scalar among CUDA tensors is moved, say.
+        For example, it moves a CPU scalar among CUDA tensors.
 
         Args:
             tensors: begins with `[*inputs, *states, *lifted]` of this layout.
@@ -195,11 +196,11 @@ class Operands:
     def strided(
         self, tensors: Iterable[tuple[Port, Sequence[int], Sequence[int]]]
     ) -> tuple[tuple[Port, InputLayout], ...]:
-        """For the kernel's spec: the layouts of those that are not dense in its order of elements.
+        """The layouts of tensors that are not dense in the kernel's order of elements, for its spec.
 
         Args:
-            tensors: what it takes besides the arguments, and their shapes and strides: sequences `[T, *step]` or
-                `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
+            tensors: the kernel's tensors besides the arguments, with their shapes and strides: sequences `[T, *step]`
+                or `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
         """
         found = []
         for param, shape, strides in tensors:
@@ -215,7 +216,7 @@ class Operands:
 
     def _sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
         layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
-        # The distance between steps counts where there is a second one.
+        # The distance between steps matters if there is a second step.
         strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
         if strided_time:
             self.sizes[f"{param.name}_time"] = strides[0]
@@ -233,7 +234,7 @@ class Operands:
         return InputLayout(self._one_step(param, x), counts_down=True)
 
     def _one_step(self, param: Port, x: Tensor) -> StepLayout:
-        """The layout of a step of a sequence whose steps are one in memory."""
+        """The layout of a step of a sequence whose steps share memory."""
         return self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
 
     def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
@@ -245,7 +246,7 @@ class Operands:
         return self._terms(param, strides).layout
 
     def _terms(self, param: Port, strides: Sequence[int]) -> Terms:
-        """How a tensor over a step is laid out, by its stride along each dimension of the step."""
+        """The layout of a tensor over a step, from its stride along each dimension of the step."""
         terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):
             kind = ("inner", "size", "stride")[i % 3]
@@ -254,10 +255,10 @@ class Operands:
 
 
 def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
-    """The layouts of inputs in a kernel, of which masks are loaded before their use if chunks are in flight.
+    """The layouts of inputs in a kernel. If chunks are in flight, masks are loaded before their use.
 
     Args:
-        stages: of the kernel.
+        stages: stages of the kernel.
     """
     if stages == 1:
         return layouts
@@ -273,13 +274,13 @@ def is_expanded(x: Tensor) -> bool:
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
-    """Returns a function that picks the tensors in these places, in this order, out of all."""
+    """Returns a function that picks the tensors at these positions, in this order."""
     found: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*places)
     return found if len(places) > 1 else lambda tensors: (found(tensors),)
 
 
 def _comparable(terms: Terms) -> tuple[object, ...]:
-    """Equal for terms that are equal whatever their symbols stand for."""
+    """A value that is equal for terms that are equal for all values of their symbols."""
     return terms.layout, *[number if type(number) is int else size_expression(number) for number in terms.numbers]
 
 

@@ -1,4 +1,4 @@
-"""The order of dimensions in memory: which one the results of a scan have, and a kernel's elements."""
+"""The order of dimensions in memory, for the results of a scan and for a kernel's elements."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flexsn_runtime._torch_private import size_hint
 
 
 def in_order(tensor: Tensor | None, order: Sequence[int] | None) -> Tensor | None:
-    """`tensor`, or a copy of it, without holes in memory and with its dimensions in this order; `None`: as it is."""
+    """`tensor`, or a copy in memory without holes, with its dimensions in this order. `None` for no change."""
     if tensor is None or order is None:
         return tensor
     return tensor.permute(tuple(order)).contiguous().permute([order.index(d) for d in range(len(order))])
 
 
 def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """The order of the dimensions of a new tensor in the format of this one.
+    """The order of the dimensions of a new tensor in the format of `tensor`.
 
     Args:
         guarded: as for `ScanFormat.of`.
@@ -30,13 +30,13 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
 
 
 def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of a tensor's dimensions in memory, unless it is the usual one."""
+    """The order of a tensor's dimensions in memory; `None` if it is the usual one."""
     order = order_of(tensor)
     return None if order == tuple(range(len(order))) else order
 
 
 def strides_like(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """The strides of a new tensor in the format of this one: its own, unless it has holes or overlaps.
+    """The strides of a new tensor in the format of `tensor`: its own strides, unless it has holes or overlaps.
 
     Args:
         guarded: as for `ScanFormat.of`.
@@ -46,10 +46,10 @@ def strides_like(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """The dimensions of a step, sorted: an input that is channels-last in memory is read one element after the other.
+    """The dimensions of a step, sorted, so that an input that is channels-last in memory is read in its order.
 
     Attributes:
-        dims: dimensions of a step, the outermost in memory first.
+        dims: dimensions of a step, beginning with the outermost in memory.
     """
 
     dims: tuple[int, ...]
@@ -64,10 +64,10 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScanFormat:
-    """How the results of a scan lie in memory, as if they were elementwise in its inputs and initial states.
+    """The memory format of a scan's results: that of an elementwise function of its inputs and initial states.
 
     Attributes:
-        order: of a step's elements, in which kernels count them.
+        order: order in which kernels count a step's elements.
         sequence: strides of `[T, *step]`.
         step: strides of `[*step]`.
     """
@@ -85,15 +85,15 @@ class ScanFormat:
         *,
         guarded: bool = False,
     ) -> ScanFormat:
-        """The format that these give. States decide where inputs say nothing: those are the same at every step.
+        """The format for these inputs and states. States decide if no input does, since they are constant over time.
 
         Args:
-            shape: the step's.
-            inputs: `[T, *step]` each, or what broadcasts to it behind T. Others do not decide: a step with products
-                is not elementwise.
+            shape: the step's shape.
+            inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step. Other inputs do not
+                decide: a step with products is not elementwise.
             states: `[*step]` each, or `None`.
-            guarded: whether a graph that is traced may hold only where symbolic sizes and strides compare as now.
-                Otherwise they are taken for what they were when they were traced.
+            guarded: True if the graph that is being traced may depend on comparisons of symbolic sizes and strides.
+                Otherwise, their values at the time of tracing are used.
         """
         sequence = (inputs[0].shape[0], *shape)
         sizes = _known(sequence, 2, guarded)
@@ -111,12 +111,12 @@ def _within(operand: Operand) -> Operand:
 
 
 def _numbers(tensor: Tensor, guarded: bool) -> Operand:
-    # An unknown size counts as neither 0 nor 1, and an unknown stride decides nothing about the order.
+    # An unknown size counts as neither 0 nor 1, and an unknown stride does not decide about the order.
     return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
 
 
 def _known(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
-    """Sizes or strides that can be compared: symbols, if there may be guards, or what these were when traced."""
+    """Sizes or strides that can be compared: symbols if guards are allowed, otherwise their values when traced."""
     hints = [size_hint(size) for size in sizes]
     return tuple(
         unknown if hint is None else size if guarded else hint for size, hint in zip(sizes, hints, strict=True)

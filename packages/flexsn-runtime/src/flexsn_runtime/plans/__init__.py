@@ -1,3 +1,3 @@
-"""How kernels are launched: blocks, chunks and warps by the size of a step, from tables and from measurements."""
+"""Launch settings of kernels: blocks, chunks and warps by the size of a step, from tables and from measurements."""
 
 from __future__ import annotations

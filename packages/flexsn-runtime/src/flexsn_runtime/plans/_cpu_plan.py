@@ -1,27 +1,29 @@
-"""Launch choices on the CPU, by size of the step."""
+"""Launch settings on the CPU, by size of the step."""
 
 from __future__ import annotations
 
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, limited
 
-# By measurements with LIF on an EPYC with AVX2: in blocks of 4096 the loops over lanes are long, and a state is in the
-# nearest cache. Four steps at a time pass through registers; with more, there are too few of them.
+# Measured with LIF on an EPYC with AVX2. In blocks of 4096, the loops over lanes are long, and a state fits in the
+# nearest cache. Four steps at a time fit in registers; more do not.
 _CHUNK = 4
 _LARGEST, _SMALLEST = 4096, 256
 
-# Elements of a step that is less than a vector of 512 bits in float32. In blocks of 256, GCC computes one at a time in
-# backward kernels: 8 LIFs take 75 ns a step, and 16 in blocks of 8. Forward kernels take 7 in both.
+# A step of up to `_FEW` elements is less than a vector of 512 bits in float32. In blocks of 256, GCC's backward kernels
+# compute its elements one at a time: 8 LIFs take 75 ns per step, but 16 ns in blocks of 8. Forward kernels take 7 ns in
+# both.
 _FEW, _NARROW = 15, 8
 
 # Bytes of a block's states: half of the nearest cache.
 _CARRIED = 2**14
 
-# Fewest blocks of a step, one for each of this number of threads; small steps have fewer, of the smallest size.
+# Minimum number of blocks of a step, one for each of this number of threads. Small steps have fewer blocks of the
+# smallest size.
 _BLOCKS = 16
 
 
 def cpu_size_class(ncl: int) -> int:
-    """The largest step that is walked like one of `ncl` elements."""
+    """The largest step in the size class of a step of `ncl` elements."""
     if ncl <= _FEW:
         return _FEW
     limit = _BLOCKS * _SMALLEST
@@ -31,12 +33,12 @@ def cpu_size_class(ncl: int) -> int:
 
 
 def cpu_plan(limit: int, carried: int, num_ops: int, backward_ops: int) -> LaunchPlan:
-    """How steps of a size class are walked.
+    """The launch plan for steps of a size class.
 
     Args:
         limit: from `cpu_size_class`.
         carried: bytes per element of the states.
-        num_ops, backward_ops: of a step's forward and backward.
+        num_ops, backward_ops: number of operations of a step's forward and backward.
     """
     block = max(limit // _BLOCKS, _SMALLEST)
     while block > _SMALLEST and block * carried > _CARRIED:

@@ -1,4 +1,4 @@
-"""How many segments of time are walked side by side, by the size of a step and the number of steps."""
+"""The number of segments of time that are walked side by side, by the size of a step and the number of steps."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Products of a segment's number and steps, which kernels compute in 32 bits, are below it.
+# Products of a segment's number and steps, which kernels compute in 32 bits, are below this number.
 _MOST = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRule:
-    """When segments pay, and how many.
+    """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: of a step, times segments: the number that fills the device.
-        largest: elements of a step; larger ones fill it by themselves.
-        moved: bytes that a step reads and writes; from this number on, steps keep the memory busy by themselves.
-        shortest: steps of a sequence, at the least.
-        launched: steps of a sequence, at the least, in calls outside of CUDA graphs, where Python launches each kernel;
-            but for the first calls, in which warm-ups are learned.
-        steps: of a segment, at the least.
-        fewest: segments; fewer are not worth the second pass.
-        most: segments.
-        warm_up: steps before a segment, at first.
-        longest: warm-up in steps; where more would be needed, the forward is serial.
-        kept: True if learned warm-ups are kept on disk.
+        elements: elements of a step, times segments, that fill the device.
+        largest: maximum elements of a step; larger steps fill the device alone.
+        moved: bytes that a step reads and writes; from this number on, steps alone keep the memory busy.
+        shortest: minimum steps of a sequence.
+        launched: minimum steps of a sequence in calls outside of CUDA graphs, where Python launches each kernel. The
+            first calls, which learn warm-ups, are exempt.
+        steps: minimum steps of a segment.
+        fewest: minimum number of segments; fewer are not worth the second pass.
+        most: maximum number of segments.
+        warm_up: initial number of warm-up steps before a segment.
+        longest: maximum number of warm-up steps; if more are needed, the forward is serial.
+        kept: True if learned warm-ups are stored on disk.
     """
 
     elements: int
@@ -43,11 +43,11 @@ class SegmentRule:
     kept: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
-        """The number of segments; 1: none.
+        """The number of segments; 1 means none.
 
         Args:
             ncl: elements of a step.
-            warm_up: steps that each segment begins earlier; segments are no shorter than that.
+            warm_up: warm-up steps before each segment; segments are no shorter than that.
         """
         if ncl > self.largest or num_steps < self.shortest:
             return 1
@@ -57,22 +57,23 @@ class SegmentRule:
 
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes its latency, however
-# few bytes it moves: in training, 5.6 of the copy's time with 2048 elements in float32 and 4.8 with 8192 in bfloat16,
-# where segments take 1.9 and 2.2, but 1.6 with 8192 in float32, where they take 1.8. One program looks at all segments
-# of its elements, so that more segments take longer again. In CUDA graphs, 512 steps take 1.3 to 1.7 times less than
-# serially. Python launches a call in segments in 66 us and a training step in 245, which serial kernels take over 2,200
-# and 2,900 steps: see benchmarks/results/short_segments.md.
+# few bytes it moves. In training, it takes 5.6 times as long as a copy with 2048 elements in float32, and 4.8 times
+# with
+# 8192 in bfloat16, where segments take 1.9 and 2.2. With 8192 in float32 it takes 1.6, where segments take 1.8. One
+# program checks all segments of its elements, so with more segments it takes longer again. In CUDA graphs, 512 steps in
+# segments take 1.3 to 1.7 times less than serially. Python launches a call in segments in 66 us and a training step in
+# 245 us. Serial kernels take these times for 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
 )
 
-# Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
+# Elements of the smallest program on the CPU. Steps of a segment take some ms, so compiling for them pays off.
 _PROGRAM, _STEPS = 256, 2**15
 
 
 @functools.cache
 def for_threads(threads: int) -> SegmentRule | None:
-    """Segments for threads that a step has too few elements for."""
+    """The rule for this number of threads, for steps with too few elements to use all of them."""
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)
@@ -83,13 +84,13 @@ _instead: list[SegmentRule | None] = []
 
 
 def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
-    """The rule of `using_segments`, or else the usual one."""
+    """The rule of `using_segments`, otherwise the usual one."""
     return _instead[-1] if _instead else usual
 
 
 @contextmanager
 def using_segments(rule: SegmentRule | None) -> Iterator[None]:
-    """Replaces the rule for calls in the block; `None`: none have segments. For tests and measurements."""
+    """Replaces the rule for calls in the block; with `None`, no call has segments. For tests and measurements."""
     _instead.append(rule)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Launch plans that were measured, on disk: a file for each step, size class and GPU, in the cache folder."""
+"""Measured launch plans on disk: a file for each step, size class and GPU, in the cache folder."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, l
     """The key of a measurement: device, step, dtypes and size class.
 
     Args:
-        core: name of the step's source, which has a hash of it.
-        dtypes: of inputs, states and lifted tensors.
-        limit: of the size class, see `size_class`.
+        core: name of the step's source, which contains a hash of the source.
+        dtypes: dtypes of inputs, states and lifted tensors.
+        limit: limit of the size class, see `size_class`.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"device": name, "core": core, "dtypes": ", ".join(map(str, dtypes)), "elements": limit}
 
 
 def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
-    """The plan that was measured, or `None`: none was, or it is for kernels that are not made any more.
+    """The measured plan; `None` if none exists, or if it belongs to kernels that are no longer generated.
 
     Args:
-        usual: what is launched without; tuning keeps its distance of checkpoints.
+        usual: the plan without tuning; tuning keeps its checkpoint distance.
     """
     path = _path(key)
     try:
@@ -44,12 +44,12 @@ def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
     if kept.get("key") != key or not fits(plan, usual):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # in use: not to be pruned
+        os.utime(path)  # marks the file as used, so that it is not pruned
     return plan
 
 
 def save(key: Mapping[str, str | int], plan: LaunchPlan) -> Path:
-    """Keeps a plan; returns the file."""
+    """Stores a plan, and returns its file."""
     path = _path(key)
     write_private(path, json.dumps({"key": key, "launches": asdict(plan)}, indent=2) + "\n")
     return path

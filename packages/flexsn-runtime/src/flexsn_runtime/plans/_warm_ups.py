@@ -1,4 +1,4 @@
-"""Warm-ups that were learned, on disk: a file for each step and GPU, in the cache folder."""
+"""Learned warm-ups on disk: a file for each step and GPU, in the cache folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flexsn_codegen import cache_folder, write_private
 
 Key = Mapping[str, object]
 
-# In the place of a length: the step's trajectories do not meet.
+# Stored instead of a length if the step's trajectories do not meet.
 NEVER = 0
 
 
 def load_warm_up(key: Key) -> int | None:
-    """The warm-up that was learned, in steps, or `NEVER`; `None`: none was."""
+    """The learned warm-up, in steps, or `NEVER`; `None` if none was stored."""
     try:
         kept = json.loads(_path(key).read_text(encoding="utf-8"))
         steps = kept["warm_up"]
@@ -27,7 +27,7 @@ def load_warm_up(key: Key) -> int | None:
 
 
 def save_warm_up(key: Key, steps: int) -> None:
-    """Keeps a warm-up."""
+    """Stores a warm-up."""
     write_private(_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
 
 

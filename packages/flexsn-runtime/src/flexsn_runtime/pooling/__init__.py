@@ -1,4 +1,4 @@
-"""Pooling in two dimensions at the time of its bytes."""
+"""Pooling in two dimensions, in the time that moving its bytes takes."""
 
 from __future__ import annotations
 

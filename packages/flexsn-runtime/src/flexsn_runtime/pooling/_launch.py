@@ -14,8 +14,8 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last, memory_format
 
 _NUM_WARPS = 4
-# Numbers of a program. Channels-last, 8 for each thread, 16 bytes of half precision; otherwise 2, so that threads that
-# are neighbours read neighbours whatever the stride is.
+# Numbers per program. For channels-last, 8 for each thread, which are 16 bytes in half precision; otherwise 2, so that
+# neighbouring threads read neighbouring numbers, whatever the stride is.
 _TILES = {True: 1024, False: 512}
 _INTERPRETED_TILE = 2048
 _MOST_COLUMNS = {True: 64, False: 128}
@@ -25,7 +25,7 @@ _Shape = tuple[int, int, int, int]
 
 
 def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor | None]:
-    """Maxima of `x [N, C, H, W]`, and codes that say where they are."""
+    """Maxima of `x [N, C, H, W]`, and codes of their positions."""
     x, last = _dense(x)
     y = _pooled(x, window, last)
     found = None
@@ -49,8 +49,8 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
     """Averages of `x [N, C, H, W]`.
 
     Args:
-        divisor: of each sum; 0: the number of positions of its window.
-        pads: positions in the padding count.
+        divisor: divisor of each sum; 0 for the number of positions of its window.
+        pads: True if positions in the padding count.
     """
     x, last = _dense(x)
     y = _pooled(x, window, last)
@@ -75,8 +75,8 @@ def gradient(
     """The gradient of the input `shape` of a maximum with `codes`, or of an average.
 
     Args:
-        grad: of the result.
-        last: the input was channels-last.
+        grad: gradient of the result.
+        last: True if the input was channels-last.
     """
     grad = grad.contiguous(memory_format=memory_format(last))
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=memory_format(last))
@@ -115,7 +115,7 @@ def _divisor(window: Window, divisor: int, *, pads: bool) -> int:
 
 
 def _numbers(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Numbers that kernels take: of images, their sizes and those of the result; and the units of innermost sizes."""
+    """Arguments of kernels: sizes of the images and of the result, and the units of the innermost sizes."""
     samples, channels, height, width = shape
     if last:
         unit = _unit(channels)
@@ -144,7 +144,7 @@ def _tiles(rows: int, columns: int, last: bool) -> tuple[tuple[int, int], tuple[
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels, which imports Triton."""
+    """The module of kernels. Importing it imports Triton."""
     from flexsn_codegen.targets.triton.device import _pooling
 
     return _pooling

@@ -15,13 +15,13 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 
 
 def max_pool(x: Tensor, window: Window) -> Tensor:
-    """As `torch.nn.functional.max_pool2d`: values, gradients, the place of a tie's gradient, and memory formats.
+    """As `torch.nn.functional.max_pool2d`, with its values, gradients, memory formats, and choice among equal maxima.
 
-    For the backward, it keeps 2, 4 or 8 bits for each number of the result, and not the input.
+    For the backward, it saves 2, 4 or 8 bits for each number of the result, and not the input.
 
     Args:
-        x: `[N, C, H, W]`. Where no kernel can run, as `why_no_kernel` says, and inside of transforms of `torch.func`,
-            PyTorch's own runs.
+        x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, and inside
+            of transforms of `torch.func`.
     """
     if why_no_kernel(x, window) is not None or type(x) not in (Tensor, torch.nn.Parameter):
         return _by_torch(x, window)
@@ -41,7 +41,7 @@ def _by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Window, last: bool) -> Tensor:
-    """Where each maximum is in its plane, `[N, C, H' W']`, by PyTorch's operations."""
+    """The position of each maximum in its plane, `[N, C, H' W']`, in terms of PyTorch's operations."""
     samples, channels, _, width = shape
     down, across = out
     shifts = torch.arange(0, 8, window.bits, device=codes.device, dtype=torch.int32)
@@ -58,14 +58,14 @@ def _places(codes: Tensor, shape: Sequence[int], out: Sequence[int], window: Win
 
 
 def _differentiable_gradient(grad: Tensor, codes: Tensor, shape: Sequence[int], window: Window, last: bool) -> Tensor:
-    """The gradient of the input by PyTorch's operations, which have a gradient themselves."""
+    """The gradient of the input in terms of PyTorch's operations, which have gradients themselves."""
     places = _places(codes, shape, grad.shape[2:], window, last)
     zeros = grad.new_zeros(*shape[:2], shape[2] * shape[3])
     return zeros.scatter_add(2, places, grad.flatten(2)).view(tuple(shape))
 
 
 class MaxPool(SingleLevelFunction):
-    """Max pooling by kernels. (flexsn-nn recognises values made of spikes by the name of its node.)"""
+    """Max pooling by kernels. (flexsn-nn recognizes values made from spikes by the name of its node.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
@@ -99,7 +99,7 @@ def max_pool_op(
     dilation: Sequence[int],
     ceil: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result of `max_pool`, and where its numbers are."""
+    """The result of `max_pool`, and codes of the positions of its numbers."""
     y, codes = _launch.maximum(x, _window(size, stride, padding, dilation, ceil), codes=True)
     assert codes is not None
     return y, codes

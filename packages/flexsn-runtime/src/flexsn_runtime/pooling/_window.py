@@ -1,4 +1,4 @@
-"""The windows of a pooling."""
+"""Windows of a pooling."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from flexsn_runtime.backend import why_unavailable
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# All positions of a window are written out in a kernel.
+# A kernel contains code for each position of a window.
 _MOST_POSITIONS = 64
 _MOST_ROWS = 2**31 - 2**16
 
 
 class Window(NamedTuple):
-    """Where windows are; each attribute is `(height, width)`.
+    """Positions of windows. Each attribute but `ceil` is `(height, width)`.
 
     Attributes:
-        size: of a window.
-        stride: from one window to the next.
-        padding: on both sides.
-        dilation: from one position of a window to the next.
-        ceil: a last window may reach out of the padded image.
+        size: size of a window.
+        stride: distance from one window to the next.
+        padding: padding on both sides.
+        dilation: distance from one position of a window to the next.
+        ceil: True if a last window may extend beyond the padded image.
     """
 
     size: tuple[int, int]
@@ -38,7 +38,7 @@ class Window(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits that say which position of a window is meant: 2, 4 or 8."""
+        """Number of bits that identify a position of a window: 2, 4 or 8."""
         return 2 if self.positions <= 4 else 4 if self.positions <= 16 else 8
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
@@ -56,12 +56,12 @@ class Window(NamedTuple):
 def _windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
     left = length + 2 * padding - dilation * (size - 1) - 1
     count = (left + (stride - 1 if ceil else 0)) // stride + 1
-    # The last one begins in the image or in the padding before it.
+    # The last window begins in the image or in the padding before it.
     return count - 1 if ceil and (count - 1) * stride >= length + padding else count
 
 
 def why_no_kernel(x: Tensor, window: Window) -> str | None:
-    """Why PyTorch pools `x [N, C, H, W]`; `None`: a kernel does."""
+    """The reason why PyTorch pools `x [N, C, H, W]`; `None` if a kernel does."""
     if x.dtype not in _DTYPES:
         return f"its input is {x.dtype}"
     why = why_unavailable(x.device)
@@ -70,7 +70,7 @@ def why_no_kernel(x: Tensor, window: Window) -> str | None:
     if x.dim() != 4:
         return f"its input has {x.dim()} dimensions"
     if window.positions > _MOST_POSITIONS:
-        return f"its windows have {window.positions} positions, and {_MOST_POSITIONS} is the most"
+        return f"its windows have {window.positions} positions, and at most {_MOST_POSITIONS} are possible"
     fits = all(n >= 1 for pair in (window.size, window.stride, window.dilation) for n in pair) and all(
         0 <= p <= n // 2 for p, n in zip(window.padding, window.size, strict=True)
     )

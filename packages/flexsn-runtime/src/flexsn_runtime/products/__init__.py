@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from flexsn_runtime.products._linear import MOST_PARTS, Linked, Links, linked_linear, product_with_spikes, spike_linear
+from flexsn_runtime.products._linear import (
+    MOST_PARTS,
+    Linked,
+    Links,
+    compilations_with_spikes,
+    linked_linear,
+    product_with_spikes,
+    spike_linear,
+)
 from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
 from flexsn_runtime.products._repeated_products import RepeatedProducts
 
@@ -11,6 +19,7 @@ __all__ = [
     "Linked",
     "Links",
     "RepeatedProducts",
+    "compilations_with_spikes",
     "fewest_multiplications",
     "linked_linear",
     "product_with_spikes",

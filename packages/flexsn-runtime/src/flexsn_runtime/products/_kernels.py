@@ -1,6 +1,6 @@
-"""Kernels of products with spikes, prepared for sizes. Each takes its tensors in one sequence.
+"""Kernels of products with spikes, prepared for sizes. Each takes its tensors as one sequence.
 
-`aligned` says of which of them addresses are multiples of 16 bytes, for which Triton compiles.
+`aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles for this property.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile
 
 Aligned = tuple[bool, ...]
 
-# Programs of a kernel that usually finds nothing to do.
+# Programs of a kernel that usually has nothing to do.
 _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
 _GROUP = 8
-# Numbers of a row that one load can take: of rows that are multiples of it.
+# Numbers of a row that one load can take, if the row's length is a multiple of it.
 _UNITS = (64, 8)
 _ALIGNMENT = 16
-# The sizes of the last calls are kept.
+# Keeps the sizes of the last calls.
 _sizes = functools.lru_cache(maxsize=256)
 
 
 @_sizes
 def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Takes `x` with rows `row` apart, and `pieces`: see `split`."""
+    """Prepares `split`, for `x` with rows `row` apart, and `pieces`."""
     unit = unit_of(columns, row, aligned[0])
     padded = padded_units(columns)
     block = (16, 64) if triton_interpreted() else (16, 128)
@@ -43,7 +43,7 @@ def splitting(rows: int, columns: int, row: int, parts: int, aligned: Aligned, d
 
 @_sizes
 def narrowing(M: int, K: int, row: int, scale: float, aligned: Aligned, device: torch.device) -> PreparedKernel:
-    """Takes `s` with rows `row` apart, `spikes` and `seen`: see `narrow`."""
+    """Prepares `narrow`, for `s` with rows `row` apart, `spikes` and `seen`."""
     unit = unit_of(K, row, aligned[0])
     numbers = (M, K // unit, row // unit, padded_units(K), bits(scale))
     constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
@@ -63,7 +63,7 @@ def multiplying(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Takes `spikes` with rows of `row`, `pieces` of `padded` units, the bias or anything, and `y`."""
+    """Prepares a kernel for `spikes` with rows of `row`, `pieces` of `padded` units, a bias or any tensor, and `y`."""
     unit = row_unit(row, aligned[0])
     numbers = (M, N, row // unit, padded, bits(scale))
     constants = (scale != 1.0, unit, parts, bias, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
@@ -75,7 +75,7 @@ def multiplying(
 def repairing_outputs(
     M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
 ) -> PreparedKernel:
-    """Takes `s` with rows `row` apart, the dense weight, the bias or anything, `y` and `seen`."""
+    """Prepares a kernel for `s` with rows `row` apart, the dense weight, the bias or any tensor, `y` and `seen`."""
     programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
     numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
     return PreparedKernel(_kernels().repair_outputs_kernel, (programs,), numbers, device, stages=2)
@@ -94,7 +94,7 @@ def summing_rows(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Takes three parts of the gradient, `spikes`, and `[shares, N, K]`."""
+    """Prepares a kernel for three parts of the gradient, `spikes`, and `[shares, N, K]`."""
     g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
     constants = (g_unit, s_unit, parts, tile.rows, tile.columns, tile.chunk, tile.held)
@@ -104,7 +104,7 @@ def summing_rows(
 
 @_sizes
 def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
-    """Takes `[shares, count]`, and `[count]`, which may begin where the former does."""
+    """Prepares a kernel for `[shares, count]` and `[count]`, which may begin at one address."""
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
     return PreparedKernel(_kernels().shares_kernel, (-(-count // size),), numbers, device)
@@ -123,7 +123,7 @@ def repairing_weights(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Takes three parts of the gradient, of a dtype, `s`, the dense result, and `seen` of `count` numbers."""
+    """Prepares a kernel for three parts of a gradient in `dtype`, `s`, a dense result, and `seen` of `count` words."""
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
     constants = (parts, _REPAIR_TILE, _REPAIR_TILE, 16, _SEEN)
@@ -143,7 +143,7 @@ def leading_back(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Takes three parts of the gradient with rows of `row`, `pieces` of `padded` units, and the result."""
+    """Prepares a kernel for three parts of a gradient with rows of `row`, `pieces` of `padded` units, and a result."""
     unit = row_unit(row, aligned[0])
     numbers = (M, N, K, row // unit, padded)
     constants = (unit, g_parts, w_parts, tile.rows, tile.columns, tile.chunk, _GROUP, tile.leaves, tile.held)
@@ -156,7 +156,7 @@ def tiles_of(rows: int, columns: int, tile: Tile) -> int:
 
 
 def padding() -> int:
-    """The number of which rows of parts have a multiple."""
+    """The number whose multiples are the lengths of rows of parts."""
     found: int = _kernels().PADDING
     return found
 
@@ -176,24 +176,24 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def unit_of(columns: int, row: int, aligned: bool) -> int:
-    """Numbers that one load of float32 takes, of which each row is a multiple and at which each row begins."""
+    """The number of float32 values in one load, which divides each row's length and start."""
     unit = _ALIGNMENT // 4
     return unit if aligned and columns % unit == 0 and row % unit == 0 else 1
 
 
 def row_unit(row: int, aligned: bool) -> int:
-    """Numbers that one load of dense bfloat16 rows takes: a whole chunk, a whole load, or one."""
+    """The number of bfloat16 values in one load from dense rows: a whole chunk, a whole load, or one."""
     return next((unit for unit in _UNITS if aligned and row % unit == 0), 1)
 
 
 def takes_as_written(rows: Tensor) -> bool:
-    """True for a bfloat16 matrix that products read as a neuron wrote it: rows without holes, of whole loads."""
+    """True for a bfloat16 matrix that products read as a neuron wrote it: contiguous rows of whole loads."""
     return rows.is_contiguous() and rows.shape[-1] % _UNITS[-1] == 0 and is_aligned(rows)
 
 
 @functools.cache
 def _kernels() -> Any:
-    """The module of kernels, which imports Triton."""
+    """The module of kernels. Importing it imports Triton."""
     from flexsn_codegen.targets.triton.device import _products
 
     return _products

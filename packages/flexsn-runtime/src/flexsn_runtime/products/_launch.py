@@ -1,4 +1,4 @@
-"""Products with spikes, one kernel after the other: operands in parts, and the products of them."""
+"""Products with spikes, kernel by kernel: operands in parts, and products of these."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def split(x: Tensor, parts: int) -> Tensor:
 
 
 def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """`s [M, K]` float32 in bfloat16, `[M, padded K]`, and a record that is not 0 for rows that are not whole there.
+    """`s [M, K]` float32 in bfloat16, `[M, padded K]`, and a record of the rows that bfloat16 cannot represent.
+
+    The record is not 0 for such rows.
 
     Args:
-        scale: that of `s / scale` instead, where each number of `s` is a whole one times this, rounded.
+        scale: `s / scale` is returned. Each number of `s` has to be an integer times `scale`, rounded.
     """
     s = _dense_rows(s)
     M, K = s.shape
@@ -39,8 +41,8 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
     """`s W^T + b`, `[M, N]` float32.
 
     Args:
-        spikes: `[M, K]` bfloat16, or with rows padded as those of `pieces`.
-        pieces: of the weight, from `split`.
+        spikes: `[M, K]` bfloat16, or with rows padded like those of `pieces`.
+        pieces: the weight, from `split`.
     """
     parts, N, padded = pieces.shape
     (M, row), device = spikes.shape, spikes.device
@@ -77,10 +79,10 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
 
 
 def repair_weights(grads: Sequence[Tensor], s: Tensor, total: Tensor, seen: Tensor) -> None:
-    """Computes `total = g^T s` in float32 again if `seen`, a record of `narrow`, is not 0.
+    """Computes `total = g^T s` again in float32 if `seen`, a record of `narrow`, is not 0.
 
     Args:
-        grads: as for `product_over_rows`; or `g` itself, float32.
+        grads: as for `product_over_rows`; or `g` itself, in float32.
         s: `[M, K]` float32.
     """
     grads, s = [_dense_rows(g) for g in grads], _dense_rows(s)
@@ -95,7 +97,7 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
     Args:
         grads: as for `product_over_rows`.
-        pieces: of the weight `[N, K]`, from `split`.
+        pieces: the weight `[N, K]`, from `split`.
     """
     first, g_parts = grads[0], len(grads)
     w_parts, N, padded = pieces.shape
@@ -109,11 +111,11 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
 
 
 def three(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Three tensors for a kernel, the last one again where there are fewer."""
+    """Three tensors for a kernel. The last gradient is repeated if there are fewer than three."""
     last = grads[-1]
     return grads[0], grads[1] if len(grads) > 1 else last, grads[2] if len(grads) > 2 else last
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """`x` with rows without holes."""
+    """`x` with contiguous rows."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()

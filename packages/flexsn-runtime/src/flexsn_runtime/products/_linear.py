@@ -1,9 +1,9 @@
-"""`s W^T + b` of spikes, and its gradients: an autograd function, and operators for compilers."""
+"""`s W^T + b` for spikes `s`, and its gradients: an autograd function, and operators for compilers."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.backend import why_unavailable
+from flexsn_runtime.calls._plan import Plan
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._kernels import is_aligned, takes_as_written
 from flexsn_runtime.products._plans import OPERANDS, BackwardKind, Forward, ForwardKind, backward_plan, forward_plan
@@ -24,12 +25,12 @@ MOST_PARTS = 3
 def spike_linear(
     s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int = 3, grad_parts: int = 3
 ) -> tuple[Tensor, Tensor | None]:
-    """As `torch.nn.functional.linear` of float32 tensors, fast where `s` consists of spikes or small whole numbers.
+    """As `torch.nn.functional.linear` of float32 tensors, but fast if `s` consists of spikes or small integers.
 
     Numbers of `s` take one bfloat16 each; those of `weight` and of the output's gradient take `weight_parts` and
-    `grad_parts`: three hold a float32, two 16 bits, one 8. The kernel checks `s`: rows with a number that is not whole
-    in a bfloat16 are computed again in float32, and so is the gradient of the weight. Where kernels cannot run, and
-    inside of transforms of `torch.func`, torch's product runs. Infinite numbers may give NaN.
+    `grad_parts`: three hold a float32, two hold 16 bits, one holds 8. The kernel checks `s`. Rows with a number that
+    bfloat16 cannot represent are computed again in float32, and so is the gradient of the weight. Torch's product runs
+    if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may give NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -38,13 +39,13 @@ def spike_linear(
         weight_parts, grad_parts: 1 to 3.
 
     Returns:
-        `[..., N]` float32, and an int32 record that is not 0 where rows were computed again; `None`: torch's product
+        `[..., N]` float32, and an int32 record that is not 0 where rows were computed again; `None` if torch's product
         ran. Second derivatives are those of torch's product.
 
     Raises:
         DtypeError: a tensor is not float32.
-        ShapeError: shapes that do not fit.
-        ValueError: another number of parts.
+        ShapeError: the shapes do not fit.
+        ValueError: the number of parts is not 1 to 3.
     """
     _check(s, weight, bias, weight_parts, grad_parts)
     if torch.compiler.is_compiling():
@@ -56,13 +57,14 @@ def spike_linear(
 
 
 class Linked(NamedTuple):
-    """The result of a product whose neighbours hand over what they write.
+    """The result of a product that exchanges values in bfloat16 with adjacent layers.
 
     Attributes:
         y: `[..., N]` float32.
-        record: as of `spike_linear`; `None`: there was nothing to check.
-        links: `None`: none were made. Otherwise tensors whose gradients, if any arrive, count as a gradient of `y`:
-            bfloat16 ones shaped like `y`, its parts, and, for a bias, its sum over the first dimension, float32.
+        record: as of `spike_linear`; `None` if nothing had to be checked.
+        links: `None` if none were made. Otherwise tensors whose gradients, if any, count as a gradient of `y`:
+            bfloat16 tensors shaped like `y`, for its parts, and, for a bias, a float32 one for its sum over the first
+            dimension.
     """
 
     y: Tensor
@@ -71,7 +73,7 @@ class Linked(NamedTuple):
 
 
 class Links(NamedTuple):
-    """See `Linked`. Their values have no meaning."""
+    """See `Linked`. The values of these tensors have no meaning."""
 
     parts: tuple[Tensor, ...]
     total: Tensor | None
@@ -87,14 +89,15 @@ def linked_linear(
     links: bool,
     scale: float = 1.0,
 ) -> Linked:
-    """`spike_linear` in eager mode, of checked operands on a device with kernels.
+    """`spike_linear` in eager mode, for checked operands on a device with kernels.
 
     Args:
         s: `[..., K]` float32.
-        written: the same numbers in bfloat16, of which all are whole, dense in memory; `None`: the product makes it.
-        parts: of the weight and of gradients.
-        links: make links for the layer that reads `y`, if kernels can take gradients through them.
-        scale: of the spikes: `s / scale` are whole numbers, but for rounding.
+        written: the numbers of `s` in bfloat16, if it can represent all, dense in memory; `None` to let the product
+            convert them.
+        parts: numbers of parts of the weight and of gradients.
+        links: True to make links for the layer that reads `y`, if kernels can take gradients through them.
+        scale: scale of the spikes: `s / scale` are integers up to rounding.
     """
     with_links = links_of(s, weight, parts, links) > 0
     record: list[Tensor | None] = []
@@ -112,13 +115,13 @@ def linked_linear(
 
 
 def links_of(s: Tensor, weight: Tensor, parts: tuple[int, int], wanted: bool) -> int:
-    """The number of links for parts of a gradient; 0: the gradient has none."""
+    """The number of links for parts of a gradient; 0 if the gradient has none."""
     makes = wanted and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     return parts[1] if makes else 0
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    """True for tensors that have memory of their own, as a `DTensor` has not."""
+    """True for tensors with memory of their own. A `DTensor` has none."""
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
 
 
@@ -137,11 +140,11 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
             raise ValueError(f"{parts} parts; a float32 has 1 to {MOST_PARTS}.")
 
 
-# -- what is launched --------------------------------------------------------------------------------------------------
+# -- launches ----------------------------------------------------------------------------------------------------------
 
 
 def _runs(s: Tensor, weight: Tensor) -> bool:
-    """True if kernels have something to do."""
+    """True if kernels can run and their results are not empty."""
     return why_unavailable(s.device) is None and s.numel() > 0 and weight.shape[0] > 0
 
 
@@ -157,7 +160,7 @@ def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -
 
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-"""Spikes, the same in bfloat16, the weight and the bias."""
+"""Spikes, spikes in bfloat16, the weight and the bias."""
 
 
 def plan_of(
@@ -168,7 +171,7 @@ def plan_of(
     sums: bool = False,
     scale: float = 1.0,
 ) -> Forward:
-    """The forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
+    """The forward for dense `[s, written, weight, bias]`; see `ForwardKind`."""
     s, written, weight, bias = given
     aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
@@ -200,7 +203,7 @@ def _gradients(
 
 
 Saved = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
-"""`s` and the weight, the spikes in bfloat16, parts of the weight, and the record of rows that are not whole."""
+"""`s`, the spikes in bfloat16, the weight, its parts, and the record of rows that bfloat16 cannot represent."""
 
 
 def gradients(
@@ -213,8 +216,8 @@ def gradients(
     """Gradients of `[s, written, weight, bias]`, by kernels.
 
     Args:
-        grads: of the forward's results: of `y`, or, if that is `None`, of links.
-        wanted: those of the spikes, the weight and the bias.
+        grads: gradients of the forward's results: of `y`, or, if that is `None`, of links.
+        wanted: True for each of the spikes, the weight and the bias whose gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
     given = _dense(s), spikes, _dense(weight), pieces, seen
@@ -223,7 +226,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True if a gradient comes either whole or in all of its parts."""
+    """True if a gradient arrives either whole or in all of its parts."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 
@@ -234,7 +237,7 @@ def backward_kind(
     scale: float,
     wanted: tuple[bool, bool, bool],
 ) -> BackwardKind:
-    """The kind of a backward over dense tensors; arguments as of `gradients`."""
+    """The kind of a backward over dense tensors. The arguments are those of `gradients`."""
     s, spikes, weight, pieces, seen = saved
     whole = grads[0]
     assert s is not None
@@ -260,20 +263,32 @@ def backward_kind(
 
 
 def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
-    """`grads^T s`, `[N, K]` float32, of `[M, N]` and `[M, K]`, without autograd.
+    """`grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
 
     Args:
-        s: numbers of bfloat16. If there are others, all is computed again in float32, which takes long.
+        s: numbers that bfloat16 can represent. With any other number, all is computed again in float32, which takes
+            long.
     """
+    plan, given = _over_rows(grads, s)
+    total = plan.run(given)[2]
+    assert total is not None
+    return total
+
+
+def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], object]]:
+    """Functions that compile `product_with_spikes` for tensors like these."""
+    plan, given = _over_rows(grads, s)
+    return plan.compilations(given)
+
+
+def _over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
     s, grads = _dense(s), _dense_and_aligned(grads)
     outputs, aligned = grads.shape[1], (is_aligned(s), True)
     parts, wanted = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
         tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, wanted, aligned, s.device
     )
-    total = backward_plan(kind).run((s, None, None, None, None, grads))[2]
-    assert total is not None
-    return total
+    return backward_plan(kind), (s, None, None, None, None, grads)
 
 
 def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -293,7 +308,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _SpikeLinear(SingleLevelFunction):
-    """One node for a product, and for the links to the layer that reads it."""
+    """One autograd node for a product, and for the links to the layer that reads it."""
 
     @staticmethod
     def forward(
@@ -321,7 +336,7 @@ class _SpikeLinear(SingleLevelFunction):
         memory = (*given, *found)
         seen = None if forward.seen is None else memory[forward.seen]
         record.append(seen)
-        # Hooks may keep `s` in fewer bits than its copy has.
+        # Hooks may store `s` in fewer bits than its copy has.
         keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
         spikes, pieces = memory[forward.spikes] if keeps else None, memory[forward.pieces] if needs_s else None
         ctx.save_for_backward(s, spikes, weight, pieces, seen)
@@ -347,10 +362,10 @@ def flowing(
     *,
     plain: bool = False,
 ) -> Sequence[Tensor | None]:
-    """The gradients of `[s, written, weight, bias]`, in a backward; arguments as of `gradients`.
+    """The gradients of `[s, written, weight, bias]` in a backward. The arguments are those of `gradients`.
 
     Args:
-        plain: by torch's products.
+        plain: True to use torch's products.
     """
     whole, arrived = grads[0], grads[1 : 1 + parts[1]]
     first = whole if whole is not None or not arrived else arrived[0]
@@ -372,7 +387,7 @@ LATE = (
 
 
 def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
-    """A gradient and the parts of another one, float32."""
+    """The sum of a gradient and of the parts of another one, in float32."""
     total = grad
     for part in reversed(parts):
         if part is not None:
@@ -393,7 +408,7 @@ def spike_linear_op(
     weight_parts: int,
     grad_parts: int,
 ) -> tuple[Tensor, Tensor]:
-    """The result of `spike_linear`, and where `s` is not whole, which the backward takes."""
+    """The result of `spike_linear`, and the record of rows that bfloat16 cannot represent, for the backward."""
     return forward(s, weight, bias, weight_parts)
 
 

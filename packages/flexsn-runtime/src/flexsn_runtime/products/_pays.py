@@ -1,4 +1,4 @@
-"""Cards on which products with spikes pay."""
+"""Selects the GPUs on which products with spikes pay off."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.backend import why_unavailable
 
-# A product of this size takes a fraction of a millisecond on any card.
+# A product of this size takes a fraction of a millisecond on any GPU.
 _ROWS, _FEATURES = 8192, 1024
-# Cards whose bfloat16 is at least eight times their float32, for calls in which nothing can be measured.
+# GPUs whose bfloat16 is at least eight times as fast as their float32, for calls in which nothing can be measured.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 
 
 def fewest_multiplications() -> int:
-    """The number of multiplications below which launches take longer than the product."""
+    """The number of multiplications below which the launches take longer than the product."""
     return 0 if triton_interpreted() else _FEWEST
 
 
 def why_slow_product(device: torch.device) -> str | None:
-    """Why products in parts are no faster than float32's on a card, measured once; `None` where they are."""
+    """The reason why products in parts are no faster than float32 on a GPU, measured once; `None` if they are."""
     return None if triton_interpreted() else _why_slow(device)
 
 
@@ -41,7 +41,7 @@ def _why_slow(device: torch.device) -> str | None:
 
 
 def _measured(device: torch.device) -> tuple[float, float]:
-    """Milliseconds of a product in three parts and of torch's."""
+    """Milliseconds of a product in three parts, and of torch's product."""
     from flexsn_runtime.products._linear import forward
 
     s = torch.ones(_ROWS, _FEATURES, device=device)

@@ -1,4 +1,4 @@
-"""A product of a layer as plans: its forward, and its gradients."""
+"""Plans of a layer's product: its forward, and its gradients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class ForwardKind(NamedTuple):
     """Key of the plan of a forward, over dense operands.
 
     Attributes:
-        shape: of the spikes, `[..., K]`.
+        shape: shape of the spikes, `[..., K]`.
         outputs: N.
-        parts: of the weight.
-        links: of gradients; 0: no links.
-        sums: a link for the sum of gradients, too.
-        scale: of the spikes.
-        written: spikes are there in bfloat16.
-        aligned: addresses of the spikes, the weight and the bias are multiples of 16 bytes; no bias: `None`.
+        parts: number of parts of the weight.
+        links: number of links of gradients; 0 for none.
+        sums: True if there is also a link for the sum of gradients.
+        scale: scale of the spikes.
+        written: True if the spikes exist in bfloat16.
+        aligned: True for each of the spikes, the weight and the bias whose address is a multiple of 16 bytes; `None`
+            without a bias.
     """
 
     shape: tuple[int, ...]
@@ -43,13 +44,13 @@ class ForwardKind(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """The plan of a forward, over `[s, written, weight, bias]`, of which the second and the last one may be absent.
+    """The plan of a forward, over `[s, written, weight, bias]`; `written` and `bias` may be absent.
 
     Attributes:
-        results: the number of its first results that are for the caller: `y`, and links. Behind them is a record of
-            rows that are not whole, if there is one.
-        spikes, pieces: places in memory.
-        seen: that of the record; `None`: there is none.
+        results: the number of leading results that are for the caller: `y`, and links. They are followed by a record of
+            rows that bfloat16 cannot represent, if it exists.
+        spikes, pieces: their places in memory.
+        seen: place of the record; `None` if it does not exist.
     """
 
     plan: Plan
@@ -100,17 +101,18 @@ class BackwardKind(NamedTuple):
     """Key of the plan of gradients, over dense operands.
 
     Attributes:
-        shape: of the spikes, `[..., K]`.
+        shape: shape of the spikes, `[..., K]`.
         outputs: N.
-        parts: of the weight and of gradients.
-        scale: of the spikes.
-        spikes: the row of those in bfloat16; 0: they are made.
-        pieces: those of the weight are there; otherwise they are made.
-        seen: there is a record of rows that are not whole.
-        links, sums: as of the forward.
-        arrived: the gradient comes in parts; otherwise whole.
-        wanted: the gradients of the spikes, the weight and the bias.
-        aligned: addresses of the spikes and the weight are multiples of 16 bytes. Those of gradients always are.
+        parts: numbers of parts of the weight and of gradients.
+        scale: scale of the spikes.
+        spikes: row length of the spikes in bfloat16; 0 if the plan makes them.
+        pieces: True if the parts of the weight exist; otherwise the plan makes them.
+        seen: True if a record of rows that bfloat16 cannot represent exists.
+        links, sums: as in the forward.
+        arrived: True if the gradient arrives in parts; otherwise it arrives whole.
+        wanted: True for each of the spikes, the weight and the bias whose gradient is needed.
+        aligned: True for each of the spikes and the weight whose address is a multiple of 16 bytes. Gradients are
+            always aligned.
     """
 
     shape: tuple[int, ...]
@@ -134,9 +136,9 @@ _SPIKES, _WEIGHTS, _PIECES, _SEEN, _WHOLE = range(1, 6)
 
 @_plans
 def backward_plan(kind: BackwardKind) -> Plan:
-    """A plan over `[s, spikes, weight, pieces, seen, *gradients]`, those of the forward's results.
+    """A plan over `[s, spikes, weight, pieces, seen, *gradients]`, with gradients of the forward's results.
 
-    Its first results are the requested gradients of the forward's operands.
+    Its leading results are the requested gradients of the forward's operands.
     """
     *lead, K = kind.shape
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device
@@ -151,7 +153,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     if for_bias:
         make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
     width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
-    # All that is allocated comes before what is cut.
+    # All allocations come before the tensor that is unbound.
     whole = not kind.arrived and (for_s or for_weight)
     cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if whole else 0
     tile = tile_for("weights", N, K, M, g_parts, device)
@@ -188,7 +190,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
         if adds:
             make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
         if seen:
-            # From the most exact form of the gradient at hand.
+            # Uses the most exact form of the gradient that is available.
             whole_grads = (_WHOLE,) * 3 if whole else three
             known = (1, N, torch.float32) if whole else (g_parts, g_row, torch.bfloat16)
             kernel = _kernels.repairing_weights(

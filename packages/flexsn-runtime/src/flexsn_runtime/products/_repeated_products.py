@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
-from flexsn_runtime.native import NativeProduct, compiled_launcher, may_launch
+from flexsn_runtime.calls._recorded import recorded
+from flexsn_runtime.native import NativeScan, can_be_told, compiled_launcher, may_launch
 from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
@@ -24,7 +25,7 @@ from flexsn_runtime.products._linear import (
     links_of,
     plan_of,
 )
-from flexsn_runtime.products._plans import SAVED, Forward, backward_plan
+from flexsn_runtime.products._plans import OPERANDS, SAVED, Forward, backward_plan
 
 # Calls between polls for the compiled launcher, each of which reads the environment.
 _ASKED_EVERY = 64
@@ -41,7 +42,7 @@ class _Known(NamedTuple):
     """
 
     asked: tuple[tuple[int, int], bool, float]
-    native: NativeProduct
+    native: NativeScan
     forward: Forward
     sums: bool
 
@@ -71,7 +72,7 @@ class RepeatedProducts:
         given, asked = (s, written, weight, bias), (parts, links, scale)
         if self._known and not has_saved_tensors_hooks():
             for known in self._known:
-                if known.asked == asked and (found := known.native.run(given)) is not None:
+                if known.asked == asked and (found := known.native.run_alike(given)) is not None:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
@@ -100,20 +101,24 @@ class RepeatedProducts:
             if any(needs):
                 spikes, pieces = forward.spikes if needs[2] else None, forward.pieces if needs[0] else None
                 saved = [0, spikes, 2, pieces, forward.seen]
-            owner = _Owner([i for i, t in enumerate(given) if t is not None], parts, scale)
-            native = NativeProduct.of(
+            _, recording = recorded(forward.plan.run, given, range(1, forward.results))
+            if isinstance(recording, str) or not can_be_told(recording):
+                return
+            owner = _Owner(parts, scale)
+            returned = forward.results + (forward.seen is not None)
+            native = NativeScan(
                 module,
-                owner,
-                given,
-                forward.plan,
-                results=forward.results,
-                returned=forward.results + (forward.seen is not None),
+                lambda _: owner,
+                recording,
+                first_bits=forward.results,
+                first_kept=returned,
+                fixed=range(forward.results, returned),
                 saved=saved,
-                grad=grad,
+                links=forward.results > 1,
             )
-        if native is not None:
-            owner.native = weakref.ref(native)
-            self._known = (_Known(asked, native, forward, sums), *self._known[: _MOST - 1])
+            native.expect(given, grad=grad)
+        owner.native = weakref.ref(native)
+        self._known = (_Known(asked, native, forward, sums), *self._known[: _MOST - 1])
 
 
 def _linked(known: _Known, found: list[Tensor]) -> Linked:
@@ -130,24 +135,23 @@ class _Owner:
     """Goes on where the compiled launcher cannot, and hands the call over for the next time.
 
     Args:
-        there: which operands there are.
         parts, scale: as of `linked_linear`.
     """
 
-    def __init__(self, there: Sequence[int], parts: tuple[int, int], scale: float) -> None:
-        self._there, self._parts, self._scale = there, parts, scale
-        self.native: weakref.ref[NativeProduct] | None = None
+    def __init__(self, parts: tuple[int, int], scale: float) -> None:
+        self._parts, self._scale = parts, scale
+        self.native: weakref.ref[NativeScan] | None = None
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    def reads_hold(self) -> bool:
+        return True
+
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         saved, grads = tensors[:SAVED], tensors[SAVED:]
-        needs = [False] * 4
-        for place, need in zip(self._there, needed, strict=True):
-            needs[place] = need
-        wanted = needs[0], needs[2], needs[3]
+        wanted = needed[0], needed[2], needed[3]
         found = flowing(saved, grads, self._parts, self._scale, wanted)
         if not torch.is_grad_enabled() and transform_at_work() is None:
             self._tell(tensors, needed, wanted)
-        return [found[place] for place in self._there]
+        return found
 
     def refuse_hooks(self) -> None:
         raise RuntimeError(LATE)
@@ -165,4 +169,6 @@ class _Owner:
             return
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
-            native.follow(tensors, needed, backward_plan(kind))
+            plan = backward_plan(kind)
+            _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
+            native.follow(tensors, needed, recording, asks=False)

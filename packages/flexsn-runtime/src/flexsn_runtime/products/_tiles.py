@@ -1,4 +1,4 @@
-"""Sizes of tiles of products with spikes."""
+"""Tile sizes of products with spikes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from flexsn_runtime._availability import triton_interpreted
 
 Work = Literal["outputs", "weights", "inputs"]
 _SMALL = 32  # for the interpreter
-# Rows of which is recorded together whether they are whole.
+# Number of rows that share one entry of the record.
 CHECKED_ROWS = 16
-# A compiler treats sizes of 0 and 1 apart from others: records of what is not whole are longer than needed.
+# A compiler treats sizes of 0 and 1 differently from others, so records are longer than necessary.
 _PADDING = 2
-_MULTIPROCESSORS = 8  # of a device without any: tests go through several shares
+_MULTIPROCESSORS = 8  # assumed for a device without any, so that tests use several shares
 
 
 class Tile(NamedTuple):
     """The part of a result that one program computes.
 
     Attributes:
-        rows, columns: of the result.
+        rows, columns: rows and columns of the result.
         chunk: terms of a sum between two additions in float32.
-        num_warps, stages: of Triton.
-        leaves: chunks are added in float32; otherwise all terms in the tensor core.
-        shares: programs that share a sum over rows; 0: chosen by the device.
-        held: the first factor of several products is in registers.
+        num_warps, stages: settings of Triton.
+        leaves: True to add chunks in float32; otherwise the tensor core adds all terms.
+        shares: number of programs that share a sum over rows; 0 to choose it for the device.
+        held: True to keep the first factor of several products in registers.
     """
 
     rows: int
@@ -42,10 +42,10 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """The tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest of those that were tried.
+    """The tile for a result of `rows` and `columns`, each a sum of `terms`: the fastest one that was measured.
 
     Args:
-        parts: of the operand that has most.
+        parts: number of parts of the operand with the most parts.
     """
     if triton_interpreted():
         return Tile(_SMALL, _SMALL, _SMALL, 4, 1, leaves=parts > 2 or work == "weights")
@@ -63,7 +63,7 @@ def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device
     return tile._replace(stages=max(1, min(tile.stages, _shared_memory(device) // of_stage)))
 
 
-# Terms of a sum that stays in the tensor core. Its error is that of two parts, 2.4e-6, or less.
+# Terms of a sum that stays in the tensor core. Its error is at most that of two parts, 2.4e-6.
 _STAYING_OUTPUTS, _STAYING_INPUTS = 2048, 1024
 
 
@@ -91,12 +91,12 @@ _RULES: dict[Work, Callable[[int, int, bool], Tile]] = {"outputs": _outputs, "we
 
 
 def seen_size(rows: int) -> int:
-    """The length of the record of which rows have spikes that are not whole in a bfloat16."""
+    """The length of the record of rows with spikes that bfloat16 cannot represent."""
     return (rows + CHECKED_ROWS - 1) // CHECKED_ROWS + _PADDING
 
 
 def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
-    """The number of programs that share each sum, so that all multiprocessors are busy, in one round."""
+    """The number of programs that share each sum, such that one round keeps all multiprocessors busy."""
     if tile.shares:
         return tile.shares
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

@@ -1,4 +1,4 @@
-"""Checks the tensors of a call, in words, and brings them into the form that a scan takes."""
+"""Checks the tensors of a call, with readable errors, and converts them to the arguments of a scan."""
 
 from __future__ import annotations
 
@@ -50,25 +50,26 @@ def prepare(
     autocast: bool = True,
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[CoreSpecialization, Arguments]:
-    """Checks `[*input_seqs, *init_states, *lifted]` and specialises the step on them.
+    """Checks `[*input_seqs, *init_states, *lifted]`, and specializes the step on them.
 
-    Initial states may be left out, all of them: they start at zero. Lifted tensors may be left out, all of
-    them: they are what the core captures now. Inputs and states whose gradient the program's `requires_grad`
-    excludes come back detached.
+    All initial states together may be left out: then they are zeros. All lifted tensors together may be left out:
+    then they are the tensors that the core captures now. Inputs and states whose gradient the program's `requires_grad`
+    excludes are returned detached.
 
     Args:
-        autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
-        instead: by the id of a captured tensor, one of its shape, strides and dtype that this call reads in its place.
+        autocast: True if `torch.autocast`, when it is on, applies inside of the core, as in a loop.
+        instead: by id of a captured tensor, a tensor of its shape, strides and dtype that this call reads instead.
 
     Raises:
         TypeError: an argument is no tensor.
         LayoutError: an argument or a captured tensor is a sparse, nested, quantized or fake one, or has no memory.
-        TensorCountError: another number of tensors than the step takes.
+        TensorCountError: the number of tensors differs from that of the step.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
-        DtypeError: kernels do not have the dtype of a state or a captured tensor.
-        DtypeError, ShapeError: a lifted tensor is not like the one that the core captures in its place.
+        DtypeError: kernels do not support the dtype of a state or a captured tensor.
+        DtypeError, ShapeError: a lifted tensor differs from the captured one that it replaces.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
-        TransformError: inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` and the like.
+        TransformError: inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` or a similar
+            mode.
     """
     transform = transform_at_work()
     if transform is not None:
@@ -112,7 +113,7 @@ def prepare(
         check_lifted(step, lifted)
     else:
         check_tensors(captured, "captured tensor")
-    # A kernel reads memory, which the negative bit of a lazily negated view is not in.
+    # Kernels read memory, which does not contain the negative bit of a lazily negated view.
     primals = program.masked([t.resolve_neg() for t in (*inputs, *(given or ()))])
     arguments = _split(program, primals, tuple(lifted or captured))
     if step.trace.reads.derived:
@@ -123,7 +124,7 @@ def prepare(
 
 
 def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tensor, ...]) -> Arguments:
-    """Arguments of inputs, or inputs and states, and lifted tensors."""
+    """Arguments from inputs, or from inputs and states, and lifted tensors."""
     states = primals[program.num_inputs :] or (None,) * program.num_states
     return Arguments(primals[: program.num_inputs], states, lifted)
 
@@ -131,9 +132,9 @@ def _split(program: ScanProgram, primals: tuple[Tensor, ...], lifted: tuple[Tens
 def _set_derived(
     program: ScanProgram, step: CoreSpecialization, inputs: Sequence[Tensor], states: Sequence[Tensor | None]
 ) -> None:
-    """Sets the attributes that the core derives from captured tensors, as a loop would: kernels write none.
+    """Sets the attributes that the core derives from captured tensors, as a loop would. Kernels set none.
 
-    One step runs as it is written. Forward pre-hooks such as those of `torch.nn.utils.prune` set attributes so.
+    Runs the core for one step. Forward pre-hooks such as those of `torch.nn.utils.prune` set attributes in this way.
     """
     if not inputs[0].shape[0]:
         return
@@ -149,9 +150,9 @@ def _set_derived(
 def split_flat(
     program: ScanProgram, flat_args: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    """Splits into inputs, initial states (`None`: left out) and lifted tensors (empty: left out), by their number.
+    """Splits by number into inputs, initial states (`None` if left out) and lifted tensors (empty if left out).
 
-    What follows the inputs is nothing, or the states, or the states and the lifted tensors, or the lifted
+    The inputs are followed by nothing, by the states, by the states and the lifted tensors, or by the lifted
     tensors alone, unless their number is that of the states.
     """
     inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
@@ -187,7 +188,7 @@ def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
 
 
 def check_sequences(inputs: Sequence[Tensor]) -> None:
-    """Raises `ShapeError` unless all have one leading dimension T."""
+    """Raises `ShapeError` unless all sequences have one leading dimension T."""
     for i, x in enumerate(inputs):
         if x.dim() == 0:
             raise ShapeError(f"input {i} has no dimensions; an input sequence is [T, *step].")

@@ -1,4 +1,4 @@
-"""Autocast inside of a core: some of its operations compute in float32, or in the widest of their arguments' dtypes."""
+"""Autocast inside of a core: some of its operations compute in float32, or in the widest dtype of their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime._torch_private import is_any_autocast
 
 
 def autocast_now(device: torch.device) -> torch.dtype | None:
-    """The dtype of `torch.autocast` for tensors on `device`; `None`: it is off."""
+    """The dtype of `torch.autocast` for tensors on `device`; `None` if it is off."""
     if not is_any_autocast():
         return None
     kind = device.type
@@ -27,7 +27,7 @@ def _has_autocast(kind: str) -> bool:
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """`core` as it runs under autocast to `dtype`, wherever it is traced. (A trace is not disturbed from outside.)"""
+    """`core` under autocast to `dtype`, wherever it is traced. (Settings outside of a trace do not affect it.)"""
     return core if dtype is None else partial(_call, core, device.type, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Measures how a step is launched best, where the table of `plans/_buckets.py` is not good enough."""
+"""Measures the best launch of a step, if the table of `plans/_buckets.py` is not good enough."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Timer = Callable[[Run], float]
 
 
 def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
-    """Measures a handful of launch configurations on these tensors, and keeps the best in the cache folder.
+    """Measures a few launch configurations on these tensors, and stores the best in the cache folder.
 
-    They are used from then on, in this process and in those to come: for this step on tensors of these dtypes, on GPUs
-    of this name, at all sizes of the same class. What the kernels compute does not depend on them. The operator inside
-    of `torch.compile` is launched as without.
+    Later launches use it, in this process and in later ones: for this step on tensors of these dtypes, on GPUs
+    of this name, at all sizes of this size class. It does not affect the results of kernels. The operator inside
+    of `torch.compile` does not use it.
 
     Args:
         program: the step.
         flat_args: `[*input_seqs, *init_states, *lifted]`, as for `prepare`.
-        timer: from a launch to how long it takes; `None`: Triton's `do_bench`, in milliseconds, or on the CPU a clock.
+        timer: maps a launch to its duration; `None` for Triton's `do_bench`, in milliseconds, or a clock on the CPU.
 
     Returns:
         The best plan.
@@ -71,7 +71,7 @@ def candidates(config: LaunchConfig) -> list[LaunchConfig]:
 
 
 def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
-    """The best of each launch, one launch after the other."""
+    """The best configuration of each launch, found for one launch after the other."""
     usual = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
@@ -81,10 +81,10 @@ def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPla
 
 
 def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
-    """How long one launch of a plan takes; infinitely long if the GPU has not enough shared memory for it.
+    """The duration of one launch of a plan; infinite if the GPU lacks the shared memory for it.
 
     Args:
-        name: which one: an attribute of the plan.
+        name: the launch: an attribute of the plan.
     """
     from triton import OutOfResources
 

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flexsn_runtime.calls._plan import Memory, Plan, PlanStep
+from flexsn_runtime.calls._plan import Memory, PlanStep
+from flexsn_runtime.calls._recorded import same_in_each_call
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._trained import TrainedScan
-from flexsn_runtime.launches._by_address import ByAddress
-from flexsn_runtime.native import LastLaunch
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._completion import Completion, completed_gradient
 from flexsn_runtime.program._program import ScanProgram
@@ -42,31 +41,13 @@ class CompletingStep:
         of_others = [memory[first + i] for i in self.others]
         memory[first] = completed_gradient(self._formula, memory[first], x, read, of_others)
 
-    def by_address(self, plan: Plan, tensors: Sequence[Tensor | None]) -> LastLaunch | None:
-        x, read = self._read(tensors)
-        allocations = [plan.allocations[i] for i in (0, *self.others)]
-        if allocations[0] is None or plan.absent or None in allocations:
-            return None
-        first = allocations[0]
-        gradient = torch.empty_strided(first.shape, first.strides, dtype=first.dtype, device=plan.device)
-        others = read[: len(self.others)]
-        of_others = [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in others]
-        launch = self._formula.by_address(gradient, x, [*read, *of_others])
-        if launch is None:
-            return None
-        num_given, num_gradients = len(tensors), len(plan.allocations)
-        more = range(num_given + num_gradients, num_given + num_gradients + len(self._more))
-        # Where what the kernel takes and writes is in `[*tensors, *gradients, *more, written]`.
-        places = [num_given, 0, *self.others, *self._constants, *more, *(num_given + i for i in self.others), more.stop]
-        return LastLaunch(ByAddress(launch.entry, tuple(places[i] for i in launch.places), launch.written), self._more)
-
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
         """The first input, and what the formula takes besides gradients."""
         x, *read = (tensors[i] for i in (0, *self.others, *self._constants))
         there = [one for one in read if one is not None]
         assert x is not None
         assert len(there) == len(read)
-        return x, [*there, *self._more]
+        return x, [*there, *map(same_in_each_call, self._more)]
 
 
 def completed_scan(

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._saved import saved_of
-from flexsn_runtime._torch_private import transform_at_work, untraced
-from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.launches._by_address import ByAddress
-from flexsn_runtime.native import told_forward
-from flexsn_runtime.program._arguments import prepare
+from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.program._program import ScanProgram
 from flexsn_runtime.program._repeated import scan_again
-from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class Formula(Protocol):
@@ -55,30 +50,6 @@ class GradientFormula:
             return self._formula(gradient, x, tensors)
         (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
-
-    def by_address(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> ByAddress | None:
-        """How `of` has launched the kernel for tensors like these; `None`: it has not, or not by an address.
-
-        Its places are in `[gradient, x, *tensors, written]`.
-        """
-        if not self._suits_kernels(gradient, x) or not all(t.is_contiguous() for t in tensors):
-            return None
-        with untraced(), torch.no_grad():  # no dispatch mode sees it
-            instead = self._instead(tensors)
-            step, arguments = prepare(self._program, self._inputs(gradient, x), instead=instead)
-            captured = step.captured()
-            if captured is None or not isinstance(step, Specialization):
-                return None
-            plan = forward_scan(step, arguments, state_seqs=False, training=False).plan
-            launch = told_forward(plan)
-        if launch is None:
-            return None
-        order = list(instead)
-        places = [0, 1, *(2 + order.index(id(tensor)) for tensor in captured), 2 + len(tensors)]
-        (written,) = launch.written
-        assert written is not None
-        written = written.squeeze(0) if x.dim() == self._dim else written
-        return ByAddress(launch.entry, tuple(places[i] for i in launch.places), (written,))
 
     def _suits_kernels(self, gradient: Tensor, x: Tensor) -> bool:
         if type(gradient) is not Tensor or type(x) is not Tensor or gradient.shape != x.shape or not x.numel():

@@ -1,4 +1,4 @@
-"""A step that runs on pieces of its values: the kernels are those of a program whose step takes the pieces."""
+"""A step that runs on pieces of its values, by the kernels of a program for the step on pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CutSpecialization(CoreSpecialization):
     """A traced step that combines small dimensions of its values.
 
     Args:
-        program: of the step on pieces.
+        program: the program of the step on pieces.
     """
 
     trace: CutTrace
@@ -54,7 +54,7 @@ class CutSpecialization(CoreSpecialization):
         (step if self._checked_in is None else step.written_in(self._checked_in)).check(training=training)
 
     def split(self, arguments: Arguments) -> tuple[list[Tensor], list[Tensor]]:
-        """The pieces of inputs and states, of these none where they begin at zero."""
+        """The pieces of inputs and states. Without initial states, no pieces of states."""
         pieces = self.trace.pieces
         given = [state for state in arguments.states if state is not None]
         inputs = [piece for one, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in one.split(x, 1)]
@@ -70,7 +70,7 @@ class CutSpecialization(CoreSpecialization):
         return {id(one): given for one, given in pairs if one is not given} or None
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
-        """`(*output_seqs, *states)` of these pieces."""
+        """`(*output_seqs, *states)`, joined from these pieces."""
         pieces, found, at = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
         for one, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
@@ -91,7 +91,7 @@ class CutSpecialization(CoreSpecialization):
 
 
 def _values(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
-    """The pieces of arguments."""
+    """Descriptions of the pieces of arguments."""
     return tuple(
         StepValue(one.shape(value.shape), value.dtype)
         for one, value in zip(pieces, values, strict=True)

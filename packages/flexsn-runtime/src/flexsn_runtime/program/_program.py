@@ -1,4 +1,4 @@
-"""A step function, specialised on shapes and dtypes, and its kernels."""
+"""A step function, specialized on shapes and dtypes, and its kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flexsn_runtime.step._residuals import check_policy
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core, trace_values
 
-# Most traces that are kept for the same shapes and dtypes: what has changed, as a flag, may change back.
+# Maximum number of traces for one set of shapes and dtypes. A value that has changed, such as a flag, may change back.
 _MOST_TRACES = 4
 
 
@@ -42,45 +42,44 @@ class Signature:
 
 
 class ScanProgram:
-    """A step function to be scanned over time, specialised on demand.
+    """A step function to be scanned over time, specialized on demand.
 
-    Where it multiplies values of the step by captured matrices, `scan` launches its kernels step by step, with a
+    If it multiplies values of the step by captured matrices, `scan` launches its kernels step by step, with a
     library's products between them.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
-        num_inputs, num_states, num_outputs: how many of each.
-        requires_grad: for each input and state, whether its gradient may ever be needed; `None`: of all.
-        precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
-            after each step, where they are outputs and states.
-        fast_math: approximate division and functions, and fused multiply-add (in C++, the last and products with
-            reciprocals): close to the loop's values, and not equal to them. The backward may compute states that
-            differ from the forward's in the last bits.
-        residuals: what the forward keeps for the backward, besides its arguments. `"recompute"`: the states now and
-            then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
-            from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
-            compiled graphs recompute.
-        on_cpu: what kernels on the CPU are written in: C++, or Triton, which runs there in its interpreter.
-        bits: for each output, whether the forward also writes it as bits: whether each element is not 0, 8 elements
-            of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
-            `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
-            after the other in memory. Empty: of no output.
-        counts_down: for each input, True if it is a number, int32, that is less by 1 in each step, and of which only
-            the sign counts: the steps that are left of a sequence. Given as `[T, *step]`; or, for kernels that then end
-            with the sequences, as its first step, expanded over time. Empty: none.
-        late: for each input, its delays, which are another input, one step expanded over time: kernels load what is
-            that many steps earlier, and write gradients there. Elementwise steps in Triton alone have such inputs.
-            Empty: none.
-        zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
-            no output.
-        pieces: the core is another one on these pieces, and does what `trace_step(on_pieces=True)` takes.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
+        requires_grad: for each input and state, True if its gradient may ever be needed; `None` if all may be.
+        precision: `"eager"` rounds float16 and bfloat16 values after each op, as in the loop; `"float32"` rounds them
+            after each step, if they are outputs or states.
+        fast_math: allows approximate division and functions, and fused multiply-add (in C++, fused multiply-add and
+            products with reciprocals). Results are close to the loop's, but not equal. The backward may compute states
+            that differ from the forward's in the last bits.
+        residuals: values that the forward saves for the backward, besides its arguments. `"recompute"`: states at
+            intervals, from which all other states are computed again; `"save"`: the fewest bytes from which the
+            gradient can be computed; `"auto"`: the choice that moves fewer bytes. Only `scan` uses it: the custom ops,
+            the wrappers and compiled graphs recompute.
+        on_cpu: the language of kernels on the CPU: C++, or Triton, which runs there in its interpreter.
+        bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0; a byte
+            has 8 elements of a step, with the first one in its lowest bit. Bits follow the other results of `scan`, as
+            uint8 `[T, bytes]`, with a multiple of 4 bytes for a step; or `[0, bytes]`, if the output's elements are not
+            stored step after step. Empty for no output.
+        counts_down: for each input, True if it is an int32 number that decreases by 1 in each step, and whose sign
+            alone matters: the remaining steps of a sequence. It is passed as `[T, *step]`; or as its first step,
+            expanded over time, and then kernels end with the sequences. Empty for no input.
+        late: for each input, its delays, which are another input, one step expanded over time. Kernels load the value
+            that number of steps earlier, and write gradients there. Only elementwise steps in Triton have such inputs.
+            Empty for no input.
+        zero_one: for each output, True to refuse a step in which it may be neither 0 nor 1. Empty for no output.
+        pieces: if given, the core is another core on these pieces, and does what `trace_step(on_pieces=True)` accepts.
 
     Raises:
-        PrecisionError: an unknown precision.
+        PrecisionError: the precision is unknown.
         TensorCountError: the number of `bits` or `zero_one` is not that of outputs, or of `counts_down` that of inputs.
         LateInputError: when the step is traced: it has matrix products, sums over neurons, or states of several shapes.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
-        ResidualsError: unknown residuals.
+        ResidualsError: the choice of residuals is unknown.
     """
 
     takes_products = True
@@ -146,20 +145,20 @@ class ScanProgram:
         self._pieces = pieces
         self.counts_down = tuple(counts_down)
         self.late = tuple(late)
-        # By signature, the one that was used last first.
+        # By signature; the most recently used one is the first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
-        self._takes_numbers = False  # from the first change of one on
-        # By shapes and dtypes, the step whose forward ran last to be differentiated.
+        self._takes_numbers = False  # True after the first change of a number
+        # By shapes and dtypes: the step of the last forward that is to be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # By kinds of calls, what runs others like them, the last ones first: see `_repeated.py`. And by the layout of
-        # what `prepare` was given, the step, and where the lifted tensors begin.
+        # By kind of call, prepared runs of such calls, the latest first: see `_repeated.py`. Also, by layout of the
+        # arguments of `prepare`, the step, and the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy traces and compiles for itself."""
+        """A copy traces and compiles separately."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
         make = partial(
@@ -184,7 +183,7 @@ class ScanProgram:
 
     @property
     def num_lifted(self) -> int | None:
-        """How many tensors the core captures; `None` before the first specialisation."""
+        """The number of tensors that the core captures; `None` before the first specialization."""
         return None if self._latest is None else len(self._latest.trace.lifted_values)
 
     def specialize(
@@ -194,8 +193,8 @@ class ScanProgram:
 
         Args:
             inputs: sequences `[T, *step]`.
-            states: initial states `[*step]`; `None`: zeros of the step's shape and the first input's dtype.
-            autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
+            states: initial states `[*step]`; `None` for zeros of the step's shape and the first input's dtype.
+            autocast: True if `torch.autocast`, when it is on, applies inside of the core, as in a loop.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -223,7 +222,7 @@ class ScanProgram:
         inputs, states = values[: self.num_inputs], values[self.num_inputs :]
         try:
             return self._specialize(examples[0].device, inputs, states)[0]
-        except TorchError:  # of other shapes, a step may do what torch can
+        except TorchError:  # with other shapes, torch may accept the step
             try:
                 torch.broadcast_shapes(*(value.shape for value in values))
             except RuntimeError:
@@ -237,13 +236,13 @@ class ScanProgram:
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
     ) -> CoreSpecialization:
-        """The step for tensors of these dtypes whose sizes are not known: it has those of the last trace.
+        """The step for tensors of these dtypes with unknown sizes: it has the sizes of the last trace.
 
         Args:
-            states: `None`: like the first input.
+            states: dtypes of the states; `None` for that of the first input.
 
         Raises:
-            ShapeError: the captured tensors alone give the results their shape.
+            ShapeError: the results get their shape from captured tensors alone.
         """
         latest = self._latest
         assert latest is not None, "a handle's step has been traced when it was built"
@@ -262,18 +261,18 @@ class ScanProgram:
         return step
 
     def will_be_differentiated(self, step: CoreSpecialization) -> None:
-        """Notes that a forward has run whose backward receives the program alone."""
+        """Notes the step of a forward whose backward receives the program alone."""
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
-        """Raises if the core has changed since the last such forward, which ran another step then."""
+        """Raises if the core has changed since the last such forward, which ran another step."""
         before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
         if before is not step:
             before.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specialisations made so far; of a step that runs on pieces, those of the pieces."""
+        """Specializations made so far; for a step that runs on pieces, those of the pieces."""
         with self._lock:
             found: list[CoreSpecialization] = []
             for steps in self._specializations.values():
@@ -282,13 +281,13 @@ class ScanProgram:
             return tuple(found)
 
     def lifted(self) -> tuple[Tensor, ...]:
-        """The captured tensors as they are now; empty before the first specialisation."""
+        """The captured tensors as they are now; empty before the first specialization."""
         if self._latest is None:
             return ()
         return self._latest.captured() or self._latest.trace.lift(self._latest.trace.captured)
 
     def forget_plans(self) -> None:
-        """Launches as the plans on disk have it from now on."""
+        """Makes later launches use the plans that are on disk now."""
         with self._lock:
             self.plans.clear()
             for steps in self._specializations.values():
@@ -296,7 +295,7 @@ class ScanProgram:
                     step.forget_plans()
 
     def close(self) -> None:
-        """Drops the compiled kernels. Using the program makes them again."""
+        """Drops the compiled kernels. A use of the program makes them again."""
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()
@@ -423,9 +422,10 @@ class ScanProgram:
 
 
 class PointwiseProgram(ScanProgram):
-    """A program of pointwise steps alone: one kernel for all steps is made of them, and nothing else.
+    """A program for pointwise steps only, with one kernel for all steps.
 
-    For what takes such kernels only: custom ops, plain wrappers, the tuner. The arguments are those of `ScanProgram`.
+    It serves callers that accept only such kernels: custom ops, plain wrappers, the tuner. The arguments are those of
+    `ScanProgram`.
     """
 
     takes_products = False

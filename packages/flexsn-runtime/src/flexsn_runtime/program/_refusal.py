@@ -1,4 +1,4 @@
-"""Checks whether compiled kernels would take a step function, on machines where none can run."""
+"""Checks if compiled kernels would accept a step function, on machines where none can run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flexsn_runtime.program._program import ScanProgram
 def why_refused(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, training: bool
 ) -> str | None:
-    """The error, in words, that compiled kernels would raise for these tensors on a GPU; `None`: none that shows here.
+    """The message of the error that compiled kernels would raise for these tensors on a GPU; `None` if none is found.
 
-    The core is called a few times, on tensors without data, and nothing is compiled. The program keeps the trace.
+    Calls the core a few times, on tensors without data, and compiles nothing. The program keeps the trace.
 
     Args:
         program: the step function.
         inputs: sequences `[T, *step]`.
-        states: initial states `[*step]`; `None`: zeros.
-        training: whether gradients will be needed.
+        states: initial states `[*step]`; `None` for zeros.
+        training: True if gradients will be needed.
     """
     if transform_at_work() is not None:
-        return None  # the tensors are not what they look like
+        return None  # a transform has wrapped the tensors
     try:
         step, _ = program.specialize(inputs, states)
         step.written_in("triton").check(training=training)
-    except Exception as error:  # the core is the user's: it may raise anything on tensors without data
-        return f"{type(error).__name__}: {error}"  # not itself: its traceback holds tensors
+    except Exception as error:  # any exception, since the user's core runs on tensors without data
+        return f"{type(error).__name__}: {error}"  # as text, since the error's traceback holds tensors
     return None

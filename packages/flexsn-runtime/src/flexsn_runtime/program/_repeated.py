@@ -243,7 +243,7 @@ def remember(
     run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
-        run = executed(plan, [t is not None for t in arguments.all])
+        run = executed(plan)
     elif single:
         run = partial(_run_single, step, run)
     note(program, inputs, states, step, arguments, run, instead=instead, single=single, formula=formula)
@@ -283,6 +283,9 @@ def note(
 
 def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    if arguments.num_steps == 0:  # results depend on the initial states alone, and so does the graph of a loop
+        cut, lifted = (tuple([t.detach() for t in some]) for some in (arguments.inputs, arguments.lifted))
+        arguments = arguments._replace(inputs=cut, lifted=lifted)
     if isinstance(step, RecurrentSpecialization):
         return staged_call(step, arguments, state_seqs=state_seqs)(arguments.all)
     if not isinstance(step, CutSpecialization):
@@ -295,8 +298,8 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
 
 def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) -> Run:
     """Returns the function that repeats a call of a step."""
-    if isinstance(step, CutSpecialization):
-        return partial(_run_cut, step, state_seqs)
+    if isinstance(step, CutSpecialization) or arguments.num_steps == 0:
+        return partial(_run_scan, step, state_seqs)
     if isinstance(step, RecurrentSpecialization):
         return staged_call(step, arguments, state_seqs=state_seqs)
     assert isinstance(step, Specialization)
@@ -304,10 +307,10 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
         return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
-    return executed(plan, [t is not None for t in arguments.all])
+    return executed(plan)
 
 
-def _run_cut(step: CutSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def _run_scan(step: CoreSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     trace = step.trace
     arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
     return scan(step, arguments, state_seqs=state_seqs)

@@ -12,11 +12,13 @@ from flexsn_runtime.program._repeated import remember, repeated_step, scan
 
 
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
-    """`(*outputs, *new_states)` of one step: as `prepare` and `scan` on sequences of one step, with their errors.
+    """`(*outputs, *new_states)` of one step, as `prepare` and `scan` return them for sequences of one step.
+
+    It raises their errors.
 
     Args:
-        inputs: `[*step]` each, or what broadcasts to it.
-        states: `[*step]` each; none: zeros.
+        inputs: `[*step]` each, or of shapes that broadcast to it.
+        states: `[*step]` each; empty for zeros.
     """
     results = repeated_step(program, inputs, states)
     if results is not None:

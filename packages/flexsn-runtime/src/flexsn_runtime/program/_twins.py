@@ -1,4 +1,4 @@
-"""Steps of cores with the same code: traced once, and shared by instances, copies and programs."""
+"""Steps of cores with equal code, traced once and shared by instances, copies and programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core
 
-# Traces of one code that are compared with a new core: they differ by the numbers that they read.
+# Maximum number of traces of one code that are compared with a new core. They differ in the numbers that they read.
 _MOST_TWINS = 4
 
 _steps: Recent[list[weakref.ref[CoreSpecialization]]] = Recent()
@@ -24,12 +24,12 @@ _lock = threading.Lock()
 class TwinsOf:
     """Steps that were traced for the code of a core.
 
-    A step belongs to one core, and is kept by its program: here is a weak reference.
+    A step belongs to one core, and its program keeps it alive. This class holds a weak reference.
 
     Args:
         core: the step function.
-        inputs, states: what it is traced for.
-        kind: equal for steps that are traced and compiled alike.
+        inputs, states: the values that it is traced for.
+        kind: a value that is equal for steps that are traced and compiled alike.
     """
 
     def __init__(self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable) -> None:
@@ -39,7 +39,7 @@ class TwinsOf:
         self._key = _code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
-        """A step of this core that shares trace and kernels with an earlier one; `None`: there is none."""
+        """A step of this core that shares trace and kernels with an earlier one; `None` if none matches."""
         with _lock:
             earlier = [reference() for reference in _steps.get(self._key, ())]
         for step in earlier:
@@ -49,7 +49,7 @@ class TwinsOf:
         return None
 
     def remember(self, step: CoreSpecialization) -> CoreSpecialization:
-        """Offers a step to the cores that come after it; returns it."""
+        """Offers a step to later cores, and returns it."""
         with _lock:
             alive = [reference for reference in _steps.get(self._key, ()) if reference() is not None]
             _steps[self._key] = [weakref.ref(step), *alive[: _MOST_TWINS - 1]]
@@ -57,7 +57,7 @@ class TwinsOf:
 
 
 def _code(core: Any) -> Hashable:
-    """Equal for cores that may run the same code."""
+    """A value that is equal for cores that may run the same code."""
     if isinstance(core, partial):
         return "partial", _code(core.func), *map(_code, core.args)
     if isinstance(core, MethodType):

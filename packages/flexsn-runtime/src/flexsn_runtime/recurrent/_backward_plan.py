@@ -103,7 +103,12 @@ def _segments(
     came = tuple(arrives[count:])
     absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not came[i])
     if num_steps > 1 and absent:
-        whole = step.vjp_of_all_steps((*present, *differentiable[count:]), step.carrying(needed), kept, absent)
+        of_states = needed[trace.num_inputs : trace.num_inputs + trace.num_states]
+        unneeded = (
+            frozenset(port for port in absent if not of_states[port.index]) if not state_seqs else frozenset[Port]()
+        )
+        flows = (*present, *differentiable[count:])
+        whole = step.vjp_of_all_steps(flows, step.carrying(needed), kept, absent, unneeded)
         if whole is not None:
             return [Segment(0, num_steps, whole)]
     segments: list[Segment] = []

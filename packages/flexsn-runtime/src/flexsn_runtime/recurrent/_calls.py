@@ -4,8 +4,8 @@ later ones repeat that. Where the loop over time is not one launch, each call fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port
-from flexsn_runtime._torch_private import is_batched, transform_at_work
-from flexsn_runtime.calls._recorded import Repeat, recorded
+from flexsn_runtime._torch_private import number_of_modes, untraced
+from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._autograd import run_trained
-from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
-from flexsn_runtime.kernels._trained import differentiable_results
-from flexsn_runtime.native import NativeScan
-from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
-from flexsn_runtime.recurrent._clusters import clusters_wanted
-from flexsn_runtime.recurrent._one_launch import one_launch_wanted
+from flexsn_runtime.kernels._trained import Call, Given, Known, Trained, differentiable_results
+from flexsn_runtime.native import NativeCall, compiled_launcher
+from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_staged, without_autocast
 
-Run = Callable[[Sequence[Tensor | None]], tuple[Tensor, ...]]
+Run = Callable[[Given], tuple[Tensor, ...]]
 
-# Layouts of a backward that take turns.
-_MOST_BACKWARDS = 16
+# Calls between polls for the compiled launcher, each of which reads the environment.
+_ASKED_EVERY = 64
+_RECORDED = 2  # the call that is recorded
+# That say how the loop over time runs.
+_VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 
 def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> Run:
@@ -50,159 +50,130 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
     return run
 
 
-@dataclass(slots=True)
-class _Times:
-    """How often a call of one kind ran, by what the environment says.
-
-    Attributes:
-        known: a call that ran once is `None`; one that was recorded is what repeats it, or the reason why nothing does.
-    """
-
-    known: dict[Hashable, Repeat | str | None] = field(default_factory=dict)
-
-    def run(
-        self, call: Callable[[], Sequence[Any]], given: Sequence[Tensor | None], device: torch.device, *, once: bool
-    ) -> Sequence[Any]:
-        """The results of the call.
-
-        Args:
-            once: it is not to be recorded.
-        """
-        with without_autocast(device):
-            now = _environment()
-            repeat = self.known.get(now)
-            if callable(repeat):
-                return repeat(given)
-            if once or isinstance(repeat, str) or _is_capturing(device):
-                return call()
-            if now not in self.known:
-                self.known[now] = None
-                return call()
-            results, self.known[now] = recorded(call, given)
-            return results
-
-
 class InferredStaged:
     """A scan without gradients."""
 
     def __init__(self, step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> None:
         self._step, self._state_seqs, self._device = step, state_seqs, arguments.device
-        self._once = _is_empty(step, arguments)
-        self._times = _Times()
+        self._is_empty = _is_empty(step, arguments)
+        self._recordings: dict[Hashable, Recording | str | None] = {}
+        self._natives: dict[Hashable, NativeCall] = {}
+        self._count = 0
 
-    def run(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    def run(self, tensors: Given) -> tuple[Tensor, ...]:
         """The results, of `[*inputs, *states, *lifted]`."""
-        step = self._step
-
-        def call() -> Sequence[Tensor]:
-            arguments = _arguments(step, tensors)
-            return forward_staged(step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
-
+        now = environment()
+        native = self._natives.get(now)
+        if native is not None and not native.watched():
+            return tuple(native.run(tensors))
+        self._count += 1
         with torch.no_grad():
-            return tuple(self._times.run(call, tensors, self._device, once=self._once))
+            results = repeated(self._call, tensors, self._recordings, now, self._device, once=self._is_empty)
+        recording = self._recordings.get(now)
+        if recording is not None and self._count % _ASKED_EVERY == _RECORDED:
+            module = compiled_launcher(self._device, self._count)
+            with untraced():  # no mode has to see it
+                told = None if module is None else NativeCall.of(module, recording)
+            if told is not None:
+                self._natives[now] = told
+        return tuple(results)
+
+    def _call(self, tensors: Given) -> tuple[Tensor, ...]:
+        arguments = _arguments(self._step, tensors)
+        return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
 
 
-@dataclass(slots=True)
-class _Known:
-    """A backward that was run before: as `kernels._trained._Known`, with how often it ran."""
+class TrainedStaged(Trained):
+    """A scan with gradients of a step with products: as `Trained`."""
 
-    needed: tuple[bool, ...]
-    layout: tuple[object, ...]
-    has_layout: Callable[[Sequence[Tensor | None]], bool]
-    times: _Times
-
-
-class TrainedStaged:
-    """A scan with gradients, and the backwards that follow it, as `kernels._trained.TrainedScan`.
-
-    Args:
-        arguments: any that have the layout.
-        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
-
-    Attributes:
-        first_kept, first_bits: where in the result of `run` begins what is for the backward.
-        fixed: which of the results before that no gradient flows through.
-    """
-
-    native: NativeScan | None = None
+    step: RecurrentSpecialization
 
     def __init__(
         self, step: RecurrentSpecialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
     ) -> None:
-        self.step, self._wanted, self._state_seqs, self._device = step, wanted, state_seqs, arguments.device
+        super().__init__(step, arguments, state_seqs=state_seqs)
+        self._wanted = wanted
         self._kept = step.kept_ports(step.carrying(wanted))
         flows = differentiable_results(step, wanted, arguments.num_steps, state_seqs=state_seqs)
         self.fixed = tuple([i for i, one in enumerate(flows) if not one])
         self.first_kept = self.first_bits = len(flows)
-        self._once = _is_empty(step, arguments)
+        self._is_empty = _is_empty(step, arguments)
         self._ports: tuple[Port, ...] = ()  # of what is kept, in order
-        self._times = _Times()
-        # The last ones first. Replaced as a whole: threads may share this.
-        self._backwards: tuple[_Known, ...] = ()
+        self._recordings: dict[Hashable, Recording | str | None] = {}
 
-    def run(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """The results, and what is kept; of `[*inputs, *states, *lifted]`."""
-        step = self.step
+    def run(self, tensors: Given) -> Sequence[Tensor]:
+        now = environment()
+        return repeated(self._forward, tensors, self._recordings, now, self._device, once=self._is_empty)
 
-        def call() -> Sequence[Tensor]:
-            arguments = _arguments(step, tensors)
-            returned, memory = forward_staged(
-                step, arguments, state_seqs=self._state_seqs, kept=self._kept, needed=self._wanted
-            )
-            self._ports = tuple(memory)
-            return (*returned, *memory.values())
+    def _forward(self, tensors: Given) -> Sequence[Tensor]:
+        arguments = _arguments(self.step, tensors)
+        returned, memory = forward_staged(
+            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needed=self._wanted
+        )
+        self._ports = tuple(memory)
+        return (*returned, *memory.values())
 
-        return self._times.run(call, tensors, self._device, once=self._once)
+    def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
+        return partial(self._backward_of, needed)
 
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """The gradient of each that is needed, where one flows.
+    def _backward_of(self, needed: tuple[bool, ...], tensors: Given) -> Sequence[Tensor | None]:
+        count, behind = len(needed), len(needed) + len(self._ports)
+        kept = zip(self._ports, tensors[count:behind], strict=True)
+        memory = {port: tensor for port, tensor in kept if tensor is not None}
+        arguments, grads = _arguments(self.step, tensors[:count]), tensors[behind:]
+        with without_autocast(self._device):
+            return backward_staged(self.step, arguments, memory, self._kept, grads, needed, state_seqs=self._state_seqs)
 
-        Args:
-            tensors: `[*inputs, *states, *lifted, *kept, *grad_outputs, *grad_states]`.
-            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
+    def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
+        now = environment()
+        found = repeated(known.call, tensors, known.recordings, now, self._device, once=self._is_empty)
+        is_due = known.recordings.get(now) is not None and now not in known.told
+        if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
+            module = compiled_launcher(self._device, self._count)
+            if module is not None:
+                self._hand_over(module, self._recordings.get(now), known, tensors)
+        return found
 
-        Raises:
-            TransformError: several gradients come at once.
-        """
-        step, wanted = self.step, tuple(needed)
-        if not step.trace.reads.holds_for_backward():
-            step.check_backward()
-        known = self._backward(tensors, wanted)
-        count, ports = len(wanted), self._ports
-
-        def call() -> Sequence[Tensor | None]:
-            arguments = _arguments(step, tensors[:count])
-            behind = count + len(ports)
-            kept = zip(ports, tensors[count:behind], strict=True)
-            memory = {port: tensor for port, tensor in kept if tensor is not None}
-            return backward_staged(
-                step, arguments, memory, self._kept, tensors[behind:], wanted, state_seqs=self._state_seqs
-            )
-
-        if not torch.is_grad_enabled():
-            return known.times.run(call, tensors, self._device, once=self._once)
-        with torch.no_grad():
-            found = known.times.run(call, tensors, self._device, once=True)
-        return refuse_double_backward(list(found), tensors)
-
-    def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Known:
-        for known in self._backwards:
-            if known.needed == needed and known.has_layout(tensors) and transform_at_work() is None:
-                return known
-        if any(map(is_batched, tensors)):
-            raise several_at_once()
-        check_readable(self.step.trace, tensors)
-        layout = layout_key(tensors)
-        for known in self._backwards:
-            if known.needed == needed and known.layout == layout:
-                known.has_layout = same_layout(tensors)
-                return known
-        known = _Known(needed, layout, same_layout(tensors), _Times())
-        self._backwards = (known, *self._backwards[: _MOST_BACKWARDS - 1])
-        return known
+    def _environment(self) -> Hashable:
+        return environment()
 
 
-def _arguments(step: RecurrentSpecialization, tensors: Sequence[Tensor | None]) -> Arguments:
+def repeated(
+    call: Callable[[Given], Sequence[Any]],
+    given: Given,
+    recordings: dict[Hashable, Recording | str | None],
+    now: Hashable,
+    device: torch.device,
+    *,
+    once: bool,
+) -> Sequence[Any]:
+    """The results of a call.
+
+    Args:
+        recordings: of such calls, by what the environment says: `None` of one that ran once, and the reason where
+            nothing repeats it.
+        now: what the environment says.
+        once: it is not to be recorded.
+    """
+    with without_autocast(device):
+        recording = recordings.get(now)
+        if isinstance(recording, Recording):
+            return recording.repeat(given)
+        if once or recording is not None or number_of_modes() or _is_capturing(device):
+            return call(given)
+        if now not in recordings:
+            recordings[now] = None
+            return call(given)
+        results, recordings[now] = recorded(call, given)
+        return results
+
+
+def environment() -> Hashable:
+    """Settings that decide about a call, and are in no layout."""
+    return *map(os.environ.get, _VARIABLES), torch.get_float32_matmul_precision()
+
+
+def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:
     trace = step.trace
     return step.counted(Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values)))
 
@@ -210,11 +181,6 @@ def _arguments(step: RecurrentSpecialization, tensors: Sequence[Tensor | None]) 
 def _is_empty(step: RecurrentSpecialization, arguments: Arguments) -> bool:
     """True if nothing is launched."""
     return arguments.num_steps == 0 or 0 in step.trace.step_shape
-
-
-def _environment() -> Hashable:
-    """Settings that decide about a call, and are in no layout."""
-    return one_launch_wanted(), clusters_wanted(), torch.get_float32_matmul_precision()
 
 
 def _is_capturing(device: torch.device) -> bool:

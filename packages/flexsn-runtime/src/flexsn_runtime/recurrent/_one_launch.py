@@ -30,10 +30,10 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cl
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.calls._recorded import noted
+from flexsn_runtime.calls._recorded import noted, noted_check, same_in_each_call
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, turns, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, most_turns, turns, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MOST_ARRIVALS = 1 << 29
 # Divisions among clusters that are compiled until one needs as few turns as was estimated.
 _MOST_COMPILED = 3
+_PARTS = {"highest": 3, "high": 2, "medium": 1}
 _Source = Callable[[OverTime], Tensor]
 
 
@@ -139,7 +140,7 @@ def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
     """Key of a kernel beside its division."""
     strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
     places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
-    return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
+    return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero, parts_of_float32())
 
 
 def _spec(
@@ -153,7 +154,8 @@ def _spec(
     if any(core.numbers for core in cores if core is not None):
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero, ends)
+    loads, stores, parts = memory.loads, memory.stores, parts_of_float32()
+    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, ends, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,8 @@ class InClusters:
 
     def run(self, over: OverTime) -> str:
         """Launches it; returns how, in words."""
-        noted(self.kernel, self.tensors(over), self.groups, self.numbers)
+        tensors = self.tensors(over)
+        noted(self.kernel.launch(tensors, self.groups, self.numbers), tensors)
         return self.told
 
     def compile(self, over: OverTime) -> CudaFunction:
@@ -254,7 +257,7 @@ class InPrograms:
             raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
         if not self.tiles.exchanged:  # no program waits for those that run later
             at_once = self.groups
-        noted(MARKS.check, self.device)
+        noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
         noted(launch, passed, at_once * self.tiles.count)
         return self.in_words(at_once)
 
@@ -284,6 +287,11 @@ def one_launch_wanted() -> bool:
     return os.environ.get("FLEXSN_ONE_LAUNCH", "1") != "0"
 
 
+def parts_of_float32() -> int:
+    """As how many numbers of 16 bits float32 is multiplied, which PyTorch's setting of precision says."""
+    return _PARTS[torch.get_float32_matmul_precision()]
+
+
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:
     """Prepares what `run_in_one_launch` launches, compiled. It raises what that raises."""
     if not one_launch_wanted():
@@ -303,7 +311,8 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     matrices = [matrix.stride() for matrix in over.matrices]
     counts = _counts(step, over)
     counted = None if counts is None else (counts, over.reads[counts].first)
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), counted, *layouts, *matrices)
+    settings = clusters_wanted(), parts_of_float32()
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:
@@ -359,8 +368,10 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
         return None
+    kind = {"from_zero": over.from_zero, "backwards": over.backwards}
+    most = most_turns(loop, **kind)
     best: tuple[int, InClusters] | None = None
-    for cluster in islice(clusters_for(loop, processors, from_zero=over.from_zero), _MOST_COMPILED):
+    for cluster in islice(clusters_for(loop, processors, **kind), _MOST_COMPILED):
         try:
             prepared = in_cluster(step, over, loop, memory, cluster)
         except NotOneLaunchError:
@@ -370,7 +381,7 @@ def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memo
         except CompilationError:
             continue
         needed = -(-prepared.groups // at_once) if at_once else prepared.groups
-        if best is None or needed < best[0]:
+        if (most is None or needed <= most) and (best is None or needed < best[0]):
             best = needed, prepared
         if needed <= turns(loop, cluster, processors, from_zero=over.from_zero):
             break
@@ -411,7 +422,7 @@ def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     count = groups * COUNTER_DISTANCE
     found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: noted(MARKS.on, device)
+    found[Port(Role.COUNTER, 1)] = lambda over: same_in_each_call(MARKS.on(device))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The values of a step over time, and where in memory they are."""
+"""The values of a step over time, and their places in memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from flexsn_runtime._recent import Recent
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """A step, or its VJP, and the values that it has over time.
+    """A step, or its VJP, with its values over time.
 
     Attributes:
         num_steps: T, at least 1.
         reads: each value as it is before a step.
         writes: each value as a step writes it.
         lifted: the lifted tensors, without gradients.
-        matrices: those of the products, by number.
-        backwards: whether the loop goes from the last step to the first.
-        lasting: the values of which each step's is read when the loop is over.
-        from_zero: whether all that is carried is zero before the first step.
-        arriving: of a backward: gradients after each step, `[T + 1, *step]`, and what is to be added to them,
-            `[T, *step]`.
+        matrices: the matrices of the products, by number.
+        backwards: True if the loop goes from the last step to the first.
+        lasting: values that are read for each step after the loop.
+        from_zero: True if all carried values are zero before the first step.
+        arriving: for a backward: pairs of gradients after each step, `[T + 1, *step]`, and of the gradients to add to
+            them, `[T, *step]`.
     """
 
     staged: StagedStep
@@ -57,7 +57,7 @@ class OverTime:
         from_zero: bool = False,
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
-        """With the matrices that the lifted tensors give."""
+        """Makes it, and computes the matrices from the lifted tensors."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
         return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
@@ -80,8 +80,9 @@ def rows_of(
     """Memory for values of steps, `[rows, *shape]`, without holes.
 
     Args:
-        order: of the dimensions of a step in memory; `None`: the usual one, as also of other numbers of dimensions.
-        zero: with zeros in it.
+        order: order of the dimensions of a step in memory. `None` for the usual one, which is also used if the number
+            of dimensions differs.
+        zero: True to fill it with zeros.
     """
     if order is None or len(order) != len(shape):
         return (torch.zeros if zero else torch.empty)((rows, *shape), dtype=dtype, device=device)
@@ -95,7 +96,7 @@ class Rows(NamedTuple):
 
     Attributes:
         memory: `[rows, *shape]`.
-        first: the row of step 0. Step `t` has row `first + t`, or, where there are fewer, that modulo their number.
+        first: the row of step 0. Step `t` has row `first + t`, modulo the number of rows.
         num_steps: T.
     """
 
@@ -109,7 +110,7 @@ class Rows(NamedTuple):
         return self.memory.shape[0] >= self.first + self.num_steps
 
     def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
-        """A part of each row.
+        """The rows seen through a view.
 
         Args:
             known: the layouts of earlier calls, if the caller keeps them.
@@ -124,7 +125,7 @@ class Rows(NamedTuple):
             found = Seen.of(view, shape, strides)
             if known is not None:
                 known[key] = found
-        if found.strides is None:  # a view that this memory format does not have
+        if found.strides is None:  # no strides express the view in this memory format
             return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
         sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
         offset = memory.storage_offset() + found.offset
@@ -139,12 +140,12 @@ class Rows(NamedTuple):
         return self.memory[self.first : self.first + self.num_steps]
 
     def tensors(self) -> list[Tensor]:
-        """That of each step."""
+        """The tensor of each step."""
         rows = list(self.memory.unbind(0))
         return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
 
     def addresses(self) -> list[int]:
-        """Where in memory that of each step begins."""
+        """The address of the tensor of each step."""
         count, start = self.memory.shape[0], self.memory.data_ptr()
         distance = self.memory.stride(0) * self.memory.element_size()
         return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
@@ -154,8 +155,8 @@ class Seen(NamedTuple):
     """A view of a value in memory of one layout.
 
     Attributes:
-        view: it lives as long as its number is a key.
-        shape, strides, offset: of what is seen. Without strides, the memory has to be contiguous for it.
+        view: the view, kept alive as long as its id is a key.
+        shape, strides, offset: layout of the view. Without strides, the memory has to be made contiguous first.
     """
 
     view: View

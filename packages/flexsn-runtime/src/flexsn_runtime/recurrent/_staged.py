@@ -34,6 +34,7 @@ from flexsn_graph import (
     is_of_any_batch,
     resized,
     staged_ends_early,
+    without_carried_filters,
 )
 from flexsn_hop.formats import memory_order
 from flexsn_runtime._recent import Recent
@@ -47,7 +48,7 @@ from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
-from flexsn_runtime.recurrent._weights import summed_product
+from flexsn_runtime.recurrent._weights import compilations_of_sum, summed_product
 from flexsn_runtime.step._specialization import CoreSpecialization
 
 if TYPE_CHECKING:
@@ -193,17 +194,22 @@ class RecurrentSpecialization(CoreSpecialization):
         wanted: tuple[bool, ...],
         kept: frozenset[Port],
         absent: frozenset[Port],
+        unneeded: frozenset[Port],
     ) -> StagedStep | None:
         """The VJP where gradients of some new states do not come to the last step, see `absent_at_first`.
 
         `None` also where others do not come to the steps before.
+
+        Args:
+            unneeded: of the absent ones, those whose gradients before the first step are not needed.
         """
-        key = (cotangents, wanted, kept, absent)
+        key = (cotangents, wanted, kept, absent, unneeded)
         with self._lock:
             if key not in self._whole_vjps:
-                vjp = self.vjp(cotangents, wanted, kept)
+                vjp = without_carried_filters(self.vjp(cotangents, wanted, kept), unneeded)
                 carried = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
-                self._whole_vjps[key] = absent_at_first(vjp, absent) if carried <= set(vjp.results) else None
+                whole = carried <= set(vjp.results)
+                self._whole_vjps[key] = absent_at_first(vjp, absent & carried) if whole else None
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
@@ -332,7 +338,7 @@ class StagedScan:
             if over.num_steps > 1:
                 loops.told[over.direction] = f"launches step by step, because {error}"
             return False
-        noted(loops.told.__setitem__, over.direction, how)
+        loops.told[over.direction] = how
         return True
 
     def _step_by_step(self) -> None:
@@ -551,6 +557,13 @@ class StagedScan:
         """True for what the forward writes numbers of bfloat16 to."""
         port = view.source
         return (self._staged.saved[port.index] if port.role is Role.SAVED else port) in self._step.exact_values
+
+    def compilations_of(self, term: Term) -> list[Callable[[], object]]:
+        """Functions that compile `summed`."""
+        if term.op is not _aten.mm.default:
+            return []
+        left, right = (self._read(view).sequence for view in term.values)
+        return compilations_of_sum(left, right, (self._is_exact(term.values[0]), self._is_exact(term.values[1])))
 
     def summed(self, term: Term) -> Tensor:
         """A part of the gradient of a lifted tensor."""

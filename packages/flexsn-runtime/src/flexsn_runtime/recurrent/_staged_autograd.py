@@ -36,13 +36,19 @@ def _intermediates(
     device: torch.device,
     order: Sequence[int] | None,
 ) -> dict[Port, Rows]:
-    """Memory for operands and products."""
+    """Memory for operands and products; where those of later steps are read, with zeros for steps behind the last."""
+    behind: dict[Port, int] = {}
+    for port, steps in staged.later.values():
+        behind[port] = max(behind.get(port, 0), steps)
     found = {}
     for port, (shape, dtype) in staged.values.items():
         if port.role in _WRITTEN:
             rows, zero = num_steps if port in sequences else 1, port in staged.assembled
-            found[port] = Rows(rows_of(rows, shape, order, dtype=dtype, device=device, zero=zero), 0, num_steps)
-    return found
+            memory = rows_of(rows + behind.get(port, 0), shape, order, dtype=dtype, device=device, zero=zero)
+            found[port] = Rows(memory, 0, num_steps)
+            if port in behind:
+                memory[num_steps:].zero_()
+    return found | {port: Rows(found[of].memory, steps, num_steps) for port, (of, steps) in staged.later.items()}
 
 
 def _order(step: RecurrentSpecialization, arguments: Arguments) -> tuple[int, ...] | None:
@@ -188,18 +194,12 @@ def _compiling_backward(
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # no other thread may allocate memory
 
-    def prepare() -> Callable[[], None]:
+    def prepare() -> list[Callable[[], object]]:
         trace = step.trace
         grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
         grads += [None] * trace.num_states
         backward = _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs)
-        scans = list(backward.scans())
-
-        def compile() -> None:
-            for scan in scans:
-                scan.compile()
-
-        return compile
+        return backward.compilations()
 
     return compiling(prepare)
 
@@ -311,6 +311,17 @@ class _Backward:
                 arriving=arriving,
             )
             yield StagedScan(step, over)
+
+    def compilations(self) -> list[Callable[[], object]]:
+        """Functions that compile `run`."""
+        first_lifted = self._step.trace.num_inputs + self._step.trace.num_states
+        found: list[Callable[[], object]] = []
+        for segment, scan in zip(self._plan.segments, self.scans(), strict=True):
+            found.append(scan.compile)
+            for term in segment.staged.terms:
+                if self._needed[first_lifted + term.lifted]:
+                    found += scan.compilations_of(term)
+        return found
 
     def run(self) -> list[Tensor | None]:
         """The gradients."""

@@ -1,4 +1,4 @@
-"""How a recurrent loop is divided among the programs of one launch."""
+"""The division of a recurrent loop among the programs of one launch."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from flexsn_runtime._availability import triton_interpreted
 
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
-_OPERAND_BYTES = 512  # of a thread: half of its registers
-# Of the matrices of a program that has all columns: half of the registers of a processor; measured by
-# benchmarks/recurrence_tiles.py, as is the rest of what `held_tiles` chooses.
+_OPERAND_BYTES = 512  # per thread: half of its registers
+# Maximum bytes of the matrices of a program with all columns: half of the registers of a multiprocessor. This and the
+# other choices of `held_tiles` are measured by benchmarks/recurrence_tiles.py.
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
-# Of matrices that float32 numbers in three parts are multiplied by, of neurons or of their gates; as measured
-# for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024 (benchmarks/results/clusters_float32.md).
-# Two populations of 512 and 128 neurons have 2.2 MiB, and took 97 ms step by step where others take 10 in one launch.
+# Maximum bytes of matrices that float32 numbers in three parts are multiplied by, for neurons or for their gates.
+# Measured for a GRU of 512 neurons, whose matrices are 4.5 MiB, and a LIF of 1024
+# (benchmarks/results/clusters_float32.md).
+# Two populations of 512 and 128 neurons have 2.2 MiB; they take 97 ms step by step, and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
-# Of a float32 step that reads many values of earlier steps: an operand in parts beside them is spilled, compiled for an
-# H100, unless it is multiplied in pieces. With values in memory, more warps spill less.
+# For a float32 step that reads many values of earlier steps: the compiler for an H100 spills an operand in parts,
+# unless it is multiplied in pieces. If these values are in memory, more warps spill less.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
 _RING_WARPS = 8
-# Of a program that has whole rows and no matrices: eight columns of each value in a thread, in up to 16 warps.
+# For a program that has whole rows and no matrices: a thread has eight columns of each value, in up to 16 warps.
 _COLUMNS_OF_A_WARP = 256
 _MOST_COLUMNS = 4096
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
-    """The tiles of a loop on a device, the best ones first; the next ones need fewer registers.
+    """The tiles of a loop on a device, the best ones first. Later ones need fewer registers.
 
     Raises:
         NotOneLaunchError: no program has room for its part of the matrices.
@@ -45,7 +46,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield _whole_rows(loop)
         return
     if triton_interpreted():
-        # One program after the other: none may wait.
+        # Programs run one after the other, so none may wait for another.
         exchanged = not loop.reduced or held_tiles(loop, 1, from_zero=from_zero) is None
         yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
@@ -55,7 +56,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield held
     elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
         raise NotOneLaunchError(
-            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs do that exchange "
+            f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs that exchange "
             "three parts of each number"
         )
     if held is None or not loop.reduced:
@@ -63,7 +64,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
 
 
 def _whole_rows(loop: Loop) -> Tiles:
-    """Tiles of a loop without matrices: a program has one row, and a thread a few of its columns.
+    """Tiles of a loop without matrices: a program has one row, and a thread has a few of its columns.
 
     Raises:
         NotOneLaunchError: the row is too long.
@@ -75,10 +76,11 @@ def _whole_rows(loop: Loop) -> Tiles:
 
 
 def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
-    """Tiles of which each has all columns, with the matrices in registers; `None`: those do not fit.
+    """Tiles with all columns, and with the matrices in registers; `None` if the matrices do not fit.
 
     Args:
-        processors: of the device. More programs than that share them, if their registers allow it: those of four warps.
+        processors: number of multiprocessors. More programs than that share them if their registers allow it, which is
+            so for programs of four warps.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
@@ -110,7 +112,7 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A piece of a product: the terms of its sums, its columns, and bytes of a number of matrix and operand."""
+    """A piece of a product: the terms of its sums, its columns, and the bytes of one number of matrix and operand."""
 
     terms: int
     columns: int
@@ -128,7 +130,7 @@ class _Weight:
         return sum(tiles.chunks(self.terms)) * tiles.columns(self.columns) * self.matrix
 
     def operand_bytes(self, tiles: Tiles) -> int:
-        """Bytes of the operand that are there at a time."""
+        """Bytes of the operand that exist at a time."""
         ahead = tiles.ahead if self.operand == 2 else 1
         return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 
@@ -146,7 +148,7 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
 
 
 def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
-    """True if numbers in parts are multiplied by matrices beyond what an exchange is worth."""
+    """True if numbers in parts are multiplied by matrices that are too large for an exchange to pay off."""
     weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
     gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
     size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
@@ -162,10 +164,10 @@ def _best(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """The tiles that need the fewest turns; of these, small ones: many small programs beat few large ones.
+    """The tiles that need the fewest rounds. Among these, small ones, since many small programs beat few large ones.
 
     Args:
-        gathered: columns, and bytes of one, of values that programs exchange for reductions.
+        gathered: numbers of columns, and bytes of one, of values that programs exchange for reductions.
     """
     float32 = any(weight.matrix == 6 for weight in weights)
     largest = max(weight.terms for weight in weights)
@@ -175,7 +177,7 @@ def _best(
         chunk = 64  # each piece has sums of its own, six of them
     in_parts = any(weight.operand > 2 for weight in weights)
     num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
-    # Whole operands are read the soonest. More rows of operands in parts do not fit into registers.
+    # Whole operands are read earliest. More rows of operands in parts do not fit into registers.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
     choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]
@@ -201,7 +203,7 @@ def _best(
 
 
 def _fits(tiles: Tiles, weights: tuple[_Weight, ...], shared: int) -> bool:
-    """True if a program's matrices and operands have room."""
+    """True if a program's matrices and operands fit into its memory."""
     matrices = sum(weight.shared_bytes(tiles) for weight in weights)
     operand = max(weight.operand_bytes(tiles) for weight in weights)
     in_one_part = max((weight.operand_bytes(tiles) for weight in weights if weight.operand == 2), default=0)

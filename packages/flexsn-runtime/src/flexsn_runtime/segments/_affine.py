@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments: maps, states before segments, and all segments side by side."""
+"""The forward of an affine step in segments: maps, then the states before segments, then all segments side by side."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialSc
 
 
 class SegmentedAffine(InSegments[ForwardSpec]):
-    """Runs a forward scan of an affine step in segments, instead of the launch of its serial kernel, to rounding.
+    """Runs a forward scan of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
 
     Args:
         scan: the scan.
-        core: of its kernel.
-        linear: the linear part of the step; `None`: the states depend on no states.
-        segments: their number, at least 2.
+        core: the core of its kernel.
+        linear: the linear part of the step; `None` if no state depends on states.
+        segments: number of segments, at least 2.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The backward of a scan in segments: maps, what comes to each segment, gradients."""
+"""The backward of a scan in segments: maps, then the cotangent at each segment's end, then gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialSc
 
 
 class SegmentedBackward(InSegments[BackwardSpec]):
-    """Runs a backward scan in segments, instead of the launch of its serial kernel.
+    """Runs a backward scan in segments instead of its serial kernel.
 
     Args:
         scan: the scan.
-        vjp: of its kernel.
+        vjp: the VJP of its kernel.
         columns: the VJP of states alone.
-        segments: their number, at least 2.
+        segments: number of segments, at least 2.
     """
 
     def __init__(self, scan: SerialScan[BackwardSpec], vjp: CoreSource, columns: Columns, segments: int) -> None:
@@ -55,7 +55,7 @@ class SegmentedBackward(InSegments[BackwardSpec]):
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
         for port, place in self._lifted:
-            # In a fixed order, so that two runs agree to the last bit.
+            # The order is fixed, so that two runs agree to the last bit.
             torch.sum(scratch[port], 0, out=tensors[place])
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:

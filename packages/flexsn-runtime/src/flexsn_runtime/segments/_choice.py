@@ -1,4 +1,4 @@
-"""Which scans walk segments of time side by side."""
+"""Selects the scans that walk segments of time side by side."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# Of a segment's map, S * S + S numbers are kept in registers, and each step has S + 1 evaluations.
+# For a segment's map, S * S + S numbers are in registers, and each step has S + 1 evaluations.
 _MOST_STATES = 4
 
-# A backward of segments computes a step twice, and its VJP S + 2 times.
+# A backward in segments computes each step twice, and its VJP S + 2 times.
 _MORE_SEGMENTS = 3
 
 
@@ -25,8 +25,8 @@ class Choice(NamedTuple):
     """Segments of one scan.
 
     Attributes:
-        rule: that they follow.
-        number: of segments; of a forward, with its first warm-up.
+        rule: their rule.
+        number: number of segments; for a forward, that with its first warm-up.
     """
 
     rule: SegmentRule
@@ -37,8 +37,8 @@ class AheadChoice(NamedTuple):
     """Segments of one forward scan in a program that is compiled ahead of time.
 
     Attributes:
-        number: of segments, at least 1; a symbol where the number of steps is one.
-        warm_up: in steps.
+        number: number of segments, at least 1; a symbol if the number of steps is one.
+        warm_up: warm-up in steps.
     """
 
     number: int
@@ -46,17 +46,17 @@ class AheadChoice(NamedTuple):
 
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
-    """The segments of a scan over arguments of this layout; `None`: it is serial."""
+    """The segments of a scan over arguments of this layout; `None` if it is serial."""
     if step.late:
         return None
     return _choose(step, arguments.num_steps, math.prod(step.trace.step_shape))
 
 
 def may_run_in_segments(step: Specialization, num_steps: int | None, ncl: int | None, *, recorded: bool) -> bool:
-    """True if scans of this size in a compiled graph are worth the operator that has segments.
+    """True if scans of this size in a compiled graph are worth the operator with segments.
 
     Args:
-        num_steps, ncl: steps and their elements; `None`: the number is not known.
+        num_steps, ncl: number of steps, and of their elements; `None` if unknown.
         recorded: True if the graph runs as a CUDA graph; otherwise Python launches.
     """
     choice = _choose(step, num_steps, ncl)
@@ -86,13 +86,13 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
 
 
 def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice | None:
-    """The segments of a forward scan in a program that is compiled ahead of time; `None`: it is serial.
+    """The segments of a forward scan in a program that is compiled ahead of time; `None` if it is serial.
 
-    Nothing is learned where it runs. A warm-up that calls of this step have learned is used; without one, half of the
+    The program cannot learn. It uses a warm-up that earlier calls of this step have learned; otherwise half of the
     longest: most trajectories that ever meet have met by then.
 
     Args:
-        num_steps, ncl: may be symbols; the choice is for what they hint at, and right for all.
+        num_steps, ncl: numbers or symbols. The choice is made for their hints, and correct for all values.
     """
     hints = size_hint(num_steps), size_hint(ncl)
     choice = _choose(step, *hints)
@@ -121,7 +121,7 @@ def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -
     """True if a backward can combine segments, and has enough of them.
 
     Args:
-        vjp: the step's. A user's own backward formula may be no linear function of its cotangents.
+        vjp: the VJP of the step. A user's own backward formula may not be linear in its cotangents.
     """
     carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
     return carried > 0 and has_enough(carried, choice) and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))

@@ -1,4 +1,4 @@
-"""The forward of a scan in segments: guesses side by side, then what has to be repaired."""
+"""The forward of a scan in segments: guesses side by side, then repairs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec
 from flexsn_codegen.scan.segments import ended_source, repair_source, speculation_source
+from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialScan, kept_dtype, rows
 from flexsn_runtime.segments._speculation import Speculation
@@ -20,18 +20,18 @@ _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
 
 
 class GuessedForward(InSegments[ForwardSpec]):
-    """Runs a forward scan in segments, instead of the launch of its serial kernel; equal to it to the last bit.
+    """Runs a forward scan in segments instead of its serial kernel. Results are equal to the last bit.
 
     Args:
         scan: the scan.
-        core: of its kernel.
+        core: the core of its kernel.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource) -> None:
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
         self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
-        # Each with True if segments run side by side in it.
+        # Each kernel with True if segments run side by side in it.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
@@ -41,7 +41,7 @@ class GuessedForward(InSegments[ForwardSpec]):
             self._sources.append((ended, True))
 
     def _make(self, segments: int, warm_up: int) -> list[SegmentKernel]:
-        """The kernels; `warm_up`: in steps."""
+        """The kernels; `warm_up` is in steps."""
         sizes = {"SEGMENTS": segments, "WARM": math.ceil(warm_up / self.scan.config.chunk)}
         return [
             SegmentKernel(source, self.scan, sizes, segments if is_beside else 1) for source, is_beside in self._sources
@@ -61,13 +61,13 @@ class SegmentedForward(GuessedForward):
 
     Args:
         scan, core: as for `GuessedForward`.
-        speculation: the step's.
+        speculation: the speculation of the step.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, speculation: Speculation) -> None:
         super().__init__(scan, core)
         self._speculation = speculation
-        # By the number of segments and the warm-up, of which there are few in a process.
+        # By number of segments and warm-up. A process has few of these pairs.
         self._by_warm_up: dict[tuple[int, int], list[SegmentKernel]] = {}
 
     @property
@@ -75,7 +75,7 @@ class SegmentedForward(GuessedForward):
         return self.scan.launch.is_compiled if self._segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # once serial, it remains so
+        return self.scan.launch.entry() if self._segments() < 2 else super().entry()  # a serial scan stays serial
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         if self._segments() < 2:
@@ -108,12 +108,12 @@ class SegmentedForward(GuessedForward):
 
 
 class ForwardAhead(GuessedForward):
-    """Segments of a program that is compiled ahead of time, where nothing can be learned.
+    """Segments in a program that is compiled ahead of time, which cannot learn.
 
     Args:
         scan, core: as for `GuessedForward`; sizes may be symbols.
-        segments: their number, which may be a symbol, at least 1.
-        warm_up: in steps.
+        segments: number of segments, at least 1, possibly a symbol.
+        warm_up: warm-up in steps.
     """
 
     def __init__(self, scan: SerialScan[ForwardSpec], core: CoreSource, segments: int, warm_up: int) -> None:

@@ -1,4 +1,4 @@
-"""The launch of a forward scan in segments, of the kind that its step allows."""
+"""Selects the launch of a forward scan in segments that its step allows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
-    """Launches of a forward scan in segments; the launch of its serial kernel, if nothing else does.
+    """The launches of a forward scan in segments, or the launch of its serial kernel.
 
-    Exact steps speculate. With fast math, kernels around the same step compute other bits, so there is nothing to
-    compare; sums may be in any order then, and affine steps combine. Where sequences end by a mask, as in compiled
-    graphs, all guesses of segments behind their ends would be wrong: such a scan is serial.
+    Exact steps speculate. With fast math, different kernels compute the same step with different bits, so guesses
+    cannot be compared; but sums may have any order then, and affine steps combine. If sequences end by a mask, as in
+    compiled graphs, all guesses of segments after their ends would be wrong, so such a scan is serial.
 
     Args:
         scan: the scan.
-        core: of its kernel.
+        core: the core of its kernel.
     """
     step = scan.step
     if _ends_by_mask(step):
@@ -43,6 +43,6 @@ def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice 
 
 
 def _ends_by_mask(step: Specialization) -> bool:
-    """True if steps do nothing where an input of whole numbers is 0 or less, which is not known to count down."""
+    """True if steps do nothing where an integer input, which is not known to count down, is 0 or less."""
     inputs = [i for i, value in enumerate(step.trace.inputs) if value.dtype == torch.int32 and i not in step.counts]
     return any(ends_early(step.trace.forward, [i]) for i in inputs)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, ForwardSpec, KernelSource
+from flexsn_codegen.targets._entry import Entry
 from flexsn_graph import Port, Role
-from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.plans._buckets import LaunchConfig
@@ -19,10 +19,10 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
-# Calls on short sequences in segments, before those that are launched by Python are serial.
+# Number of first calls on short sequences that run in segments. Later ones, if Python launches them, are serial.
 _FIRST = 8
 
-# As the device holds them in registers.
+# The wider dtypes in which the device holds these values in registers.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -36,14 +36,14 @@ class SerialScan(Generic[_Spec]):
     """A scan as one launch of its serial kernel, which segments replace.
 
     Attributes:
-        launch: of that kernel.
-        params: of the kernel.
-        step: that the kernel computes.
-        spec: of the kernel.
-        sizes: integers of all kernels of the scan.
+        launch: launch of this kernel.
+        params: parameters of the kernel.
+        step: the step that the kernel computes.
+        spec: spec of the kernel.
+        sizes: integer arguments of all kernels of the scan.
         config: blocks, chunks and warps.
-        device: of the tensors.
-        launched: steps from which on segments are worth launches by Python, as in `SegmentRule`.
+        device: device of the tensors.
+        launched: minimum steps for segments that Python launches, as in `SegmentRule`.
     """
 
     launch: Launch
@@ -59,19 +59,19 @@ class SerialScan(Generic[_Spec]):
         """A kernel of the scan in segments, made once.
 
         Args:
-            what: that the kernel does.
-            key: names of the steps that `write` writes into it.
+            what: the task of the kernel.
+            key: names of the steps in the source that `write` returns.
         """
         return self.step.segment_kernel((what, self.spec, *key), write)
 
 
 class SegmentKernel:
-    """One of the kernels of a scan in segments.
+    """One kernel of a scan in segments.
 
     Args:
         scan: the scan, whose tensors the kernel is called with.
-        sizes: besides those of the scan; ``"SEGMENTS"`` among them.
-        beside: segments that run side by side.
+        sizes: additional sizes; they include ``"SEGMENTS"``.
+        beside: number of segments that run side by side.
     """
 
     def __init__(self, kernel: CompiledKernel, scan: SerialScan[_Spec], sizes: Mapping[str, int], beside: int) -> None:
@@ -81,7 +81,7 @@ class SegmentKernel:
         self._takes = [(port, places.get(port)) for port in kernel.params]
 
     def __call__(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        """Launches on the scan's tensors; `scratch` holds the others, and those that stand for some of these."""
+        """Launches on the scan's tensors. `scratch` holds further tensors, and replacements for some of the scan's."""
         self._launch(self._arguments(tensors, scratch))
 
     def compile(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
@@ -104,12 +104,12 @@ class SegmentKernel:
 
 
 def rows(role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, int], device: torch.device) -> dict[Port, Tensor]:
-    """Scratch memory `[segments, elements]` for each of a role."""
+    """Scratch memory `[segments, elements]` for each port of a role."""
     return {Port(role, i): torch.empty(shape, dtype=dtype, device=device) for i, dtype in enumerate(dtypes)}
 
 
 class InSegments(Generic[_Spec]):
-    """Runs a scan by several kernels, instead of the launch of its serial kernel.
+    """Runs a scan by several kernels instead of the launch of its serial kernel.
 
     Args:
         scan: the scan.
@@ -130,7 +130,7 @@ class InSegments(Generic[_Spec]):
         return self.scan.launch.allocator(shape, strides, dtype=dtype, device=device)
 
     def entry(self) -> Entry | None:
-        """That of the serial kernel, where calls have come to it; segments are several kernels."""
+        """The entry of the serial kernel, if calls use it. Segments have none, since they are several kernels."""
         return None if self._is_long or self._first else self.scan.launch.entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
@@ -150,7 +150,7 @@ class InSegments(Generic[_Spec]):
     def _pays(self) -> bool:
         """True if this call is worth several launches: the sequence is long, or a CUDA graph records them.
 
-        So are the first calls, which compile the kernels that a recording needs, and learn their warm-up.
+        It is also True for the first calls. They compile the kernels that a recording needs, and learn their warm-up.
         """
         if self._is_long:
             return True
@@ -164,11 +164,11 @@ class InSegments(Generic[_Spec]):
         raise NotImplementedError
 
     def _scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        """The memory that kernels hand each other; `empty`: without elements, to compile for."""
+        """The memory that kernels use to pass values on; with `empty`, without elements, for compiling."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:
-        """Does what follows the last kernel."""
+        """Completes the results after the last kernel."""
 
     def _shape(self, segments: int, *, empty: bool) -> tuple[int, int]:
         """`[segments, elements]`."""

@@ -1,4 +1,4 @@
-"""How far before a segment its warm-up begins, learned from what the check of guesses finds."""
+"""The length of the warm-up before a segment, learned from the results of checking guesses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _READ_FIRST, _READ_EVERY = 8, 64
 
 
 class Repairs(NamedTuple):
-    """Numbers of what one call computed again.
+    """The amount of work that one call computed again.
 
     Attributes:
-        segments: that were walked side by side.
-        warm_up: steps that each began earlier.
+        segments: number of segments that were walked side by side.
+        warm_up: warm-up steps before each segment.
         elements: elements times segments that were computed again.
         total: elements times segments.
     """
@@ -31,18 +31,18 @@ class Repairs(NamedTuple):
 
 
 class Speculation:
-    """The warm-up of a step's forward, in steps: twice as long after each call that had something to repair.
+    """The warm-up of a step's forward, in steps. It doubles after each call that had something to repair.
 
-    At its longest, a few repairs are left to each call.
+    At its longest, each call has a few repairs left.
 
-    Counts are read when the device has written them, without waiting: some calls later. Results do not depend on it.
+    Counts are read without waiting, some calls later, when the device has written them. Results do not depend on this.
 
     Args:
-        rule: with the first warm-up, and the longest.
-        key: of the file that keeps it; `None`: it is not kept.
+        rule: the rule with the first warm-up, and the longest.
+        key: key of the file that stores it; `None` if it is not stored.
 
     Attributes:
-        last: what the last call whose count was read has repaired.
+        last: the repairs of the last call whose count was read.
     """
 
     def __init__(self, rule: SegmentRule, key: Key | None) -> None:
@@ -56,7 +56,7 @@ class Speculation:
 
     @property
     def meets(self) -> bool:
-        """False once it is known that trajectories from different states do not meet in time."""
+        """False if trajectories from different states are known not to meet in time."""
         return self._warm_up != NEVER
 
     @property
@@ -69,14 +69,14 @@ class Speculation:
         return self._is_kept or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:
-        """The number of segments; 1: serial."""
+        """The number of segments; 1 if serial."""
         return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
 
     def observe(self, repairs: Tensor, segments: int, ncl: int, block: int) -> None:
         """Notes a call.
 
         Args:
-            repairs: as its kernel wrote them, elements times segments of each program.
+            repairs: the kernel's counts: elements times segments, for each program.
             segments: as in `Repairs`.
             ncl: elements of a step.
             block: elements of a program.
@@ -90,7 +90,7 @@ class Speculation:
         if repairs.device.type != "cuda":
             self._learn(told._replace(elements=int(repairs.sum())), _most_repaired(repairs, ncl, block))
         elif self._pending is None and not torch.cuda.is_current_stream_capturing():
-            copy = torch.empty(repairs.shape, dtype=repairs.dtype, pin_memory=True)
+            copy = torch.empty(repairs.shape, dtype=repairs.dtype, device="cpu", pin_memory=True)
             copy.copy_(repairs, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
@@ -104,14 +104,14 @@ class Speculation:
             self._learn(told._replace(elements=int(copy.sum())), _most_repaired(copy, *sizes))
 
     def _learn(self, told: Repairs, most: int) -> None:
-        """`most`: segments that one program has repaired, one after the other."""
+        """Learns from a call; `most` is the number of segments that one program has repaired in succession."""
         self.last = told
         if told.elements == 0 or told.warm_up != self._warm_up:
             return
         longer = 2 * self._warm_up
         if longer <= self._rule.longest:
             self._warm_up = longer
-        elif 4 * (most + 2) > 3 * told.segments:  # with a warm-up and the first pass, three fourths of the serial time
+        elif 4 * (most + 2) > 3 * told.segments:  # with a warm-up and the first pass, over 3/4 of the serial time
             self._warm_up = NEVER
         else:
             return
@@ -119,7 +119,7 @@ class Speculation:
             save_warm_up(self._key, self._warm_up)
 
     def in_words(self) -> str:
-        """For people."""
+        """A description for users."""
         if not self.meets:
             longest = self._rule.longest
             return f"serial, since trajectories from different states do not meet within {longest} steps"
@@ -138,7 +138,7 @@ class Speculation:
 
 
 def _most_repaired(repairs: Tensor, ncl: int, block: int) -> int:
-    """The most segments that one program has repaired.
+    """The largest number of segments that one program has repaired.
 
     Args:
         repairs, ncl, block: as for `observe`.

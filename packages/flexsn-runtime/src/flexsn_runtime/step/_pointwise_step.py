@@ -1,4 +1,4 @@
-"""A traced pointwise step and its kernels: one for all steps of the forward, one for all of the backward."""
+"""A traced pointwise step and its kernels: one for all steps of the forward, one for all steps of the backward."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _EXACT = Numerics()
 
 
 class Specialization(CoreSpecialization):
-    """A traced pointwise step, and the kernels made of it so far.
+    """A traced pointwise step, and the kernels made for it so far.
 
     Args:
-        kernels: those that there are for the step with other numbers, and those to come.
-        takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
-        bits: which outputs the forward also writes as bits; empty: none.
-        zero_one: which outputs must be 0 or 1; empty: none.
-        counts: numbers of the inputs that count down.
-        late: delays of inputs, by number.
+        kernels: kernels for the step with other numbers, and future ones.
+        takes_numbers: True if the kernels take the trace's numbers as arguments; otherwise their source contains them.
+        bits: for each output, True if the forward also writes it as bits; empty for none.
+        zero_one: for each output, True if it must be 0 or 1; empty for none.
+        counts: indices of the inputs that count down.
+        late: delays of inputs, by index.
 
     Attributes:
-        is_recorded: a tracer records the launches.
+        is_recorded: True if a tracer records the launches.
 
     Raises:
-        SpikeBitsError: one of these is not known to be 0 or 1.
+        SpikeBitsError: one of these outputs is not known to be 0 or 1.
     """
 
     trace: StepTrace
@@ -95,21 +95,21 @@ class Specialization(CoreSpecialization):
         # Plans by kind and layout: see `kernels/_scan.py`.
         self.plans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
-        self.combined: Recent[int] = Recent()  # segments of backward scans, by their numbers of steps
-        self.affine_segments: Recent[int] = Recent()  # and of forward scans of affine steps
-        self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # not looked for
-        self.has_backward = False  # one was prepared
+        self.combined: Recent[int] = Recent()  # by number of steps: segments of backward scans
+        self.affine_segments: Recent[int] = Recent()  # by number of steps: segments of forward scans of affine steps
+        self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # False: not yet derived
+        self.has_backward = False  # True if one was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
-            self._residuals = {}  # chosen by the size of a step
+            self._residuals = {}  # since the choice depends on the size of a step
             self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
-        self._plans = {}  # those on disk may be others now
-        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # of other numbers
+        self._plans = {}  # the plans on disk may have changed
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # they depend on numbers
         self._linear = False
-        self._kernel_names = {}  # they are noted when scans are prepared
+        self._kernel_names = {}  # noted again when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
@@ -118,7 +118,7 @@ class Specialization(CoreSpecialization):
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
-        """Raises what the kernels' makers raise of the step, and compiles nothing."""
+        """Raises the errors that making the kernels would raise about the step, without compiling."""
         self.core()
         if training:
             trace = self.trace
@@ -126,7 +126,7 @@ class Specialization(CoreSpecialization):
             self.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values))
 
     def plan(self, ncl: int) -> LaunchPlan:
-        """How the kernels are launched over a step of `ncl` elements."""
+        """The launch plan for a step of `ncl` elements."""
         limit = self.backend.size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
@@ -136,51 +136,51 @@ class Specialization(CoreSpecialization):
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
-        """How a kernel walks through `num_steps` steps.
+        """The way in which a kernel walks through `num_steps` steps.
 
         Args:
-            config: as the plan has it.
-            ops_per_step: in the kernel.
+            config: the configuration of the plan.
+            ops_per_step: number of operations per step of the kernel.
 
         Returns:
-            The configuration, whether the kernel has a part for what is left of T after whole chunks, and whether all
+            The configuration; True if the kernel has a part for the remaining steps after whole chunks; and True if all
             steps are one chunk.
         """
-        if self.late:  # shared memory for chunks in flight would be missing from the cache of scattered loads
+        if self.late:  # chunks in flight take shared memory, which the cache of scattered loads would lack
             return replace(config, stages=1), True, False
         short = one_chunk(config, num_steps, ops_per_step)
         return (config, self.has_rest(num_steps, config.chunk), False) if short is None else (short, False, True)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        """How many steps lie between two checkpoints."""
+        """The number of steps between two checkpoints."""
         if self.late:
             return plan.backward.chunk
         return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        """True if kernels with chunks of `chunk` steps have a part for what is left of T."""
+        """True if kernels with chunks of `chunk` steps have a part for the remaining steps."""
         return True  # one binary serves every T
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
-        """Keeps a plan on disk, for steps of the size class of `ncl`."""
+        """Stores a plan on disk, for steps of the size class of `ncl`."""
         limit = self.backend.size_class(ncl)
         tuned.save(self.plan_key(limit), plan)
 
     def forget_plans(self) -> None:
-        """Looks for plans on disk again, and prepares launches again."""
+        """Reads plans from disk again, and prepares launches again."""
         with self._lock:
             self._plans.clear()
             self.speculations.clear()
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """The key of what is kept on disk of this step; `limit`: of a size class, or 0."""
+        """The key of this step's data on disk; `limit` is that of a size class, or 0."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
-        """The source of the step, which returns the residuals as well."""
+        """The source of the step. With residuals, the step returns these, too."""
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
@@ -192,7 +192,7 @@ class Specialization(CoreSpecialization):
         return self._emit_graph(trace.forward, "step")
 
     def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """The step's VJP and its source; no source when every gradient is zero."""
+        """The step's VJP and its source; the source is `None` if every gradient is zero."""
         return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -201,10 +201,10 @@ class Specialization(CoreSpecialization):
             return self.trace.vjp(cotangents, wanted)
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
-        """Residuals that the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
+        """The residuals that the forward saves for the backward besides its arguments; `None` for checkpoints.
 
         Args:
-            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be needed.
+            wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
         """
         if wanted not in self._residuals:
             with self._lock:
@@ -220,20 +220,20 @@ class Specialization(CoreSpecialization):
         except Exception:
             if self._policy == "save":
                 raise
-            return None  # a step that has no gradient is refused when one is needed, if it ever is
+            return None  # a step without a gradient is refused later, if a gradient is needed
         chunk = self.plan(math.prod(trace.step_shape)).backward.chunk
         rounded = self.numerics.precision == "eager"
         return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
 
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
-        """Values that the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
+        """Values that the forward saves for the backward besides its arguments: residuals, or otherwise checkpoints."""
         if residuals is None:
             kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
             return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """As `vjp`, from residuals; `present`: for each output, whether its gradient is present."""
+        """As `vjp`, from residuals; `present` is True for each output whose gradient is present."""
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port
@@ -243,11 +243,11 @@ class Specialization(CoreSpecialization):
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
     def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
-        """The VJP of states alone, to which no gradients of outputs come.
+        """The VJP of states alone, without gradients of outputs.
 
         Args:
-            residuals: as for `vjp_of`; `None`: the VJP computes from states.
-            present: for each output, whether its gradient comes in the whole VJP.
+            residuals: as for `vjp_of`; `None` if the VJP computes from states.
+            present: for each output, True if its gradient is present in the whole VJP.
         """
         trace = self.trace
         states = trace.differentiable[trace.num_outputs :]
@@ -271,7 +271,7 @@ class Specialization(CoreSpecialization):
         return Columns(source, graph.gradients[first:behind])
 
     def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
-        """The linear part of an affine step, and its source if states depend on states; `None`: it is not affine."""
+        """The linear part of an affine step, and its source if states depend on states; `None` for other steps."""
         with self._lock:
             if self._linear is False:
                 graph = linear_part(self.trace.forward)
@@ -282,14 +282,14 @@ class Specialization(CoreSpecialization):
         """The VJP that takes a presence's flags, and its source.
 
         Args:
-            key: equal for VJPs that are.
+            key: a value that is equal for equal VJPs.
         """
         return self._with_source((key, presence.flags), presence.with_flags)
 
     def _with_source(
         self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
     ) -> tuple[StepGraph, CoreSource | None]:
-        """The VJP that `make` makes, once, and its source, whose name has the role."""
+        """The VJP that `make` returns, made once, and its source, whose name contains the role."""
         with self._lock:
             if key not in self._vjps:
                 vjp = make()
@@ -324,7 +324,7 @@ class Specialization(CoreSpecialization):
         )
 
     def segments_in_words(self) -> list[str]:
-        """Segments of time that its scans have walked side by side, a line for each kind."""
+        """Descriptions, for users, of the segments that its scans have walked side by side, one line for each kind."""
         with self._lock:
             forward = [f"forward: {speculation.in_words()}" for speculation in self.speculations.values()]
             affine = [
@@ -338,14 +338,14 @@ class Specialization(CoreSpecialization):
             ]
 
     def close(self) -> None:
-        """Drops the compiled kernels, and what is prepared with them."""
+        """Drops the compiled kernels, and everything that was prepared with them."""
         with self._lock:
             super().close()
             self.plans.clear()
 
 
 def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:
-    """The states that are the value of a late input, one step later, each with the input's number."""
+    """The states whose new value is that of a late input, each with the input's index."""
     inputs = {step.placeholders.get(Port(Role.INPUT, i)): i for i in late}
     results = zip(step.results, step.entries, strict=True)
     return tuple((port.index, inputs[entry]) for port, entry in results if port.role is Role.STATE and entry in inputs)

@@ -23,7 +23,7 @@ def check_policy(policy: str) -> Policy:
 def choose_residuals(
     trace: StepTrace, vjp: StepGraph, policy: Policy, *, rounded: bool, chunk: int
 ) -> Residuals | None:
-    """The residuals to keep; `None`: the backward computes the states again, from checkpoints and the inputs.
+    """The residuals to save; `None` if the backward computes the states again, from checkpoints and the inputs.
 
     Args:
         vjp: the VJP of the step, with all cotangents.

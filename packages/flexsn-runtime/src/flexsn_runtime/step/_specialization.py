@@ -1,4 +1,4 @@
-"""The base of all traced steps with kernels."""
+"""The base class of all traced steps with kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flexsn_runtime.step._tracing import trace_values
 
 
 class CoreSpecialization:
-    """A traced step, and what is known of it wherever its kernels are in use."""
+    """A traced step, and the properties that all users of its kernels share."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CoreSpecialization:
     ) -> None:
         self.device = device
         self.numerics = numerics
-        # Where nothing is approximate in the source itself, the compiler's options still are.
+        # Even if the source itself approximates nothing, the compiler's options may.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
         self.backend = BACKENDS[target]
@@ -46,16 +46,16 @@ class CoreSpecialization:
         self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
-        # Whether tensors are like captured ones that the step takes.
+        # A predicate: tensors are like captured ones that the step takes.
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
     def of_twin(
         self, core: Callable[..., Any], inputs: Sequence[StepValue], states: Sequence[StepValue]
     ) -> Self | None:
-        """This step as that of another core like its own, with the same kernels, and perhaps for another batch size.
+        """This step for another core that is like its own, with the same kernels, and possibly for another batch size.
 
-        It holds nothing of this step's core. `None`: the other core has to be traced; see `CoreTrace.of_twin` and
+        It holds nothing of this step's core. `None` if the other core has to be traced; see `CoreTrace.of_twin` and
         `of_batch`.
         """
         trace: CoreTrace | None = self.trace.of_twin(core)
@@ -68,7 +68,7 @@ class CoreSpecialization:
         return twin
 
     def written_in(self, target: TargetName) -> Self:
-        """This step with kernels in another language; none is written yet.
+        """This step with kernels in another language, none of which is written yet.
 
         Raises:
             DtypeError: the language lacks a dtype of the step.
@@ -82,16 +82,16 @@ class CoreSpecialization:
         return other
 
     def _forget_sources(self) -> None:
-        """Writes the sources of kernels again."""
+        """Drops the sources of kernels, so that they are written again."""
 
     def _begin(self, trace: CoreTrace) -> None:
-        """Forgets what belongs to one core: everything else is shared among twins."""
+        """Resets everything that belongs to one core. Twins share the rest."""
         self.trace = trace
         self._like_these = never
         self._kernel_names = dict(self._kernel_names)
 
     def forget_plans(self) -> None:
-        """Looks for plans on disk again, and prepares launches again."""
+        """Reads plans from disk again, and prepares launches again."""
 
     @property
     def walks_segments(self) -> bool:
@@ -99,36 +99,36 @@ class CoreSpecialization:
         return self.backend.target.segments
 
     def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
-        """A kernel of a scan in segments; `key` is equal for those that `write` writes alike."""
+        """A kernel of a scan in segments. Equal keys mean equal results of `write`."""
         return self._kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
-        """Raises what the makers of its kernels raise, and compiles nothing.
+        """Raises the errors that making the kernels would raise, without compiling.
 
         Args:
-            training: whether gradients will be needed.
+            training: True if gradients will be needed.
         """
         raise NotImplementedError
 
     def captured_now(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None`: the step has to be traced again."""
+        """The captured tensors as they are now; `None` if the step has to be traced again."""
         return self.trace.reads.fetch()
 
     def format(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor | None], shape: tuple[int, ...] | None = None
     ) -> ScanFormat:
-        """How the results of a scan over these sequences and initial states lie in memory.
+        """The memory format of the results of a scan over these sequences and initial states.
 
         Args:
-            shape: of one step's result; None: the step's.
+            shape: shape of one step's result; None for the step's shape.
         """
         return ScanFormat.of(self.trace.step_shape if shape is None else shape, inputs, states)
 
     def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
-        """The captured tensors as the kernels read them now; `None`: the step has to be traced again.
+        """The captured tensors as the kernels read them now; `None` if the step has to be traced again.
 
         Args:
-            instead: by the id of a captured tensor, one of its shape, strides and dtype that stands for it.
+            instead: by id of a captured tensor, a tensor of its shape, strides and dtype that replaces it.
         """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
@@ -149,7 +149,7 @@ class CoreSpecialization:
         return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
-        """True if the step can read these for the tensors that its core captured when it was traced."""
+        """True if the step can read these instead of the tensors that its core captured when it was traced."""
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
                 return False
@@ -182,13 +182,13 @@ class CoreSpecialization:
         )
 
     def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
-        """`last`, or a trace of the core as it is, if it captures other tensors now.
+        """`last`, or a new trace of the core if it captures other tensors now.
 
-        A VJP is traced through the core itself.
+        VJPs are traced through the core itself.
 
         Args:
             last: a trace of this step.
-            computes_the_same: whether another trace is one of this step, too.
+            computes_the_same: returns True if a new trace computes this step, too.
 
         Raises:
             CapturedTensorError: the core computes something else now.
@@ -211,33 +211,36 @@ class CoreSpecialization:
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
-                "the core computes something else now than in the forward whose gradient is asked for: what "
-                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
+                "the core has changed since the forward whose gradient is computed: captured values were assigned "
+                f"anew ({changed}). Call backward() before that."
             )
         return new
 
     def check_backward(self) -> None:
-        """Raises unless the backward formulas would read what they read when they were traced."""
+        """Raises unless the backward formulas would read the values that they read when they were traced."""
         changed = self.trace.reads.changed_for_backward()
         if changed:
             raise changed_between(", ".join(changed))
 
     def check_unchanged(self) -> None:
-        """Raises unless the core reads what it read when the step was traced, captured tensors aside."""
+        """Raises unless the core reads the values that it read when the step was traced.
+
+        Captured tensors may change.
+        """
         changed = self.trace.reads.changed()
         others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
         if others:
             raise changed_between(", ".join(others))
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """`wanted`, with the states' gradients: carried from step to step whether they are in `wanted` or not."""
+        """`wanted`, with the gradients of all floating-point states, which are always carried from step to step."""
         first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
         carried = (value.dtype.is_floating_point for value in self.trace.states)
         return (*wanted[:first], *carried, *wanted[behind:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """The kernels that it has used so far."""
+        """The names of all kernels used so far."""
         with self._lock:
             return tuple(self._kernel_names)
 
@@ -266,14 +269,14 @@ class CoreSpecialization:
 
 
 def changed_between(what: str) -> CapturedTensorError:
-    """The error for what was assigned again between forward and backward."""
+    """The error for a value that was assigned between forward and backward."""
     return CapturedTensorError(
         f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
     )
 
 
 def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
-    """The dtypes of values, which kernels have to have."""
+    """The dtypes of values. Raises if kernels do not support one of them."""
     for i, value in enumerate(values):
         if not target.supports(value.dtype):
             raise DtypeError(

@@ -1,6 +1,6 @@
 """The forward scan of affine steps by composition: each segment of time is an affine map of the state before it.
 
-Sums are in another order than step by step, so results are those of the serial kernel to rounding.
+The order of sums differs from the serial kernel's, so results are equal to the serial kernel's up to rounding.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from flexsn_graph import Port, Role
 def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
     """Writes the kernel of the maps of all segments but the last.
 
-    They are as `SegmentMaps` says; the first segment begins with the initial state instead of zeros.
+    The maps are as in `SegmentMaps`; the first segment begins with the initial state instead of zeros.
 
     Args:
         name: start of the kernel's name.
         core, spec: as for `forward_source`.
-        linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`, without those that depend on
-            no state; `None`: there are no others.
+        linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`, without new states that depend
+            on no state; `None`: no new state depends on a state.
     """
     return _StateMaps(core, linear, spec).write(name)
 
 
 def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
-    """Writes the kernel that combines the maps to the states before all segments but the first.
+    """Writes the kernel that combines the maps into the states before all segments but the first.
 
     Args:
         name: start of the kernel's name.
-        core: of a step in the language of the kernel.
+        core: a step in the language of the kernel.
     """
     w = core.target.writer(())
     w.begin()

@@ -1,4 +1,4 @@
-"""The backward scan by composition: each segment of time is an affine map of the cotangents that come to its end."""
+"""The backward scan by composition: each segment of time is an affine map of the cotangents at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph import Port, Role
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The VJP of a step to which no gradients of outputs come.
+    """The VJP of a step without gradients of outputs.
 
     Attributes:
         vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`; `None`: all are zero.
@@ -32,22 +32,22 @@ def maps_source(
 ) -> KernelSource:
     """Writes the kernel of the maps of all segments but the first.
 
-    They are as `SegmentMaps` says, of the cotangents of states whose gradients are carried, from the segment's end to
-    its beginning; the last segment begins with what comes from final states instead of zeros.
+    The maps are as in `SegmentMaps`. They are maps of the cotangents of states whose gradients are carried, from the
+    segment's end to its beginning; the last segment begins with the gradients of final states instead of zeros.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: as for `backward_source`; of `spec.flags`, all are `always`.
+        core, vjp, spec: as for `backward_source`; all of `spec.flags` are `always`.
         columns: the part of the VJP that is linear in the cotangents of states.
     """
     return _Maps(core, vjp, spec, columns).write(name)
 
 
 def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel that combines the maps to the cotangents that come to each segment but the last.
+    """Writes the kernel that combines the maps into the cotangents at the end of each segment but the last.
 
-    Where that gives infinities or NaN, as the product of a derivative that overflows and of zero, the segment is walked
-    as the serial kernel does.
+    If the result is infinite or NaN, such as the product of an overflowing derivative and zero, the segment is walked
+    as in the serial kernel.
 
     Args:
         name: start of the kernel's name.
@@ -57,7 +57,7 @@ def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: Ba
 
 
 def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel of the gradients, of all segments side by side.
+    """Writes the kernel of the gradients, which walks all segments side by side.
 
     Gradients of lifted tensors are `[segments, ...]`, to be summed.
 
@@ -111,7 +111,7 @@ class _Segments(BackwardTemplate):
         self._counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
-        """But at the last step, all gradients that have a flag come."""
+        """Sets the flags: all gradients that have a flag come, except at the last step."""
         w = self._writer
         for flag in self._spec.flags:
             came = f"came_state_{flag.state}"
@@ -191,7 +191,7 @@ class _Carried(_Segments):
         w.assign("beyond", w.zeros(torch.int32))
         for i in self._carrying:
             w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
-        self._maps.load_rest("SEGMENTS", -1)  # what comes to the end of the last segment but one
+        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the last segment but one
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
             self._combine_together()
@@ -222,7 +222,7 @@ class _Carried(_Segments):
 
     @staticmethod
     def _is_inner(u: int) -> str:
-        """True if map `u` of a round is that of a segment between the first and the last."""
+        """True if map `u` of a round belongs to a segment between the first and the last."""
         return f"n * {TOGETHER} + {u + 2} < SEGMENTS"
 
     def _one_by_one(self) -> None:

@@ -1,27 +1,27 @@
-"""Where segments of time begin and end: at multiples of a chunk, and as long as each other up to one chunk."""
+"""Beginnings and ends of segments of time: multiples of a chunk. Lengths of segments differ by at most one chunk."""
 
 from __future__ import annotations
 
 from flexsn_codegen.targets import KernelWriter
 
-# Rows of segments that are loaded together, where a program walks one after the other.
+# Number of segments whose rows are loaded together in a program that walks them one after the other.
 TOGETHER = 8
 
 
 def bounds(writer: KernelWriter, segment: str) -> None:
-    """Names the first chunk of a segment `first`, and the one after its last `behind`; `chunks` has a name."""
+    """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last; `chunks` is defined already."""
     writer.integer("first", f"{segment} * chunks // SEGMENTS")
     writer.integer("behind", f"({segment} + 1) * chunks // SEGMENTS")
 
 
 def reached(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
-    """Names the parts of a segment where inputs count down, from `least` and `largest` of them at its elements.
+    """Defines the parts of a segment if inputs count down, from the `least` and `largest` count of its elements.
 
-    No element ends before chunk `whole`, and none goes on from chunk `alive` on. Chunk `stop` is the one after the
-    segment's last, which may have what is left of `T`.
+    No element ends before chunk `whole`, and all have ended at chunk `alive`. Chunk `stop` is the one after the
+    segment's last, which may be the rest of `T`.
 
     Args:
-        ends: True if nothing happens once all elements have ended; otherwise `alive` is `stop`.
+        ends: True if nothing happens after all elements have ended; otherwise `alive` is `stop`.
     """
     writer.integer("full", at_least(f"least // {chunk}", "first"))
     writer.integer("whole", at_most("full", "behind"))

@@ -16,9 +16,10 @@ from flexsn_graph import Port, Role
 def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
     """Writes the kernel that walks all segments side by side, each from a guess.
 
-    A segment's guess is the state after a warm-up of ``"WARM"`` chunks before it, from the initial state. The kernel
-    writes what `spec` says but final states, and the states that each segment began and ended with. Where elements end
-    with an input that counts down, guesses of segments behind their end are not looked at.
+    A segment's guess is the state after a warm-up, which computes the ``"WARM"`` chunks before the segment from the
+    initial state. The kernel writes the results that `spec` names, except final states, and the states at the beginning
+    and end of each segment. If elements end with an input that counts down, guesses of segments after their end are not
+    compared.
 
     Args:
         name: start of the kernel's name.
@@ -28,10 +29,10 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 
 
 def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that compares guesses with what they stand for, and computes again what began with others.
+    """Writes the kernel that compares guesses with the true states, and computes again the segments with a wrong guess.
 
-    Afterwards, all that `spec` says is written as `forward_source` would have, to the last bit, except states after the
-    end of an element, which `ended_source` writes.
+    Afterwards, all results that `spec` names are equal to those of `forward_source`, to the last bit, except states
+    after the end of an element, which `ended_source` writes.
 
     Args:
         name: start of the kernel's name.
@@ -41,17 +42,17 @@ def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSourc
 
 
 def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel of the states of all steps after the end of each element: its last ones.
+    """Writes the kernel that repeats each element's last states in all steps after its end.
 
     Args:
         name: start of the kernel's name.
-        core, spec: as for `forward_source`; with state sequences, of a step that ends.
+        core, spec: as for `forward_source`; the step ends and has state sequences.
     """
     return _Ended(core, spec).write(name)
 
 
 class SegmentsTemplate(ForwardTemplate):
-    """Common part of kernels that walk a segment."""
+    """The common part of kernels that walk a segment."""
 
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)
@@ -67,7 +68,7 @@ class SegmentsTemplate(ForwardTemplate):
             self._writer.bounds("least", "largest", list(self._counting.values()))
 
     def _walk(self) -> None:
-        """One segment, from the states before it; the operands point to its first step."""
+        """Writes the walk of one segment from the states before it; the operands point to its first step."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         if self._counting:
             reached(w, chunk, ends=ends)
@@ -83,7 +84,7 @@ class SegmentsTemplate(ForwardTemplate):
                 self._rest(chunk)
 
     def _warm_up(self, first: str, behind: str) -> None:
-        """Computes from chunk `first` to `behind` and writes nothing; all inputs that move point to `first`."""
+        """Computes chunks `first` to `behind` without writing results; all moving inputs point to `first`."""
         w, chunk = self._writer, self._spec.chunk
         with w.loop("c", first, behind, self._spec.stages):
             if self._counting:
@@ -96,10 +97,10 @@ class SegmentsTemplate(ForwardTemplate):
                 w.move(param, chunk)
 
     def _columns(self, k: int) -> None:
-        """Computes what a warm-up needs besides step `k`, in front of it."""
+        """Computes, before step `k`, the other values that a warm-up needs."""
 
     def _left(self, name: str, number: str) -> None:
-        """Names a value of int32: above 0 where an element has not ended before step `number`."""
+        """Names a value of int32 that is above 0 for elements that have not ended before step `number`."""
         for n, count in enumerate(self._counting.values()):
             self._writer.less(f"{name}_{n}", count, number)
             self._writer.assign(name, f"{name}_{n}") if n == 0 else self._writer.choose(name, name, name, f"{name}_{n}")
@@ -119,7 +120,7 @@ class _Speculation(SegmentsTemplate):
         for param in self._moving_inputs():
             w.point(param, "from_chunk", chunk)
         warm = "first"
-        if self._spec.ends:  # without a warm-up where all elements have ended
+        if self._spec.ends:  # no warm-up after the end of all elements
             warm = "warm"
             w.integer(warm, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
         self._warm_up("from_chunk", warm)
@@ -169,7 +170,7 @@ class _Repair(SegmentsTemplate):
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
-        """Counts guesses that differ in `wrong`; 0: each segment began with the end of the one before it."""
+        """Counts in `wrong` the segments that did not begin with the end of the previous segment."""
         w, ends = self._writer, self._spec.ends
         w.assign("wrong", w.zeros(torch.int32))
         for i, param in enumerate(self._ends_of if ends else ()):
@@ -181,7 +182,7 @@ class _Repair(SegmentsTemplate):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
-                if ends:  # the states of those that go on in the segment before, which may be its last
+                if ends:  # the states of elements that go on in the previous segment, which may be their last
                     self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
                     for i in range(len(self._ends_of)):
                         w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")
@@ -194,11 +195,11 @@ class _Repair(SegmentsTemplate):
                     w.assign("wrong", "wrong + differs")
 
     def _begin_of(self, segment: str) -> str:
-        """The first step of a segment, which may be one behind the last."""
+        """The first step of a segment, which may be the one after the last segment."""
         return f"({segment} * chunks // SEGMENTS * {self._spec.chunk})"
 
     def _repair(self) -> None:
-        """One segment after the other."""
+        """Repairs one segment after the other."""
         w, chunk = self._writer, self._spec.chunk
         for i, param in enumerate(self._ends_of):
             w.load(f"state_{i}", param)

@@ -1,4 +1,4 @@
-"""The affine map of each segment of time, in kernels that write maps and in those that combine them."""
+"""The affine map of each segment of time, in kernels that write maps and in kernels that combine them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flexsn_graph import Port, Role
 
 
 class SegmentMaps:
-    """Maps of the values `<prefix>_<i>` of some states `i` before a segment to those after it.
+    """Maps of the values `<prefix>_<i>` of some states `i` before a segment to the values after it.
 
-    The states are numbered in order. `SEGMENT_MAP` `a * S + b` is the derivative of state `a` after the segment by
-    state `b` before it. `S * S + a` is state `a` after the segment if all states before it are zero.
+    The states are numbered in order. `SEGMENT_MAP` `a * S + b` is the derivative of state `a` after the segment with
+    respect to state `b` before it. `S * S + a` is state `a` after the segment if all states before it are zero.
 
     Args:
-        writer: of the kernel, which gets the maps as parameters.
+        writer: writer of the kernel, which receives the maps as parameters.
         prefix: `"state"` or `"grad_state"`.
         states: numbers of the states.
     """
@@ -29,10 +29,10 @@ class SegmentMaps:
         self._params: list[Port] = [writer.add(Role.SEGMENT_MAP, i) for i in range(self._square + count)]
 
     def begin(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Names the derivative of `i` by `j` `column_<j>_<i>`, as it is before the first step.
+        """Assigns the derivative of `i` with respect to `j` before the first step to `column_<j>_<i>`.
 
         Args:
-            dtypes: of all states.
+            dtypes: dtypes of all states.
         """
         w = self._writer
         for j in self._states:
@@ -41,7 +41,7 @@ class SegmentMaps:
                 w.assign(f"column_{j}_{i}", f"{zeros} + 1" if i == j else zeros)
 
     def store(self) -> None:
-        """Writes the map of `segment`: columns, and the values themselves."""
+        """Writes the map of `segment`: its columns, and the values themselves."""
         w, count = self._writer, len(self._states)
         for a, i in enumerate(self._states):
             for b, j in enumerate(self._states):
@@ -57,19 +57,19 @@ class SegmentMaps:
             w.load(f"map_{n}_{u}", param, w.row(param, row, shift), exists)
 
     def load_rest(self, row: str, shift: int = 0) -> None:
-        """Loads the values themselves after segment `row + shift`, which begins with zeros or with known values."""
+        """Loads the values after segment `row + shift`, which begins with zeros or with known values."""
         w = self._writer
         for param, i in zip(self._params[self._square :], self._states, strict=True):
             w.load(f"{self._prefix}_{i}", param, w.row(param, row, shift))
 
     def combine(self, u: int) -> None:
-        """Applies map `u`, to `next_<i>`: sums in the order of the states."""
+        """Applies map `u`; assigns the results to `next_<i>`. The sums are in the order of the states."""
         count = len(self._states)
         for a, i in enumerate(self._states):
             terms = [f"map_{a * count + b}_{u} * {self._prefix}_{j}" for b, j in enumerate(self._states)]
             self._writer.assign(f"next_{i}", " + ".join([*terms, f"map_{self._square + a}_{u}"]))
 
     def advance(self, exists: str) -> None:
-        """Takes what `combine` gave for the values, where `exists` holds."""
+        """Replaces the values by the results of `combine`, where `exists` holds."""
         for i in self._states:
             self._writer.select(f"{self._prefix}_{i}", exists, f"next_{i}", f"{self._prefix}_{i}")

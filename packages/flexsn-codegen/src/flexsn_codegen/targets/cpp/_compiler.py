@@ -26,8 +26,8 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# No fast math: the kernels have the bits of eager mode. Without traps and errno, which are never read, conditions and
-# functions become vector instructions. Integers wrap, as torch's do.
+# No fast math: the kernels' results have the bits of eager mode. Without traps and errno, which are never read, the
+# compiler makes vector instructions of conditions and functions. Integers wrap, as torch's do.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
@@ -35,18 +35,18 @@ FLAGS = (
 _HEADERS = Path(__file__).parent
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Libraries with a function in use; others are closed, so that a process with ever new steps does not grow.
+# Libraries with a function in use. Others are closed, so that a process that compiles ever new steps does not grow.
 _loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
-_locks: dict[str, threading.Lock] = {}  # one for each source: others are compiled at the same time
+_locks: dict[str, threading.Lock] = {}  # one for each source, so that different sources compile at the same time
 
 
-# After a fork, the threads that hold them are not in the child.
+# A forked child lacks the threads that hold these locks.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.clear)
 
 
 def why_no_compiler() -> str | None:
-    """Why nothing can be compiled here and what to do about it; `None` where there is a compiler."""
+    """The reason why nothing can be compiled here and its remedy; `None` if there is a compiler."""
     if _compiler() is not None:
         return None
     named = os.environ.get(_VARIABLE)
@@ -60,12 +60,13 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source, compiled unless the cache folder has it; loaded once per process, and closed when it and
-    the functions taken from it by `library["name"]` are deleted.
+    """The library of a source, compiled unless the cache folder has it.
+
+    It is loaded once per process, and closed when it and the functions taken from it by `library["name"]` are deleted.
 
     Raises:
         CompilerMissingError: there is no compiler.
-        CompilationError: it refuses the source.
+        CompilationError: the compiler refuses the source.
         CacheFolderError: see `cache_folder`.
     """
     compiler()
@@ -78,14 +79,14 @@ def load(source: str) -> ctypes.CDLL:
 
 
 def library_of(source: str) -> bytes:
-    """The library of a source, as a file's content, compiled at each call. Raises as `load` does."""
+    """The content of the library's file for a source, compiled at each call. Raises the errors of `load`."""
     return _compiled(source)
 
 
 def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
-        with contextlib.suppress(OSError):  # not a library, whatever the reason, or deleted meanwhile
+        with contextlib.suppress(OSError):  # the file is not a valid library, or was deleted meanwhile
             return _opened(path)
     path, _ = keep(name, _compiled(source))
     try:
@@ -124,7 +125,7 @@ def in_a_folder() -> Iterator[Path]:
     """Makes a temporary folder to compile in, and deletes it at the end.
 
     Raises:
-        CacheFolderError: there is no room for it.
+        CacheFolderError: the temporary folder has no room.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
@@ -144,10 +145,10 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
     """Runs a command of the compiler.
 
     Args:
-        what: the thing that it compiles, for the error.
+        what: the thing that the command compiles, for the error.
 
     Raises:
-        CompilationError: it refuses the source, writes no file, or cannot be run.
+        CompilationError: the compiler refuses the source, writes no file, or cannot be run.
         CacheFolderError: the disk is full.
     """
     try:
@@ -175,7 +176,7 @@ def compiler() -> list[str]:
     """The command of the C++ compiler.
 
     Raises:
-        CompilerMissingError: there is none.
+        CompilerMissingError: there is no compiler.
     """
     command = _compiler()
     if command is None:
@@ -204,9 +205,9 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _link() -> tuple[str, ...]:
-    """Linker options for OpenMP: none where the process has loaded torch's, so that loops run in the same threads.
+    """Linker options for OpenMP: none if the process has loaded torch's OpenMP, so that loops run in the same threads.
 
-    Clang calls another library than GCC does, which torch need not have loaded.
+    Code from Clang calls another OpenMP library than code from GCC, and torch may not have loaded it.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -216,14 +217,14 @@ def _link() -> tuple[str, ...]:
 
 def _include(source: str) -> list[str]:
     folders = [_HEADERS]
-    if '#include "special.h"' in source:  # which includes torch's headers
+    if '#include "special.h"' in source:  # this header includes torch's headers
         torch_headers = Path(torch.__file__).parent / "include"
         folders += [torch_headers, torch_headers / "torch" / "csrc" / "api" / "include"]
     return [f"-I{folder}" for folder in folders]
 
 
 def _environment() -> str:
-    """Dependencies of compiled code besides its source: the compiler, the machine's instructions, our headers."""
+    """Dependencies of compiled code besides its source: the compiler, the machine's instructions, and our headers."""
     return _environment_of(tuple(compiler()))
 
 
@@ -235,7 +236,7 @@ def _environment_of(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
-    """Macros in which the compiler reports its version and what "native" means here."""
+    """Macros in which the compiler reports its version and the meaning of "native" on this machine."""
     asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 

@@ -1,4 +1,4 @@
-"""Modules for Python in C++ that use torch, compiled where they are used and kept in the cache folder."""
+"""Modules for Python in C++ that use torch. They are compiled at first use and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Extension:
     """A module, which may be compiled already.
 
     Args:
-        name: of the module, as its source defines it.
-        source: in C++, with torch's headers.
+        name: name of the module, as its source defines it.
+        source: its source in C++, which includes torch's headers.
     """
 
     def __init__(self, name: str, source: str) -> None:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """Its file, if it was compiled before for this Python, this torch and a system like this one.
+        """The module's file, if it was compiled before for this Python, this torch and a system like this one.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
@@ -44,28 +44,28 @@ class Extension:
         return path if path is not None and _is_whole(path) else None
 
     def build(self) -> Path:
-        """Its file, compiled unless it is there, which takes half a minute. Of several processes, one compiles.
+        """The module's file, compiled unless it exists, which takes half a minute. Of several processes, one compiles.
 
         Raises:
             CompilerMissingError: there is no compiler.
-            CompilationError: it refuses the source; Python's headers may be missing.
+            CompilationError: the compiler refuses the source; Python's headers may be missing.
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
-            with contextlib.suppress(OSError):  # a file system without locks: more than one may compile
+            with contextlib.suppress(OSError):  # on a file system without locks, more than one process may compile
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
             finally:
-                # Not by closing: a child of a fork may have the file open for longer.
+                # Closing the file is not enough: a forked child may keep it open for longer.
                 with contextlib.suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
     def load(self, path: Path) -> ModuleType:
-        """The module.
+        """Loads the module from its file.
 
         Raises:
-            ImportError: the file is none, or cannot be loaded from that folder.
+            ImportError: the file is not a module, or cannot be loaded from its folder.
         """
         loader = importlib.machinery.ExtensionFileLoader(self._name, str(path))
         spec = importlib.util.spec_from_file_location(self._name, path, loader=loader)
@@ -91,7 +91,7 @@ class Extension:
             command += [f"-L{_TORCH / 'lib'}", *(f"-l{name}" for name in libraries), f"-Wl,-rpath,{_TORCH / 'lib'}"]
             run_compiler(command, f"the module {self._name}")
             if not library.is_file() or not library.stat().st_size:
-                raise CompilationError(f"{compiler()[0]} says that it has compiled {self._name}, and there is nothing.")
+                raise CompilationError(f"{compiler()[0]} reports success for {self._name}, and wrote no file.")
             return library.read_bytes()
 
 
@@ -99,7 +99,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def _sealed(content: bytes) -> bytes:
-    """With its hash behind it, which loaders do not look at: to load a part of a library crashes the process."""
+    """The content, followed by its hash, which loaders ignore; loading a part of a library would crash the process."""
     return content + hashlib.sha256(content).digest()
 
 

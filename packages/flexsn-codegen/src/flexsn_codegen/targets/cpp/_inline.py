@@ -1,4 +1,4 @@
-"""A program in C++ as part of another one's source: of a model that is compiled ahead of time."""
+"""A program in C++ as part of another source, such as that of a model that is compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that needs no header of ours, and may stand in one file with others and with itself.
+    """A program's source that needs none of our headers; one file may contain several such sources, and one repeatedly.
 
     Attributes:
-        name: of its function, which takes what `CppKernel.compiled` says, as an array. Equal programs have equal ones.
-        declaration: of that function.
-        source: its definition. It includes headers of the system, and where it has special functions, torch's.
+        name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal
+            programs have equal names.
+        declaration: declaration of this function.
+        source: definition of this function. It includes headers of the system, and torch's if it uses special
+            functions.
     """
 
     name: str
@@ -27,7 +29,7 @@ class Inlined:
 
 
 def inlined(text: str) -> Inlined:
-    """A program, as part of another source.
+    """A program as part of another source.
 
     Args:
         text: from `CppKernel.text`.
@@ -37,9 +39,10 @@ def inlined(text: str) -> Inlined:
     headers: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
         _add(headers, header, _HEADERS)
-    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Inductor, which writes
-    # vector code by itself, switches GCC's off, without which they take twenty times as long. Clang has no such pragma;
-    # its own defaults are these, but for errno, which keeps a square root from becoming vector code.
+    # The other source's compiler has flags of its own, but the kernels need ours (see `_compiler.py`). Inductor writes
+    # vector code itself and switches GCC's vectorization off; without it, the kernels take twenty times as long. Clang
+    # has no such pragma. Its own defaults are our flags, except for errno, which keeps a square root from becoming
+    # vector code.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}
@@ -63,7 +66,10 @@ namespace {name}_ {{
 
 
 def _add(headers: dict[str, str], name: str, folder: Path) -> None:
-    """Adds a header, behind those that it includes; each is guarded, as others in the same file may have it."""
+    """Adds a header, after the headers that it includes.
+
+    Each has a guard, because other sources may include it, too.
+    """
     path = next(path for path in (folder / name, _HEADERS / name) if path.exists())
     key = path.relative_to(_HEADERS).as_posix()
     if key in headers:

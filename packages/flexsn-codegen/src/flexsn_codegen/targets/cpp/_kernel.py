@@ -1,4 +1,4 @@
-"""A kernel in C++, compiled for the dtypes of its tensors when it is launched for the first time."""
+"""A kernel in C++, compiled for the dtypes of its tensors at its first launch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
 
-# Products and sums in one instruction, and one reciprocal for several divisions. NaN and infinity stay what they are,
-# and sums keep their order: the functions in `device/` depend on it.
+# Products and sums in one instruction, and one reciprocal for several divisions. NaN and infinity are kept, and sums
+# keep their order: the functions in `device/` depend on these two properties.
 _FAST = """#if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
@@ -28,8 +28,8 @@ class CppKernel:
     """A kernel; one program is compiled for each combination of dtypes and block.
 
     Attributes:
-        __name__: of its function.
-        first_written: number of the first tensor that it writes; it writes all after that one, too.
+        __name__: name of its function.
+        first_written: number of the first tensor that the kernel writes; it writes all later tensors, too.
     """
 
     def __init__(self, source: KernelSource) -> None:
@@ -38,18 +38,20 @@ class CppKernel:
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
-        # Open as long as this kernel exists.
+        # The programs stay open as long as this kernel exists.
         self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
-        """The program for these dtypes, called with the tensors' addresses, the sizes, and the largest number of
-        threads (0: OpenMP's), of which it uses those that pay.
+        """The program for these dtypes.
+
+        It is called with the tensors' addresses, the sizes, and the largest number of threads (0: OpenMP's). It uses as
+        many of the threads as pay.
 
         Args:
-            dtypes: of the kernel's tensors, in order.
+            dtypes: dtypes of the kernel's tensors, in order.
             block: elements per program.
-            fast_math: allow fused multiply-add, and products with reciprocals for divisions.
+            fast_math: allows fused multiply-add, and products with reciprocals instead of divisions.
 
         Raises:
             CompilerMissingError, CompilationError, CacheFolderError: see `program`.
@@ -74,20 +76,22 @@ class CppKernel:
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
         numbers = [f"arguments[{len(names) + i}]" for i in range(len(source.sizes) + 1)]
         call = f"{source.name}<{', '.join([str(block), *names])}>(\n        {', '.join([*tensors, *numbers])});"
-        # Apart, because it takes seconds to compile.
+        # A header of its own, because it takes seconds to compile.
         special = '#include "special.h"\n' if "dev::special::" in source.source else ""
         return f"{special}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
 
 
 def program(text: str) -> Program:
-    """Compiles a text, unless it has been, to a program; its library is closed with the last reference to it.
+    """Compiles a text, unless it is compiled already, to a program.
+
+    Its library is closed with the last reference to the program.
 
     Args:
         text: from `CppKernel.text`.
 
     Raises:
         CompilerMissingError: there is no compiler.
-        CompilationError: it refuses the source.
+        CompilationError: the compiler refuses the source.
         CacheFolderError: see `flexsn_codegen.cache_folder`.
     """
     run = _programs.get(text)
@@ -99,17 +103,17 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """A compiled program, launched by a call with the arguments of its entry, addresses and integers.
+    """A compiled program. A call launches it with the arguments of its entry: addresses and integers.
 
     Attributes:
-        function, pack: the two parts of such a call: `function(pack(*arguments))`.
+        function, pack: the two parts of a call: `function(pack(*arguments))`.
     """
 
     __slots__ = ("__weakref__", "function", "pack")  # the function keeps its library open
 
     def __init__(self, function: Any, count: int) -> None:
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        # In a quarter of the time that an array of ctypes takes.
+        # This takes a quarter of the time of an array of ctypes.
         self.function, self.pack = function, struct.Struct(f"{count}q").pack
 
     def __call__(self, arguments: Sequence[int]) -> None:

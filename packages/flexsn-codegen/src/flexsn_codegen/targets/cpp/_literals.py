@@ -1,4 +1,4 @@
-"""Torch's dtypes, and numbers of them, in C++."""
+"""Torch's dtypes, and literals of these dtypes, in C++."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from flexsn_codegen.source._dtypes import register_dtype
 
-# In memory. What is computed with is `cpp_name(register_dtype(dtype))`.
+# Types in memory. Kernels compute with `cpp_name(register_dtype(dtype))`.
 _NAMES = {
     torch.bool: "bool",
     torch.uint8: "uint8_t",
@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def cpp_name(dtype: torch.dtype) -> str:
-    """`dtype` in C++, as memory has it: ``"float"``, say. `KeyError` for dtypes that generated sources have not."""
+    """`dtype` in memory, in C++, e.g. ``"float"``. `KeyError` for dtypes that generated sources do not support."""
     return _NAMES[dtype]
 
 
@@ -36,7 +36,10 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed number: C++ would promote others. A float32 one is rounded once from float64, as torch does."""
+    """A typed literal, because C++ would promote others.
+
+    A float32 literal is rounded once from float64, as in torch.
+    """
     name = cpp_name(register_dtype(dtype))
     if dtype == torch.bool:
         return "true" if value else "false"
@@ -44,7 +47,7 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         whole = int(value)
         if dtype == torch.uint64:
             return f"{name}({whole}u)"
-        # The smallest one has no literal of its own: C++ reads a minus and a number that is too large.
+        # The smallest int64 has no literal of its own: C++ reads a minus and a number that is too large.
         return f"{name}({whole + 1} - 1)" if whole == -(2**63) else f"{name}({whole})"
     number = float(value)
     if number != number:

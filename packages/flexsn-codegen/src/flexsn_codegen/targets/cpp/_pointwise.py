@@ -268,7 +268,7 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
     loop.append(f"const auto results = {core.name}({arguments});")
-    loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], std::get<{i}>(results));" for i, o in enumerate(results)]
+    loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
     return [
         *before,
         "DEV_LANES",

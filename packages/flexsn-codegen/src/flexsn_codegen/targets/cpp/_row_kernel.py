@@ -79,8 +79,8 @@ def row_kernel(
             lines += _whole(i, stage, layout_of, dimensions)
         else:
             lines += _called(i, stage, layout_of, dimensions)
-            for value, port in enumerate(stage.written):
-                lines.append(f"dev::store_rounded({port.name}_at[0], std::get<{value}>(results_{i}));")
+            for value, port in zip(stage.values, stage.written, strict=True):
+                lines.append(f"dev::store_rounded({port.name}_at[0], dev::get<{value}>(results_{i}));")
     types = ", ".join(f"typename {port.name}_t" for port in ports)
     restrict = "" if may_overlap else "__restrict "
     count = len(core.arguments)
@@ -162,12 +162,12 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
     """A stage that is written, or summed, at each element of a row."""
     written = []
     parts: dict[Port, str] = {}
-    for value, port in enumerate(stage.written):
-        result = f"std::get<{value}>(results_{i})"
+    for value, port, dtype in zip(stage.values, stage.written, stage.dtypes, strict=True):
+        result = f"dev::get<{value}>(results_{i})"
         if layout_of[port] == "sum":
             written.append(f"{port.name}_sum[lane] += {result};")
         elif layout_of[port] == "sum of columns":
-            parts[port] = cpp_name(register_dtype(stage.dtypes[value]))
+            parts[port] = cpp_name(register_dtype(dtype))
             written.append(f"{port.name}_parts.add(part, {result});")
         else:
             written.append(f"dev::store_rounded({_place(port, layout_of[port], dimensions)}, {result});")
@@ -205,6 +205,6 @@ def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout
         lines.append(f"dev::RowParts<dev::{_REDUCTIONS[op]}, {kind}> {name}_parts;")
     body = [
         *_called(i, stage, layout_of, dimensions),
-        *(f"{name}_parts.add(part, std::get<{n}>(results_{i}));" for n, name in enumerate(names)),
+        *(f"{name}_parts.add(part, dev::get<{n}>(results_{i}));" for n, name in enumerate(names)),
     ]
     return [*lines, *_in_parts(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

@@ -1,10 +1,11 @@
-"""How each op is written in C++, for single elements: one op, one row.
+"""The C++ code of each op, for single elements: one op, one row.
 
-Ops are homogeneous in dtype: the tracer has inserted every conversion. Half values are float in registers; what an op
-does to them is rounded afterwards, unless it can only return one of its arguments' values.
+All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float in
+registers; the result of an op on them is rounded afterwards, unless the op can only return one of its arguments'
+values.
 
-An expression's type is the result's: C++ computes with narrow integers and bools as int, so that these are converted
-back.
+An expression's type is the result's type: C++ computes with narrow integers and bools as int, so such expressions are
+converted back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RULES: dict[Op, Rule] = {}
 
 
 def _rule(op: Op) -> Callable[[Rule], Rule]:
-    """The rule of an op that has a row of facts."""
+    """Registers the rule of an op that has a row of facts."""
 
     def decorate(rule: Rule) -> Rule:
         RULES[op] = rule
@@ -40,7 +41,7 @@ def _rule(op: Op) -> Callable[[Rule], Rule]:
 
 
 def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-    """A prim with one template per kind of dtype; `None` refuses that kind. `{t}` is the type of the operands."""
+    """A prim with one template per kind of dtype; `None` refuses this kind. `{t}` is the type of the operands."""
 
     def rule(call: OpCall) -> str:
         template = bools if call.is_bool else floats if call.is_float else ints
@@ -57,7 +58,7 @@ def _type(dtype: torch.dtype) -> str:
 
 
 def _as_result(call: OpCall, index: int) -> str:
-    """An operand, converted to the result's dtype."""
+    """An operand converted to the result's dtype."""
     number = call.constants[index]
     if number is not None:
         return literal(number, call.result)
@@ -65,7 +66,7 @@ def _as_result(call: OpCall, index: int) -> str:
 
 
 def _functions(names: str, *arguments: str) -> None:
-    """Prims of floating-point numbers, each with a function of its name."""
+    """Prims of floating-point numbers, each computed by a function of the same name."""
     for name in names.split():
         _row(name, f"dev::{name}({', '.join(arguments)})")
 
@@ -94,7 +95,7 @@ for _name, _bool in {"maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}.i
     _text = f"dev::{_name}({{0}}, {{1}})"
     _row(_name, _text, _text, f"bool({{0}} {_bool} {{1}})")
 
-# On integers these change nothing.
+# These change nothing on integers.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev::{_name}({{0}})", "{0}")
 
@@ -112,7 +113,7 @@ _functions("atan2 hypot", "{0}", "{1}")
 
 
 def _special_row(op: Op, function: str) -> None:
-    """A function of the header that is included where one of its functions is called; always floating-point."""
+    """A function of the header that is included only for its functions; the result is floating-point."""
     count = len(op._schema.arguments)
 
     def rule(call: OpCall) -> str:
@@ -126,7 +127,7 @@ for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0",
 for _name in ("digamma", "erf_inv", "erfcx", "igamma", "igammac", "ndtri", "zeta"):
     _special_row(getattr(_prims, _name).default, _name)
 
-# ATen ops that torch does not decompose: integers come unconverted, the result is of another dtype.
+# ATen ops that torch does not decompose: integer operands are not converted, and the result has another dtype.
 for _name in ("bessel_y0", "bessel_y1"):
     _special_row(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"):
@@ -155,7 +156,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev::int_pow({x}, {y})"
-    # Eager mode writes these out, which rounds otherwise than pow.
+    # Eager mode writes these out, which rounds differently from pow.
     written_out = {
         0.5: f"dev::sqrt({x})",
         2.0: f"{x} * {x}",
@@ -193,7 +194,7 @@ def _convert(call: OpCall) -> str:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     if call.is_float and not call.result.is_floating_point:
         return f"dev::to_integer<{target}>({x})"
-    if call.is_bool:  # as a conversion, g++ 12 has no vector code for it
+    if call.is_bool:  # g++ 12 has no vector code for a conversion of a bool
         return f"{x} ? {target}(1) : {target}(0)"
     return x if target == _type(call.dtype) else f"{target}({x})"
 
@@ -201,7 +202,7 @@ def _convert(call: OpCall) -> str:
 @_rule(_aten.view.dtype)
 def _view_as(call: OpCall) -> str:
     if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
-        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+        raise call.refuse(f"its bits cannot be viewed as {call.result}: a kernel views bits as a dtype of equal width")
     x, half = call.operands[0], {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     if call.result == call.dtype:
         return x

@@ -63,7 +63,7 @@ class Cpp(Target):
         types = ", ".join(f"typename T{i}" for i in range(len(arguments)))
         given = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
         lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
-        body = "\n".join(f"    {line}" for line in (*lines, f"return std::make_tuple({', '.join(results)});"))
+        body = "\n".join(f"    {line}" for line in (*lines, f"return dev::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
         return f"{head}DEV_INLINE auto {name}({given}) {{\n{body}\n}}\n"
 
@@ -83,6 +83,7 @@ class Cpp(Target):
         split: int,
         launch: RowLaunch,
         sums: Sequence[Summed],
+        after: Sequence[int | None],
     ) -> tuple[tuple[str, ...], list[int]]:
         return walk_rows(sizes, strides, launch, sums)
 

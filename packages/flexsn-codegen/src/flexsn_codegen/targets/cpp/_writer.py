@@ -241,7 +241,7 @@ class CppWriter(KernelWriter):
         self._calls += 1
         self._lane(all_results, f"{core.name}({', '.join(arguments)})")
         for i, name in enumerate(results):
-            self._lane(name, f"std::get<{i}>({all_results})")
+            self._lane(name, f"dev::get<{i}>({all_results})")
 
     def flag(self, value: bool) -> str:
         return "true" if value else "false"
@@ -278,7 +278,7 @@ class CppWriter(KernelWriter):
                 self._lane(array, value)
             first, *others = (f"dev::{function}({_array(array)}, lanes, T)" for array in arrays)
             for other in others:
-                first = f"std::{'min' if name == least else 'max'}({first}, {other})"
+                first = f"dev::{'minimum' if name == least else 'maximum'}({first}, {other})"
             self.line(f"const int64_t {name} = {first};")
 
     def less(self, name: str, value: str, number: str) -> None:
@@ -323,7 +323,7 @@ class CppWriter(KernelWriter):
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
         # In the order in which they were computed first: the type of one may be that of another.
         arrays = [name for name in self._first if name in kept]
-        lines += [f"dev::value_t<decltype({self._typed(name)})> {_array(name)}[BLOCK];" for name in arrays]
+        lines += [f"decltype(dev::value({self._typed(name)})) {_array(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
         lines += [f"{port.name}_t {port.name}_beyond[BLOCK];" for port in dict.fromkeys(self._stored)]
         parts = [part if isinstance(part, str) else self._written_out(part, names, kept) for part in self._body]

@@ -2,9 +2,12 @@
 
 A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
 keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
-shared memory. What a product reads is sent to the shared memory of each block of the cluster, by stores that the
-receiver's barrier counts: zeros and ones as bits, other values as one to three numbers of 16 bits. There are two slots,
-and a barrier for each: a warp that writes a slot again has what others sent after they had read it.
+shared memory; what has no room there either is read from the matrix in every step. What a product reads is sent to the
+shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
+values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
+taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
+a slot again has what others sent after they had read it. Where there is room for one slot only, all blocks tell each
+other in every step that they have read it.
 
 `splits` warps share the sums over an operand's terms, of all rows; of what is no product, each computes every
 `splits`-th tile of 8 rows.
@@ -12,12 +15,13 @@ and a barrier for each: a warp that writes a slot again has what others sent aft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, memory_of, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
@@ -29,9 +33,11 @@ from flexsn_graph import Port, Role, View, not_zero_one
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
 _FRAGMENT_BYTES = 16  # of a matrix's fragment, in a thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
+_AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, that are under way
 # Registers of a thread for addresses and loops, and values of an element beside its states and what is loaded; as ptxas
 # gives them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
+_UNORDERED = False
 _FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
@@ -45,14 +51,19 @@ class Cluster:
         blocks: of a cluster, a power of two, at most 16.
         splits: warps that share the sums of a product.
         row_tiles: of 8 rows each, of a cluster.
-        held: tiles of 16 terms of a product that a warp has in registers; the others are in shared memory. `None`: all
-            are in registers.
+        held: tiles of 16 terms of a product that a warp has in registers. `None`: all.
+        stored: of the others, those that it has in shared memory. `None`: all.
+        slots: for what blocks send each other, two or one.
+        compact: float32 that is sent or in shared memory is taken apart where it is multiplied.
     """
 
     blocks: int
     splits: int
     row_tiles: int
     held: int | None = None
+    stored: int | None = None
+    slots: int = 2
+    compact: bool = False
 
     @property
     def rows(self) -> int:
@@ -70,6 +81,11 @@ class Cluster:
     def held_of(self, terms: int) -> int:
         """How many of a product's tiles of terms a warp has in registers."""
         return terms if self.held is None else min(self.held, terms)
+
+    def stored_of(self, terms: int) -> int:
+        """How many of a product's tiles of terms a warp has in shared memory."""
+        others = terms - self.held_of(terms)
+        return others if self.stored is None else min(self.stored, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,8 @@ class ClusterNeeds:
         of_a_term: registers of a thread for one more tile of 16 terms.
         terms: tiles of terms of the longest product, of one warp.
         shared: bytes of shared memory.
+        shared_of_a_term: bytes of it for one more tile of 16 terms.
+        away: bytes of matrices that it reads in every step.
     """
 
     matrices: int
@@ -106,6 +124,8 @@ class ClusterNeeds:
     of_a_term: int
     terms: int
     shared: int
+    shared_of_a_term: int
+    away: int
 
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
@@ -134,6 +154,7 @@ class _Sent:
         number: of the exchange.
         pieces: of the value, in the order of its columns, each as wide as the loop.
         parts: numbers of 16 bits of one value.
+        whole: they are sent as the float32 that is their sum.
         bits: zeros and ones are sent, a bit each.
         format: of the numbers, in the source.
     """
@@ -142,6 +163,7 @@ class _Sent:
     exchange: Exchange
     pieces: tuple[Columns, ...]
     parts: int
+    whole: bool
     bits: bool
     format: str
 
@@ -173,8 +195,6 @@ class _ClusterWriter:
 
     def _check(self) -> None:
         loop = self._loop
-        if loop.shifted:
-            raise NotOneLaunchError("clusters have no memory of earlier steps")
         if max(self._widths) > self._width:
             raise NotOneLaunchError(
                 f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
@@ -183,6 +203,8 @@ class _ClusterWriter:
         for e in loop.exchanges:
             if e.carried:
                 self._check_order(e)
+        if self._cluster.slots == 1 and len(loop.exchanges) > 1:
+            raise NotOneLaunchError("several values are exchanged")
 
     def _check_order(self, exchange: Exchange) -> None:
         """Sees that a carried value is sent when all products of the step have read what the step before sent."""
@@ -197,9 +219,10 @@ class _ClusterWriter:
             raise NotOneLaunchError(f"{exchange.port.name} has columns that no stage writes")
         half = exchange.dtype in HALF_DTYPES
         bits = self._is_bits(exchange)
-        parts = 1 if half or bits else exchange.parts(from_zero=self._spec.from_zero)
+        parts = 1 if half or bits else min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
-        return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
+        whole = self._cluster.compact and parts > 1
+        return _Sent(number, exchange, pieces, parts, whole, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
         """True if every value that is sent is 0 or 1."""
@@ -266,17 +289,24 @@ class _ClusterWriter:
         loop, cluster = self._loop, self._cluster
         own = -(-cluster.row_tiles // cluster.splits)
         loads, _ = memory_of(loop)
-        values = len(loads) + len(loop.carried) + _RESULTS
-        sums = matrices = of_a_term = longest = 0
+        early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
+        values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
+        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
         for _, part in self._multiplies():
             chains = self._large_chains(part) + self._small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
             terms, each = self._terms(part), 4 * len(part.pieces) * self._matrix_parts(self._sent[part.operand.port])
             matrices += cluster.held_of(terms) * each
             of_a_term += each
+            fragments = len(part.pieces) * self._words(self._sent[part.operand.port])
+            of_one = cluster.threads(self._width) * fragments * _FRAGMENT_BYTES
+            shared_of_a_term += of_one
+            away += (terms - cluster.held_of(terms) - cluster.stored_of(terms)) * of_one
+            if cluster.stored is not None:
+                under_way = max(under_way, 4 * fragments * self._ahead(part))
             longest = max(longest, terms)
-        others = _USUAL_REGISTERS + 4 * own * values + sums
-        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes())
+        others = _USUAL_REGISTERS + 4 * own * values + sums + under_way
+        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 
@@ -288,26 +318,45 @@ class _ClusterWriter:
         for i in range(len(self._spec.loads)):
             self._place(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
+        for i in self._loaded_ahead():
             self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
         for i, (_, place) in enumerate(self._spec.stores):
             self._place(Role.OUTPUT, i, place.row)
             self._param(Role.OUTPUT, i, written=True)
+        for part in self._early():
+            for write in part.stage.writes:
+                self._line(f"{cpp_name(register_dtype(write.dtype))} {write.source.name}[own_tiles][4];")
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
-            self._loads(first, range(len(self._spec.loads)))
+            self._loads(first, self._loaded_ahead())
+            for part in self._early():
+                if part.early != 0:
+                    self._compute_early(part, first)
         with self._block("for (int64_t t = 0; t < T; t++)"):
             self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
-            self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
+            if self._cluster.slots == 2:
+                self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
+            else:
+                self._line("const int odd = 0, phase = int(t & 1);")
             self._step(step)
+        if self._left_unread():
+            self._line("dev::cluster_wait();")
         with self._block("if (split < row_tiles)"):
             self._final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
         return self._finish(name, registers)
 
+    def _early(self) -> list[StageCall]:
+        """The stages that are computed while a product is waited for."""
+        return [part for part in self._parts if isinstance(part, StageCall) and part.early is not None]
+
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
+        # What a thread has stored, it loads some steps later by another name.
+        alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
-            f"{'' if w else 'const '}{port.name}_t* __restrict__ {port.name}_ptr" for port, w in self._params.items()
+            f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
+            for port, w in self._params.items()
         ]
         arguments += [f"const int64_t {size}" for size in self._sizes]
         cores = {core.name: core for core in self._spec.cores if core is not None}
@@ -331,28 +380,32 @@ class _ClusterWriter:
     def _slot_bytes(self, sent: _Sent) -> int:
         """Bytes of one slot of an exchange, for which its barrier waits."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
-        return tiles * 16 if sent.bits else tiles * sent.parts * 256
+        return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
 
     def _multiplies(self) -> list[tuple[int, Multiply]]:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
+    @property
+    def _sum_buffers(self) -> int:
+        """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
+        return 1 if _UNORDERED else self._cluster.slots
+
     def _sum_floats(self, part: Multiply) -> int:
-        """Numbers of the sums that a block's warps give each other, for two steps: a warp may be ahead."""
+        """Numbers of the sums that a block's warps give each other."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
-        return 2 * (self._cluster.splits - 1) * len(part.pieces) * of_one
+        return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
         """Fragments of a matrix that a warp has in shared memory."""
-        terms = self._terms(part)
-        away = terms - self._cluster.held_of(terms)
-        return len(part.pieces) * away * self._matrix_parts(self._sent[part.operand.port])
+        stored = self._cluster.stored_of(self._terms(part))
+        return len(part.pieces) * stored * self._words(self._sent[part.operand.port])
 
     def _stored_bytes(self, part: Multiply) -> int:
         """Bytes of a matrix in shared memory."""
         return self._cluster.threads(self._width) * self._stored_fragments(part) * _FRAGMENT_BYTES
 
     def _shared_bytes(self) -> int:
-        slots = sum(2 * self._slot_bytes(sent) for sent in self._sent.values())
+        slots = sum(self._cluster.slots * self._slot_bytes(sent) for sent in self._sent.values())
         return slots + sum(4 * self._sum_floats(part) + self._stored_bytes(part) for _, part in self._multiplies())
 
     def _begin(self) -> None:
@@ -367,7 +420,7 @@ class _ClusterWriter:
         offset = 0
         for sent in self._sent.values():
             self._line(f"unsigned char* const {sent.name} = shared + {offset};")
-            offset += 2 * self._slot_bytes(sent)
+            offset += self._cluster.slots * self._slot_bytes(sent)
         self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
         for i, part in self._multiplies():
             if self._stored_fragments(part):
@@ -396,11 +449,13 @@ class _ClusterWriter:
                 )
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
-                for slot in range(2):
+                for slot in range(self._cluster.slots):
                     self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]));")
             self._line("dev::barrier_fence();")
+        self._line("__syncthreads();")
+        with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
-                for slot in range(2):
+                for slot in range(self._cluster.slots):
                     self._line(self._expect(sent, str(slot)))
 
     def _expect(self, sent: _Sent, slot: str) -> str:
@@ -410,7 +465,11 @@ class _ClusterWriter:
     # -- before the steps --------------------------------------------------------------------------------------------
 
     def _matrix_parts(self, sent: _Sent) -> int:
-        return 3 if sent.exchange.dtype == torch.float32 else 1
+        return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
+
+    def _words(self, sent: _Sent) -> int:
+        """32-bit words of two numbers of a matrix in shared memory."""
+        return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
         """The pieces of its operand, by the first one and their number."""
@@ -436,16 +495,47 @@ class _ClusterWriter:
         count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
         return -(-count // self._cluster.splits)
 
-    def _ranges(self, terms: int) -> list[tuple[int, int]]:
-        """Terms in registers, and those in shared memory."""
-        held = self._cluster.held_of(terms)
-        return [(begin, end) for begin, end in ((0, held), (held, terms)) if begin < end]
+    def _taken(self, sent: _Sent) -> int:
+        """32-bit words of two numbers of a matrix as they are read."""
+        return min(2, self._matrix_parts(sent))
 
-    def _stored_place(self, i: int, part: Multiply, number: int, p: int) -> str:
-        """Where in shared memory a part of the fragment of term `k` is."""
-        terms, parts = self._terms(part), self._matrix_parts(self._sent[part.operand.port])
-        held = self._cluster.held_of(terms)
-        return f"stored_{i}[32 * (({number} * {terms - held} + k - {held}) * {parts} + {p})]"
+    def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
+        """Terms in registers, those in shared memory, and those in neither."""
+        held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
+        ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
+        return [(where, begin, end) for where, begin, end in ranges if begin < end]
+
+    def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
+        """Where in shared memory words of the fragment of term `k` are."""
+        terms, words = self._terms(part), self._words(self._sent[part.operand.port])
+        held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
+        return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
+
+    def _ahead(self, part: Multiply) -> int:
+        """Terms whose fragments are under way while others are multiplied."""
+        return max(1, _AHEAD // len(part.pieces))
+
+    def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
+        """Loads words of the fragment of a term."""
+        sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
+        pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
+        of_piece = part.operand.width // self._operand_pieces(part)[1]
+        start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
+        self._line(
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._taken(sent)}>({into}, {start}, "
+            f"{down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
+        )
+
+    def _read_ahead(self, i: int, part: Multiply) -> None:
+        """Begins to read what a block has in no memory of its own: the first terms of it."""
+        terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
+        for where, begin, end in self._ranges(terms):
+            if where == "away":
+                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._taken(sent)}][4];")
+                self._line("#pragma unroll")
+                with self._block(f"for (int j = 0; j < {min(ahead, end - begin)}; j++)"):
+                    for number in range(len(part.pieces)):
+                        self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
     def _take_matrices(self) -> int:
         """Loads the matrices into registers, and into shared memory what a thread alone reads again; returns how many
@@ -454,31 +544,31 @@ class _ClusterWriter:
         registers = 0
         for i, part in self._multiplies():
             sent = self._sent[part.operand.port]
-            pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
             parts, terms = self._matrix_parts(sent), self._terms(part)
             held = self._cluster.held_of(terms)
-            of_piece = part.operand.width // self._operand_pieces(part)[1]
             registers += len(part.pieces) * held * parts * 4
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
-            for begin, end in self._ranges(terms):
-                self._line("#pragma unroll" if begin < held else "#pragma unroll 1")
+            for where, begin, end in self._ranges(terms):
+                if where == "away":
+                    continue
+                self._line("#pragma unroll" if where == "held" else "#pragma unroll 1")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
-                    self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
-                    for number, (first, count) in enumerate(part.pieces):
-                        start = f"{pointer} + piece * {of_piece} * int64_t({down}) + {first * across}ll"
-                        scattered = "true" if sent.bits else "false"
-                        target = f"matrix_{i}[{number}][k]" if begin < held else f"fragment_{number}"
-                        if begin >= held:
-                            self._line(f"uint32_t {target}[{parts}][4];")
-                        self._line(
-                            f"dev::take<{sent.format}, {scattered}, {parts}>({target}, {start}, "
-                            f"{down}, {across}, 16 * (term % all_tiles), {of_piece}, 16 * tile, {count});"
-                        )
-                        if begin >= held:
-                            for p in range(parts):
-                                words = ", ".join(f"{target}[{p}][{r}]" for r in range(4))
-                                self._line(f"{self._stored_place(i, part, number, p)} = {{{words}}};")
+                    self._line(f"const int term = split * {terms} + k;")
+                    for number in range(len(part.pieces)):
+                        taken = f"taken_{number}"
+                        self._line(f"uint32_t {taken}[{self._taken(sent)}][4];")
+                        self._take(part, number, "term", taken)
+                        if where == "held":
+                            self._line(f"dev::take_apart(matrix_{i}[{number}][k], {taken});")
+                            continue
+                        if not self._cluster.compact:
+                            self._line(f"uint32_t parts_{number}[{parts}][4];")
+                            self._line(f"dev::take_apart(parts_{number}, {taken});")
+                            taken = f"parts_{number}"
+                        for word in range(self._words(sent)):
+                            words = ", ".join(f"{taken}[{word}][{r}]" for r in range(4))
+                            self._line(f"{self._stored_place(i, part, number, word)} = {{{words}}};")
             if part.added is not None:
                 row = self._param(Role.MATRIX, part.added)
                 (distance,) = self._spec.matrix_strides[part.added]
@@ -500,11 +590,11 @@ class _ClusterWriter:
                     down, across = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
                     name, kind = f"lifted_{i}_{port.index}", f"decltype(dev::load({pointer}[0]))"
                     if down == 0:
-                        self._line(f"{kind} {name}[4];")
+                        self._line(f"{kind} {name}[2];")
                         self._line("#pragma unroll")
-                        place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
-                        value = f"{self._column_exists(part.width)}[j] ? dev::load({place}) : {kind}(0)"
-                        self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
+                        place = f"{pointer}[(first_column + 8 * j) * int64_t({across})]"
+                        value = f"{self._column_exists(part.width)}[2 * j] ? dev::load({place}) : {kind}(0)"
+                        self._line(f"for (int j = 0; j < 2; j++) {name}[j] = {value};")
                     else:
                         self._line(f"{kind} {name}[own_tiles][4];")
                         place = (
@@ -551,12 +641,18 @@ class _ClusterWriter:
         self._later: list[tuple[int, str, Columns]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
+        self._unread = self._left_unread()
         loads = self._last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
                     continue  # others wait for what a stage makes of the product
+            elif part.early == -1:
+                continue
+            elif part.early is not None:
+                with self._block(f"if (split < row_tiles && {'t + 1 < T' if part.early else 'true'})"):
+                    self._compute_early(part, f"step + {following}" if part.early else "step")
             else:
                 self._call(i, part)
             self._memory(loads.get(i, ()), following)
@@ -564,6 +660,16 @@ class _ClusterWriter:
             for port, value in self._new.items():
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
+
+    def _left_unread(self) -> bool:
+        """True if a step ends before other blocks are known to have read the only slot: nothing is sent behind."""
+        return self._cluster.slots == 1 and not any(sent.exchange.carried for sent in self._sent.values())
+
+    def _wait_for_readers(self, ports: Iterable[Port]) -> None:
+        """Before the only slot is written again, waits until all blocks have read it."""
+        if self._unread and not self._sent.keys().isdisjoint(ports):
+            self._line("if (t > 0) dev::cluster_wait();" if self._left_unread() else "dev::cluster_wait();")
+            self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
         """By part, the loads that no later part reads."""
@@ -574,6 +680,7 @@ class _ClusterWriter:
                 for read in part.reads:
                     if isinstance(read, View) and Load(read, part.stage.shape) in loads:
                         last[loads.index(Load(read, part.stage.shape))] = i
+        last = {number: i for number, i in last.items() if number in self._loaded_ahead()}
         found: dict[int, list[int]] = {}
         for number, i in last.items():
             found.setdefault(i, []).append(number)
@@ -600,11 +707,12 @@ class _ClusterWriter:
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
             self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
+        with self._block("if (split < row_tiles)"), self._each():
+            self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+            for number, result in enumerate(results):
+                self._line(f"{result}[n][j] = dev::get<{number}>(results);")
+        self._wait_for_readers(_written_by(part))
         with self._block("if (split < row_tiles)"):
-            with self._each():
-                self._line(f"const auto results = {core.name}({', '.join(arguments)});")
-                for number, result in enumerate(results):
-                    self._line(f"{result}[n][j] = dev::get<{number}>(results);")
             for result, write in zip(results, part.writes, strict=True):
                 if write is not None:
                     self._written(write, result)
@@ -613,25 +721,55 @@ class _ClusterWriter:
                 self._later.append((self._next_store, result, Columns(view.source, 0, part.width)))
                 self._next_store += 1
 
-    def _argument(self, i: int, part: StageCall, port: Port) -> str:
+    def _loaded_ahead(self) -> list[int]:
+        """The loads that are under way a step earlier: all but those of what was written some steps ago."""
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
+
+    def _compute_early(self, part: StageCall, step: str) -> None:
+        """Computes a stage of values of earlier steps as they are at `step`."""
+        i = next(number for number, other in enumerate(self._parts) if other is part)
+        core = self._spec.cores[i]
+        assert core is not None
+        arguments = [self._argument(i, part, port, step) for port in core.arguments]
+        with self._each():
+            self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+            for number, write in enumerate(part.stage.writes):
+                self._line(f"{write.source.name}[n][j] = dev::get<{number}>(results);")
+
+    def _argument(self, i: int, part: StageCall, port: Port, step: str = "step") -> str:
         if port.role is Role.LIFTED:
             down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
-            return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
+            return f"lifted_{i}_{port.index}" + ("[j >> 1]" if down == 0 else "[n][j]")
         read = part.reads[port.index]
+        if isinstance(read, Gather):
+            load = [load for load, _ in self._spec.loads].index(Load(read.view, part.stage.shape))
+            value = f"{read.number.name}[n][j]"
+            there = f"{value} >= {read.first} && {value} < {read.first + read.count}"
+            place = f"{step} {'-' if read.back else '+'} (int64_t({value}) - {read.first})"
+            address, kind = self._address(Role.INPUT, load, place), f"{Port(Role.INPUT, load).name}_t"
+            return f"dev::load({self._exists(part.width)}[n][j] && {there} ? {address} : {kind}{{}})"
         if isinstance(read, View):
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
-            loads = [load for load, _ in self._spec.loads]
-            return f"dev::load(load_{loads.index(Load(read, part.stage.shape))}[n][j])"
+            number = [load for load, _ in self._spec.loads].index(Load(read, part.stage.shape))
+            if read.source in self._loop.shifted:
+                exists, kind = self._exists(part.width), f"{Port(Role.INPUT, number).name}_t"
+                return f"dev::load({exists}[n][j] ? {self._address(Role.INPUT, number, step)} : {kind}{{}})"
+            return f"dev::load(load_{number}[n][j])"
+        if read.port.role is Role.AHEAD:
+            return f"{read.port.name}[n][j]"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
 
     def _multiply(self, i: int, part: Multiply) -> None:
         sent = self._sent[part.operand.port]
         first_piece, _ = self._operand_pieces(part)
         terms, pieces = self._terms(part), len(part.pieces)
+        self._read_ahead(i, part)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
             self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
+            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1 and not _UNORDERED:
+                self._line("__syncthreads();  // all warps have read the sums of the step before")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
             self._line(f"float product_{i}_{number}[own_tiles][4];")
@@ -639,10 +777,13 @@ class _ClusterWriter:
             self._totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
                 self._share(i, pieces)
+            elif self._is_last(i):
+                self._line("dev::cluster_arrive();")
             with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
+        self._wait_for_readers([part.port])
         with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
@@ -652,6 +793,11 @@ class _ClusterWriter:
         if part.stored is not None:
             self._next_store += 1
 
+    def _is_last(self, i: int) -> bool:
+        """True for the product behind which all of a block's warps have read its only slot."""
+        self._unread = self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies())
+        return self._unread
+
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
@@ -660,48 +806,107 @@ class _ClusterWriter:
         chains = {"small": self._small_chains(part), "large": large} if small else {"large": large}
         for name, count in chains.items():
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
-        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
+        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
-        num_small = sum(a + b > 0 for a, b in pairs) if small else 0
-        held = self._cluster.held_of(terms)
-        for begin, end in self._ranges(terms):
+        for where, begin, end in self._ranges(terms):
             # Loads of all fragments at a time would take the registers of those that stay.
-            few = begin >= held and max(chains.values()) == 1
-            self._line(f"#pragma unroll {_STORED_AT_A_TIME}" if few else "#pragma unroll")
-            with self._block(f"for (int k = {begin}; k < {end}; k++)"):
-                self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
-                if begin >= held:
-                    for number in range(pieces):
-                        for p in range(self._matrix_parts(sent)):
-                            name = f"{number}_{p}"
-                            self._line(f"const uint4 stored_{name} = {self._stored_place(i, part, number, p)};")
-                            words = ", ".join(f"stored_{name}.{axis}" for axis in "xyzw")
-                            self._line(f"const uint32_t fragment_{name}[4] = {{{words}}};")
+            few = where == "stored" and max(chains.values()) == 1
+            at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
+            if where != "away":
+                self._line(f"#pragma unroll{at_a_time}")
+                with self._block(f"for (int k = {begin}; k < {end}; k++)"):
+                    self._term(i, part, where, first_piece, chains, pairs)
+                continue
+            ahead = self._ahead(part)
+            self._line("#pragma unroll 1")
+            with self._block(f"for (int first = {begin}; first < {end}; first += {ahead})"):
                 self._line("#pragma unroll")
-                with self._block("for (int n = 0; n < row_tiles; n++)"):
-                    for a in range(sent.parts):
-                        if sent.bits:
-                            slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
-                            value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
-                        else:
-                            of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
-                            slot = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
-                            value = f"*reinterpret_cast<const uint2*>({slot})"
-                        self._line(f"const uint2 operand_{a} = {value};")
-                    for number in range(pieces):
-                        for place, (a, b) in enumerate(pairs):
-                            is_small = small and a + b > 0
-                            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {large}"
-                            matrix = f"matrix_{i}[{number}][k][{b}]" if begin < held else f"fragment_{number}_{b}"
-                            self._line(
-                                f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
-                                f"{matrix}, operand_{a}.x, operand_{a}.y);"
-                            )
+                with self._block(f"for (int j = 0; j < {ahead}; j++)"):
+                    self._line("const int k = first + j;")
+                    with self._block(f"if (k < {end})"):
+                        self._term(i, part, where, first_piece, chains, pairs)
+                        with self._block(f"if (k + {ahead} < {end})"):
+                            for number in range(pieces):
+                                self._take(part, number, f"term + {ahead}", f"read_{i}[j][{number}]")
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
             sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
             self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
+
+    def _term(
+        self,
+        i: int,
+        part: Multiply,
+        where: str,
+        first_piece: int,
+        chains: Mapping[str, int],
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Products of the terms of tile `k`.
+
+        Args:
+            where: the matrix is.
+            chains: sums that do not wait for each other, of small products and of large ones.
+            pairs: parts of the operand and of the matrix that are multiplied.
+        """
+        sent, terms = self._sent[part.operand.port], self._terms(part)
+        num_small = sum(a + b > 0 for a, b in pairs)
+        self._line(f"const int term = split * {terms} + k;")
+        if where != "held":
+            self._fragments(i, part, where)
+        self._line(f"uint2 operand[row_tiles][{sent.parts}];")
+        self._line("#pragma unroll")
+        with self._block("for (int n = 0; n < row_tiles; n++)"):
+            self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
+        # Products with one sum wait for each other: those with others are between them.
+        for place, (a, b) in enumerate(pairs):
+            is_small = "small" in chains and a + b > 0
+            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
+            self._line("#pragma unroll")
+            with self._block("for (int n = 0; n < row_tiles; n++)"):
+                for number in range(len(part.pieces)):
+                    sums = f"{'small' if is_small else 'large'}[{number}][n][{chain}]"
+                    matrix = f"matrix_{i}[{number}][k][{b}]" if where == "held" else f"fragment_{number}[{b}]"
+                    self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
+
+    def _fragments(self, i: int, part: Multiply, where: str) -> None:
+        """Parts of the fragments of a term that are not in registers, as `fragment_NUMBER`."""
+        sent = self._sent[part.operand.port]
+        for number in range(len(part.pieces)):
+            taken = f"read_{i}[j][{number}]"
+            if where == "stored":
+                name = f"{'taken' if self._cluster.compact else 'fragment'}_{number}"
+                words = range(self._words(sent))
+                for word in words:
+                    self._line(f"const uint4 word_{number}_{word} = {self._stored_place(i, part, number, word)};")
+                values = ", ".join(f"{{{', '.join(f'word_{number}_{word}.{x}' for x in 'xyzw')}}}" for word in words)
+                self._line(f"const uint32_t {name}[{len(words)}][4] = {{{values}}};")
+                if not self._cluster.compact:
+                    continue
+                taken = name
+            self._line(f"uint32_t fragment_{number}[{self._matrix_parts(sent)}][4];")
+            self._line(f"dev::take_apart(fragment_{number}, {taken});")
+
+    def _operand(self, sent: _Sent, term: str) -> None:
+        """Parts of an operand, as `operand[n]`."""
+        place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
+        if sent.bits:
+            words = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 16)"
+            self._line(f"operand[n][0] = dev::spread<{sent.format}>({words});")
+        elif not sent.whole:
+            for a in range(sent.parts):
+                of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + {term}"
+                number = f"reinterpret_cast<const uint2*>({sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8)"
+                self._line(f"operand[n][{a}] = *{number};")
+        else:
+            number = f"reinterpret_cast<const uint4*>({sent.name} + {place} * 512 + lane * 16)"
+            self._line(f"const uint4 both = *{number};")
+            self._line("operand[n][0] = {both.x, both.y};")
+            second, third = "operand[n][1]", f"operand[n][{sent.parts - 1}]"
+            for axis, rest in (("x", "z"), ("y", "w")):
+                numbers = f"both.{axis}, both.{rest}, {second}.{axis}, {third}.{axis}"
+                self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
     def _small_chains(self, part: Multiply) -> int:
         """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
@@ -720,7 +925,9 @@ class _ClusterWriter:
     def _share(self, i: int, pieces: int) -> None:
         """Has the warp of each tile of rows the sums of all warps, as `total`; then it is of the warp's own tiles."""
         others = self._cluster.splits - 1
-        row = f"((odd * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
+        row = f"(TILE * {others} + OTHER) * {pieces} + p"
+        if self._sum_buffers == 2:
+            row = f"((int(t & 1) * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
         place = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
         self._line(f"float own[{pieces}][own_tiles][4];")
         self._line("#pragma unroll")
@@ -732,6 +939,8 @@ class _ClusterWriter:
             self._line(f"    {theirs} = total[p][n][j];")
             self._line("}")
         self._line("__syncthreads();")
+        if self._is_last(i):
+            self._line("dev::cluster_arrive();")
         self._line("#pragma unroll")
         with (
             self._block(f"for (int p = 0; p < {pieces}; p++)"),
@@ -762,7 +971,7 @@ class _ClusterWriter:
         piece = sent.pieces.index(columns)
         if sent.exchange.carried:
             with self._block("if (t + 1 < T)"):
-                self._send(sent, piece, value, "1 - odd")
+                self._send(sent, piece, value, "1 - odd" if self._cluster.slots == 2 else "0")
         else:
             self._send(sent, piece, value, "odd")
 
@@ -788,21 +997,37 @@ class _ClusterWriter:
                     )
                 return
             for j in range(4):
-                self._line(f"float rest_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
+                self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # of a slot or a part of it
+            for name, j in (("low", 0), ("high", 2)):
+                if sent.parts == 1:
+                    self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
+                    continue
+                self._line(f"const uint2 {name} = dev::halves(x_{j}, x_{j + 1});")
+                if not sent.whole:
+                    self._line(f"const uint32_t {name}_0 = {name}.x;")
+                    self._line(f"uint32_t {name}_1, {name}_2;")
+                    self._line(f"dev::other_parts<{sent.parts}>({name}.x, {name}.y, {name}_1, {name}_2);")
+            if sent.whole:
+                place = f"{sent.name} + ({index.format(slot)}) * 512 + lane * 16"
+                self._send_each(place, barrier, ("low.x", "high.x", "low.y", "high.y"))
+                return
             for a in range(sent.parts):
-                last = "true" if a + 1 == sent.parts else "false"
-                bits = [f"dev::part<{sent.format}>(rest_{j}, {last})" for j in range(4)]
-                index = f"(({slot}) * {sent.parts} + {a}) * {count} + {tile}"
-                place = f"{sent.name} + (({index}) * row_tiles + splits * n + split) * 256 + lane * 8"
-                with self._block(""):
-                    self._line(f"const uint32_t low = dev::transposed({bits[0]} | {bits[1]} << 16);")
-                    self._line(f"const uint32_t high = dev::transposed({bits[2]} | {bits[3]} << 16);")
-                    self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
-                    self._line("#pragma unroll")
-                    self._line(
-                        "for (int block = 0; block < blocks; block++) "
-                        "dev::send(dev::remote(place, block), dev::remote(barrier, block), low, high);"
-                    )
+                place = f"{sent.name} + ({index.format(f'({slot}) * {sent.parts} + {a}')}) * 256 + lane * 8"
+                self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
+
+    def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
+        """Sends words of each thread, transposed, to each block."""
+        with self._block(""):
+            names = [f"word_{k}" for k in range(len(words))]
+            for name, word in zip(names, words, strict=True):
+                self._line(f"const uint32_t {name} = dev::transposed({word});")
+            self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
+            self._line("#pragma unroll")
+            self._line(
+                "for (int block = 0; block < blocks; block++) "
+                f"dev::send(dev::remote(place, block), dev::remote(barrier, block), {', '.join(names)});"
+            )
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

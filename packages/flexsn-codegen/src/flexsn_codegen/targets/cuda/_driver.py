@@ -70,6 +70,9 @@ class CudaFunction:
         shared: bytes of shared memory of a block, beside its own variables.
 
     Attributes:
+        address: of the kernel, as the driver takes it.
+        threads: of a block.
+        shared: bytes of shared memory of a block, beside its own variables.
         registers: of a thread.
         spilled: bytes of a thread in local memory.
         at_once: clusters that the GPU runs at a time; `None`: the driver has no answer.
@@ -81,7 +84,7 @@ class CudaFunction:
     def __init__(
         self, cubin: bytes, name: str, device: torch.device, *, cluster: int, threads: int, shared: int
     ) -> None:
-        self._device, self._threads, self._shared = device, threads, shared
+        self._device, self.threads, self.shared = device, threads, shared
         driver = _driver()
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
@@ -96,13 +99,14 @@ class CudaFunction:
             if shared > _USUAL_SHARED:
                 self._set(_MOST_SHARED, shared)
             self.at_once = self._at_once(cluster)
+        self.address = self._function.value or 0
         self.registers, self.spilled = self._get(_REGISTERS), self._get(_LOCAL_BYTES)
 
     def _at_once(self, cluster: int) -> int | None:
         attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
         one = ctypes.c_uint * 3
         configuration = _Configuration(
-            one(cluster, 1, 1), one(self._threads, 1, 1), self._shared, None, ctypes.pointer(attribute), 1
+            one(cluster, 1, 1), one(self.threads, 1, 1), self.shared, None, ctypes.pointer(attribute), 1
         )
         count = ctypes.c_int()
         code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(configuration))
@@ -131,6 +135,6 @@ class CudaFunction:
         with torch.cuda.device(self._device):
             _enter(self._device)
             code = _driver().cuLaunchKernel(
-                self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, arguments, None
+                self._function, blocks, 1, 1, self.threads, 1, 1, self.shared, stream, arguments, None
             )
         _check(code, "launches no kernel")

@@ -7,7 +7,7 @@ from typing import Any
 
 from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_codegen.source._source import KernelSource, Strided
-from flexsn_codegen.targets._base import KernelWriter, Statement
+from flexsn_codegen.targets._base import KernelWriter
 from flexsn_codegen.targets.cpp._target import Cpp
 from flexsn_codegen.targets.cuda._kernel import CudaKernel
 from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
@@ -16,8 +16,8 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """Sources are the C++ of `Cpp` for one element, without its library: results come as a `dev::tuple`, special
-    functions and random numbers are not there.
+    """Sources are the C++ of `Cpp` for one element, without its library: special functions and random numbers are not
+    there.
     """
 
     name = "CUDA C++"
@@ -27,11 +27,6 @@ class Cuda(Cpp):
     def __init__(self) -> None:
         super().__init__()
         self.rules = {op: rule for op, rule in self.rules.items() if op not in _RANDOM and not _is_special(rule)}
-
-    def function(
-        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
-    ) -> str:
-        return super().function(name, arguments, statements, results).replace("std::make_tuple(", "dev::make_tuple(")
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         raise UnsupportedOpError("kernels in CUDA C++ are loops of recurrent steps alone.", "writer")

@@ -24,9 +24,14 @@ DEV_INLINE uint32_t cluster_rank() {
     return rank;
 }
 
+// What a thread has read before is read: it orders no stores, for which all of them would have to be done.
+DEV_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
+DEV_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 DEV_INLINE void cluster_synchronize() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();
 }
 
 // -- barriers that count bytes ---------------------------------------------------------------------------------
@@ -46,6 +51,7 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
 
 // The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+#pragma unroll 1
     for (int i = 0; i < (1 << 24); i++) {
         uint32_t done;
         asm volatile(
@@ -76,7 +82,7 @@ DEV_INLINE void send(uint32_t place, uint32_t barrier, uint32_t a, uint32_t b, u
 
 struct of_bfloat16 {
     static constexpr uint32_t one = 0x3F80u;
-    static DEV_MEMBER uint32_t bits(float x) { return bfloat16_bits(x); }
+    static DEV_MEMBER uint32_t bits(float x, float above) { return bfloat16_bits(x, above); }
     static DEV_MEMBER void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -86,7 +92,7 @@ struct of_bfloat16 {
 
 struct of_float16 {
     static constexpr uint32_t one = 0x3C00u;
-    static DEV_MEMBER uint32_t bits(float x) { return float16_bits(x); }
+    static DEV_MEMBER uint32_t bits(float x, float above) { return float16_bits(x, above); }
     static DEV_MEMBER void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -94,16 +100,34 @@ struct of_float16 {
     }
 };
 
-// The next part of a number: its first eight bits, which `rest` loses; the last part is rounded. Of infinity and of what
-// is no number, the first part is all.
-template <typename Format>
-DEV_INLINE uint32_t part(float& rest, bool last) {
-    if (last) return Format::bits(rest);
-    uint32_t bits = __float_as_uint(rest) & 0xFFFF0000u;
-    float first = __uint_as_float(bits);
-    rest = fabsf(first) < infinity<float>() ? rest - first : 0.0f;
-    if (rest != rest) rest = 0.0f;
-    return first == first ? bits >> 16 : 0x7FC0u;
+// Numbers of float32 are the sums of three parts of 16 bits: eight bits of the number each. Two neighbours are in two
+// words: `first`, their first parts, and `rest`, the other halves of their bits.
+//
+// Of infinity and of what is no number, the first part is all: another one is a number that it swallows. Of two parts,
+// the second one is rounded.
+template <int parts>
+DEV_INLINE void other_parts(uint32_t first, uint32_t rest, uint32_t& second, uint32_t& third) {
+    const uint32_t bits[2] = {first << 16, first & 0xFFFF0000u};
+    float left[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float x = __uint_as_float(__byte_perm(rest, first, h ? 0x7632 : 0x5410));
+        left[h] = fminf(x - __uint_as_float(bits[h]), 0x1p120f);
+    }
+    if (parts == 2) {
+        second = bfloat16_bits(left[0], left[1]);
+        return;
+    }
+    const uint32_t low = __float_as_uint(left[0]), high = __float_as_uint(left[1]);
+    second = __byte_perm(low, high, 0x7632);
+    third = bfloat16_bits(left[0] - __uint_as_float(low & 0xFFFF0000u), left[1] - __uint_as_float(high & 0xFFFF0000u));
+}
+
+// Both words of two neighbours. What is no number remains none without its last bits.
+DEV_INLINE uint2 halves(float a, float b) {
+    const uint32_t none = 0x7FC00000u;
+    const uint32_t low = a == a ? __float_as_uint(a) : none, high = b == b ? __float_as_uint(b) : none;
+    return {__byte_perm(low, high, 0x7632), __byte_perm(low, high, 0x5410)};
 }
 
 DEV_INLINE uint32_t transposed(uint32_t x) {
@@ -114,11 +138,12 @@ DEV_INLINE uint32_t transposed(uint32_t x) {
 
 // -- fragments -------------------------------------------------------------------------------------------------
 
-// 16 columns of a product by 16 terms of its sums, as `A`.
+// 16 columns of a product by 16 terms of its sums, as `A`: one word of two numbers of 16 bits, or both words of two
+// numbers of float32.
 //
 // `scattered`: terms t and t + 4 share a register, as those of spikes that come as bits do; else neighbours do.
-template <typename Format, bool scattered, int parts, typename Number>
-DEV_INLINE void take(uint32_t (&fragment)[parts][4], const Number* matrix, int64_t down, int64_t across, int term,
+template <typename Format, bool scattered, int words, typename Number>
+DEV_INLINE void take(uint32_t (&fragment)[words][4], const Number* matrix, int64_t down, int64_t across, int term,
                      int terms, int column, int columns) {
     const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
 #pragma unroll
@@ -130,10 +155,24 @@ DEV_INLINE void take(uint32_t (&fragment)[parts][4], const Number* matrix, int64
             const int k = term + (r >> 1) * 8 + (scattered ? q + 4 * h : 2 * q + h);
             pair[h] = i < columns && k < terms ? float(load(matrix[k * down + i * across])) : 0.0f;
         }
+        if (words == 1) {
+            fragment[0][r] = Format::bits(pair[0], pair[1]);
+        } else {
+            const uint2 both = halves(pair[0], pair[1]);
+            fragment[0][r] = both.x;
+            fragment[words - 1][r] = both.y;
+        }
+    }
+}
+
+// The parts of a fragment, as products take them.
+template <int parts, int words>
+DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&taken)[words][4]) {
 #pragma unroll
-        for (int p = 0; p < parts; p++) {
-            const uint32_t low = part<Format>(pair[0], p + 1 == parts), high = part<Format>(pair[1], p + 1 == parts);
-            fragment[p][r] = low | high << 16;
+    for (int r = 0; r < 4; r++) {
+        fragment[0][r] = taken[0][r];
+        if (words > 1) {
+            other_parts<parts>(taken[0][r], taken[words - 1][r], fragment[parts / 2][r], fragment[parts - 1][r]);
         }
     }
 }

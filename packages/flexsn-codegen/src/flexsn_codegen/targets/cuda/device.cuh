@@ -18,41 +18,6 @@ typedef unsigned long long uint64_t;
 
 namespace dev {
 
-// -- several results of one step -------------------------------------------------------------------------------
-
-template <typename... Types>
-struct tuple;
-
-template <typename First>
-struct tuple<First> {
-    First first;
-};
-
-template <typename First, typename... Rest>
-struct tuple<First, Rest...> {
-    First first;
-    tuple<Rest...> rest;
-};
-
-template <typename First>
-DEV_INLINE tuple<First> make_tuple(First first) {
-    return {first};
-}
-
-template <typename First, typename Second, typename... Rest>
-DEV_INLINE tuple<First, Second, Rest...> make_tuple(First first, Second second, Rest... rest) {
-    return {first, make_tuple(second, rest...)};
-}
-
-template <int index, typename Tuple>
-DEV_INLINE auto get(const Tuple& tuple) {
-    if constexpr (index == 0) {
-        return tuple.first;
-    } else {
-        return get<index - 1>(tuple.rest);
-    }
-}
-
 // -- representation --------------------------------------------------------------------------------------------
 
 template <typename T>
@@ -66,19 +31,21 @@ DEV_INLINE T infinity() {
 }
 
 // Two numbers are converted by one short instruction; one number, by the slow unit of other conversions.
-DEV_INLINE uint32_t bfloat16_bits(float x, float above = 0.0f) {
+DEV_INLINE uint32_t bfloat16_bits(float x, float above) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
+DEV_INLINE uint32_t bfloat16_bits(float x) { return bfloat16_bits(x, 0.0f); }
 
 DEV_INLINE float bfloat16_value(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-DEV_INLINE uint32_t float16_bits(float x, float above = 0.0f) {
+DEV_INLINE uint32_t float16_bits(float x, float above) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
     return bits;
 }
+DEV_INLINE uint32_t float16_bits(float x) { return float16_bits(x, 0.0f); }
 
 DEV_INLINE float float16_value(uint32_t bits) {
     float x;
@@ -86,37 +53,11 @@ DEV_INLINE float float16_value(uint32_t bits) {
     return x;
 }
 
-// Half types are types of memory alone; values are computed with as float.
-struct float16 {
-    uint16_t bits;
-
-    float16() = default;
-    DEV_MEMBER explicit float16(float x) : bits(uint16_t(float16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return float16_value(bits); }
-};
-
-struct bfloat16 {
-    uint16_t bits;
-
-    bfloat16() = default;
-    DEV_MEMBER explicit bfloat16(float x) : bits(uint16_t(bfloat16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return bfloat16_value(bits); }
-};
+using float16 = narrow<uint16_t, float16_bits, float16_value>;
+using bfloat16 = narrow<uint16_t, bfloat16_bits, bfloat16_value>;
 
 DEV_INLINE float round_float16(float x) { return float16_value(float16_bits(x)); }
 DEV_INLINE float round_bfloat16(float x) { return __uint_as_float(bfloat16_bits(0.0f, x)); }
-
-template <typename T>
-DEV_INLINE T load(const T& place) {
-    return place;
-}
-DEV_INLINE float load(const float16& place) { return float(place); }
-DEV_INLINE float load(const bfloat16& place) { return float(place); }
-
-template <typename To, typename T>
-DEV_INLINE void store(To& place, T value) {
-    place = To(value);
-}
 
 // -- arithmetic ------------------------------------------------------------------------------------------------
 
@@ -159,22 +100,6 @@ DEV_INLINE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 DEV_INLINE float pow(float x, float y) { return ::powf(x, y); }
 DEV_INLINE double pow(double x, double y) { return ::pow(x, y); }
 
-// Whole powers, in float64.
-template <int n>
-DEV_INLINE double wide_power(double x) {
-    if constexpr (n == 1) {
-        return x;
-    } else {
-        const double half = wide_power<n / 2>(x);
-        return n % 2 ? half * half * x : half * half;
-    }
-}
-
-template <int n>
-DEV_INLINE float power(float x) { return float(wide_power<n>(double(x))); }
-
-template <int n>
-DEV_INLINE float inverse_power(float x) { return float(1.0 / wide_power<n>(double(x))); }
 DEV_INLINE float atan2(float x, float y) { return ::atan2f(x, y); }
 DEV_INLINE double atan2(double x, double y) { return ::atan2(x, y); }
 DEV_INLINE float hypot(float x, float y) { return ::hypotf(x, y); }

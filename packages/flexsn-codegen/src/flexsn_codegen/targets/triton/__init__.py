@@ -1,16 +1,15 @@
-"""Kernels in Triton, for GPUs and, slowly, in its interpreter."""
+"""Kernels in Triton, for GPUs and for its interpreter, which is slow."""
 
 from __future__ import annotations
 
 from flexsn_codegen.targets.triton._interpreting import interpreting
-from flexsn_codegen.targets.triton._launcher import CompiledEntry, entry, launcher, on_device
+from flexsn_codegen.targets.triton._launcher import entry, launcher, on_device
 from flexsn_codegen.targets.triton._literals import accumulator
 from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen.targets.triton._target import TRITON, Triton
 
 __all__ = [
     "TRITON",
-    "CompiledEntry",
     "OfflineJob",
     "ResourceUse",
     "Triton",

@@ -1,11 +1,11 @@
-"""The functions in generated sources that have a name of their own: `dev.<name>`."""
+"""The functions that generated sources call by name: `dev.<name>`."""
 
 from __future__ import annotations
 
-# With an approximate twin, `dev.fast_<name>`: the GPU's own instructions for float32.
+# Functions with an approximate twin, `dev.fast_<name>`, which uses the GPU's own instructions for float32.
 FAST = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
-# Functions of one floating-point argument: the name in libdevice, in torch.
+# Functions of one floating-point argument: the name in libdevice and the name in torch.
 UNARY: dict[str, tuple[str, str]] = {
     "acos": ("acos", "acos"),
     "acosh": ("acosh", "acosh"),

@@ -1,4 +1,4 @@
-"""Launches in Triton's interpreter, one at a time: it keeps the number of the running program in a global."""
+"""Launches in Triton's interpreter, one at a time: the number of the running program is in a global variable."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _one_launch = threading.RLock()
 
 @contextlib.contextmanager
 def interpreting() -> Iterator[None]:
-    """Around a launch.
+    """The context of a launch.
 
-    Without numpy's warnings, by which the interpreter computes: overflow is usual, and lanes outside of the data
+    It hides warnings of numpy, with which the interpreter computes: overflow is usual, and lanes outside of the data
     compute with zeros and are not stored.
     """
     with _one_launch, warnings.catch_warnings():

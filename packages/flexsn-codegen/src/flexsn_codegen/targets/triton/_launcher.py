@@ -5,31 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from flexsn_codegen.targets._entry import Entry
+
 _HERE: AbstractContextManager[object] = nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledEntry:
-    """Arguments of the CUDA driver for launches of a compiled kernel.
-
-    Attributes:
-        function: a `CUfunction`.
-        threads: of a program.
-        shared: bytes of shared memory of a program, in addition to what the kernel declares.
-        numbers: the arguments after the tensors, each of at most 8 bytes.
-        hooks: returns True if a profiler has hooks on launches now, which a direct launch bypasses.
-    """
-
-    function: int
-    threads: int
-    shared: int
-    numbers: tuple[int, ...]
-    hooks: Callable[[], bool]
 
 
 def launcher(
@@ -73,16 +55,16 @@ def _single_device() -> bool:
     return torch.cuda.device_count() == 1
 
 
-def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
+def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
     """How to launch a compiled kernel without Python, on an NVIDIA GPU.
 
     Args:
-        compiled, numbers: as for `launcher`.
+        compiled, grid, numbers: as for `launcher`.
 
     Returns:
-        `None` for a kernel that takes more than tensors and integers, or is launched in a way of its own, and where
-        this version of Triton does not report the arguments.
+        `None` for a kernel that takes more than tensors and numbers of 8 bytes, or is launched in a way of its own, and
+        where this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 
-    return _triton_private.entry(compiled, numbers)
+    return _triton_private.entry(compiled, grid, numbers)

@@ -1,7 +1,7 @@
 """Compiles for a GPU that is absent, and reports the resources that the kernel uses.
 
-Triton's interpreter replaces the compiler in its process; with it, and so in most tests, the compilation runs
-in a process of its own: this module, which reads jobs from its input and writes results.
+Triton's interpreter replaces the compiler in its process. If the interpreter is on, as in most tests, the compilation
+runs in a process of its own, which runs this module: it reads jobs from its input and writes results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
 }
-# These sizes are multiples of 16 as a rule, and compiled for that.
+# These sizes are usually multiples of 16, so kernels are compiled for such sizes.
 _ALIGNED = {"N", "NCL", "ROW"}
 
 
@@ -54,10 +54,10 @@ class OfflineJob:
     Attributes:
         kernel: from `forward_source`, `backward_source` or `Pointwise.source`.
         target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
-        dtypes: of the kernel's tensors, in the order of `kernel.params`; one for all is enough.
+        dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`; one dtype stands for all.
         block: elements per program.
         num_warps: warps per program.
-        fast_math: compile as the kernel of a core with fast math is compiled, see `compile_options`.
+        fast_math: compiles with the options of a core with fast math, see `compile_options`.
     """
 
     kernel: KernelSource
@@ -73,13 +73,13 @@ class ResourceUse:
     """Resources that a compiled kernel uses.
 
     Attributes:
-        target: what it was compiled for.
-        registers: per thread (of an AMD GPU, vector registers).
-        spilled_bytes: per thread, of values that did not fit into registers.
-        local_bytes: local memory per thread: what was spilled, and the tables of slow paths, such as that of
+        target: the target that it was compiled for.
+        registers: registers per thread (on an AMD GPU, vector registers).
+        spilled_bytes: bytes per thread of values that did not fit into registers.
+        local_bytes: local memory per thread: spilled values, and the tables of slow paths, such as that of
             `sin` for huge arguments.
         shared_bytes: shared memory per program.
-        seconds: time to compile.
+        seconds: compilation time.
         assembly: PTX or AMD's assembly.
         binary: the cubin or hsaco.
     """
@@ -105,7 +105,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
     """Compiles kernels to binaries, without a GPU and without Triton's cache.
 
     Raises:
-        OfflineCompileError: an unknown target, or the compiler's error.
+        OfflineCompileError: the target is unknown, or the compiler fails.
 
     Example:
         >>> kernel = pointwise(torch.nn.functional.silu).source(torch.empty(8, device="meta"))
@@ -124,7 +124,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 
 
 def _target(name: str) -> tuple[str, int | str, int]:
-    """Triton's backend, architecture and warp size."""
+    """The backend, architecture and warp size in Triton."""
     if match := re.fullmatch(r"sm_(\d+)a?", name):
         return "cuda", int(match[1]), 32
     if re.fullmatch(r"gfx9\w+", name):
@@ -190,7 +190,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Even if it is in Triton's cache: the assembler then reports what the kernel uses.
+            # Compile even if Triton's cache has the kernel: only then the assembler reports the resources that it uses.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
@@ -211,7 +211,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvidia_usage(log: str) -> dict[str, int]:
-    """Resources from ptxas's log, which lists the functions that it has not inlined besides the kernel."""
+    """Resources from ptxas's log, which lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
         "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),

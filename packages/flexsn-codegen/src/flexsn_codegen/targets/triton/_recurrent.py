@@ -8,7 +8,8 @@ loads all of them. Two slots are enough: a program that writes a slot again has 
 Of many values that go from step to step, as gradients of delayed ones are, most do so in memory. A program reads and
 writes its own elements in it, alternately those of even and odd steps, so that none has to wait for another.
 
-While it waits, the program has the loads of the next step and the stores of this one under way.
+While it waits, the program has the loads of the next step and the stores of this one under way, and computes what
+stages make of many values of earlier steps.
 
 A reduction of a row needs all of its columns: programs that share rows exchange its operand, too, and each reduces the
 whole row, in one order. Products of one operand are computed together, chunk by chunk: all chunks of an operand in
@@ -29,6 +30,7 @@ from typing import Any
 
 import torch
 
+from flexsn_codegen.recurrent._gather import Gather
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
@@ -243,11 +245,11 @@ class _LoopWriter:
                     name, in_parts = f"matrix_{i}_{first}_{j}", self._exchange(part.operand.port).dtype == torch.float32
                     if in_parts:
                         self._line(f"whole = dev.fetch({place}, {mask})")
-                        self._split(name, "whole", 3)
+                        self._split(name, "whole", self._spec.parts)
                     else:
                         self._line(f"{name}_0 = dev.fetch({place}, {mask})")
                     if not self._tiles.exchanged:
-                        for k in range(3 if in_parts else 1):
+                        for k in range(self._spec.parts if in_parts else 1):
                             self._line(f"{name}_{k} = dev.hold({name}_{k}, BLOCK)")
                 if part.added is not None:
                     row = self._param(Role.MATRIX, part.added)
@@ -256,9 +258,9 @@ class _LoopWriter:
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
     def _split(self, name: str, value: str, parts: int) -> None:
-        """A float32 value as bfloat16 values that it is the sum of."""
+        """A float32 value as bfloat16 values that it is the sum of, or nearly so."""
         for k in range(parts):
-            self._line(f"{name}_{k} = dev.first_part({value})")
+            self._line(f"{name}_{k} = dev.{'first' if k + 1 < parts else 'last'}_part({value})")
             if k + 1 < parts:
                 self._line(f"rest_{name}_{k} = dev.rest({value})")
                 value = f"rest_{name}_{k}"
@@ -298,8 +300,12 @@ class _LoopWriter:
             steps = "steps"
             self._find_end()
         self._line(f"step = {f'{steps} - 1' if self._spec.backwards else '0'}")
+        exists = "(step >= 0)" if self._spec.ends else None
         for i in self._loaded_ahead():
-            self._load(f"load_{i}", i, "step", "(step >= 0)" if self._spec.ends else None)
+            self._load(f"load_{i}", i, "step", exists)
+        for i, part in enumerate(self._loop.parts):
+            if isinstance(part, StageCall) and part.early in (-1, 1):
+                self._call(i, part, "step", exists)
         self._line(f"for t in range({steps}):")
         self._depth += 1
         if self._tiles.exchanged or self._loop.ring:
@@ -391,6 +397,8 @@ class _LoopWriter:
         if self._repeats:
             self._line("until = tl.where(step == behind, T, step + 1)")
         loaded, multiplied = False, set[int]()
+        backwards = self._spec.backwards
+        following = ("(step - 1)", "(step > 0)") if backwards else ("(step + 1)", "(step + 1 < T)")
         for i, part in enumerate(self._loop.parts):
             if i in waits and self._tiles.count > 1:
                 self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
@@ -401,7 +409,9 @@ class _LoopWriter:
                     self._multiply(products)
             elif isinstance(part, Reduce):
                 self._reduce(i, part)
-            else:
+            elif part.early == 1:
+                self._call(i, part, *following)
+            elif part.early != -1:
                 self._call(i, part)
             if i in arrives:
                 self._line("dev.arrive(counter)")
@@ -444,7 +454,8 @@ class _LoopWriter:
             self._depth -= 1
             self._repeated.clear()
 
-    def _call(self, i: int, part: StageCall) -> None:
+    def _call(self, i: int, part: StageCall, step: str = "step", exists: str | None = None) -> None:
+        """Computes a stage, of values of earlier steps as they are at `step`, if that `exists`."""
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -454,9 +465,13 @@ class _LoopWriter:
                 arguments.append(f"lifted_{i}_{port.index}")
                 continue
             read = part.reads[port.index]
+            if isinstance(read, Gather):
+                number = loads.index(Load(read.view, part.stage.shape))
+                arguments.append(self._gather(f"picked_{i}_{port.index}", number, read, step, exists))
+                continue
             if isinstance(read, View) and read.source in self._loop.shifted:
                 number = loads.index(Load(read, part.stage.shape))
-                self._load(f"load_{number}", number, "step", None)
+                self._load(f"load_{number}", number, step, exists)
             if isinstance(read, View) and read.source.role is Role.CAME_STATE:
                 arguments.append("t > 0")
             elif isinstance(read, View):
@@ -467,17 +482,30 @@ class _LoopWriter:
                 arguments.append(self._from_ring(read.port))
             elif read.port in self._carried:
                 arguments.append(self._carried[read.port])
+            elif read.port.role is Role.AHEAD:
+                arguments.append(read.port.name)
             else:
                 arguments.append(self._values[read])
         results = [f"result_{i}_{port.index}" for port in core.results]
+        if part.early is not None:
+            results = [columns.port.name for columns in part.writes if columns is not None]
         self._line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
         for result, write in zip(results, part.writes, strict=True):
-            if write is not None:
+            if write is not None and part.early is None:
                 self._written(write, result, part.width)
         for result, view in zip(results, part.stored, strict=True):
             if view is not None:
                 self._store(result, part.width, 0)
                 self._next_store += 1
+
+    def _gather(self, name: str, load: int, gather: Gather, step: str, exists: str | None) -> str:
+        """Loads the value of the step that a number gives; returns its name."""
+        number = gather.number.name
+        self._line(f"{name}_there = ({number} >= {gather.first}) & ({number} < {gather.first + gather.count})")
+        distance = f"tl.where({name}_there, {number} - {gather.first}, 0).to(tl.int64)"
+        place = f"({step} {'-' if gather.back else '+'} {distance})"
+        self._load(name, load, place, f"{name}_there & {exists}" if exists else f"{name}_there")
+        return name
 
     def _reduce(self, i: int, part: Reduce) -> None:
         """A reduction of rows, which the program has whole, or else fetches."""
@@ -531,7 +559,8 @@ class _LoopWriter:
         exchange = self._exchange(operand.port)
         name, chunks = self._name(operand), range(len(self._blocks(operand)))
         dot = "dot" if self._tiles.exchanged else "dot_held"
-        terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
+        most = self._spec.parts
+        terms = [(a, b) for a in range(self._parts(exchange)) for b in range(most) if a + b < most]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
         # Sums that do not wait for each other: of the terms of a float32, or else of the chunks.
@@ -590,7 +619,7 @@ class _LoopWriter:
         return self._loop.exchanges[self._number[port]]
 
     def _parts(self, exchange: Exchange) -> int:
-        return exchange.parts(from_zero=self._spec.from_zero)
+        return min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
 
     def _slot_dtype(self, exchange: Exchange) -> torch.dtype:
         return torch.bfloat16 if exchange.dtype == torch.float32 else exchange.dtype

@@ -12,7 +12,7 @@ from typing import Any
 
 from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
-from flexsn_codegen.source._source import CoreSource, KernelSource, framed
+from flexsn_codegen.source._source import CoreSource, KernelSource, Like, framed
 from flexsn_codegen.source._walk import terms_of
 from flexsn_codegen.targets._base import RowLaunch, Summed, Target
 from flexsn_codegen.targets.triton._literals import tl_name
@@ -33,10 +33,12 @@ _SUMMING_PROGRAMS = 1024
 # Most operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK`.
 _MOST_OPERANDS = 7
 
-Layout = tuple[int, int, Summed]
-"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, else their number.
-The first layout is `(columns of a program, True if these are all)`."""
-RUN = -1
+Direction = int | Like
+Layout = tuple[Direction, Direction, Summed, int | None]
+"""Terms of the offset of an operand's rows, and of its columns: 0 none, `RUN` one stride, `PAIRS` every second element,
+else their number, or those of an earlier operand; how it is summed; the number of the operand whose elements are just
+before its own in memory. The first layout is `(columns of a program, True if these are all)`."""
+RUN, PAIRS = -1, -2
 
 
 def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
@@ -64,7 +66,12 @@ def _needs_registers(core: CoreSource) -> bool:
 
 
 def walk_rows(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int, launch: RowLaunch, sums: Sequence[Summed]
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    split: int,
+    launch: RowLaunch,
+    sums: Sequence[Summed],
+    after: Sequence[int | None],
 ) -> tuple[tuple[Any, ...], list[int]]:
     """As `Target.walk_rows`."""
     width = math.prod(sizes[split:])
@@ -72,20 +79,28 @@ def walk_rows(
     numbers = [width]
     if Summed.OVER_ROWS in sums:
         numbers.append(launch.steps)
-    for own, summed in zip(strides, sums, strict=True):
+    paired = {i for pair in enumerate(after) if None not in pair for i in pair}
+    first: dict[tuple[bool, tuple[tuple[int, int, int], ...]], int] = {}
+    for i, (own, summed) in enumerate(zip(strides, sums, strict=True)):
         if summed is Summed.OVER_ROWS:
-            layouts.append((0, 0, summed))
+            layouts.append((0, 0, summed, None))
             continue
-        found = []
-        for part, steps in ((sizes[:split], own[:split]), (sizes[split:], own[split:])):
+        found: list[Direction] = []
+        for is_column, (part, steps) in enumerate(((sizes[:split], own[:split]), (sizes[split:], own[split:]))):
             terms = terms_of(part, steps)
-            if len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
+            if is_column and i in paired and terms == [(1, math.prod(part), 2)]:
+                found.append(PAIRS)
+                continue
+            known = first.setdefault((bool(is_column), tuple(terms)), i)
+            if known != i and terms:
+                found.append(Like(known))
+            elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
                 found.append(RUN)
                 numbers.append(terms[0][2])
             else:
                 found.append(len(terms))
                 numbers += [number for term in terms for number in term]
-        layouts.append((*found, summed))
+        layouts.append((*found, summed, after[i] if found[1] == PAIRS else None))
     return tuple(layouts), numbers
 
 
@@ -97,7 +112,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
     sizes = ["N", "width", *(["STEPS"] if summed else [])]
     placed = [port for port in ports if port not in summed]
-    places, offsets, of_columns = _places(placed, core.results, layout_of, sizes)
+    places, offsets, of_columns = _places(ports, placed, core.results, layout_of, sizes)
     program = "tl.program_id(0).to(tl.int64)"
     lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
     if all_columns:
@@ -108,6 +123,10 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append(f"program = {program} // beside")
         lines.append(f"column = (tl.program_id(0) % beside) * {columns} + tl.arange(0, {columns})[None, :]")
     lines += ["inside = column < width", *of_columns]
+    if PAIRS in {of[1] for of in layout_of.values()}:
+        begin = "" if all_columns else f"(tl.program_id(0) % beside) * {2 * columns} + "
+        lines.append(f"pair = {begin}tl.arange(0, {2 * columns})[None, :]")
+        lines.append("pair_inside = pair < width * 2")
     for number in core.numbers:
         sizes += number.arguments
         lines.append(f"{number.name} = {decoded(number)}")
@@ -118,11 +137,18 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         "mask = exists & inside",
         *offsets,
     ]
+    firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
+    seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
         place, mask = places[port]
+        if port in firsts:
+            continue
+        load = f"{port.name} = dev.load({place}, {mask})"
+        if port in seconds:
+            load = f"{port.name}, {seconds[port].name} = dev.load_pair({place}, {mask})"
         # Operands that all rows share are loaded once.
-        (lines if mask == "inside" else body).append(f"{port.name} = dev.load({place}, {mask})")
-    body += _stages(core, places, layout_of, columns)
+        (lines if mask == "inside" else body).append(load)
+    body += _stages(core, places, layout_of, firsts, columns)
     if summed:
         for port in summed:
             kind = tl_name(register_dtype(_dtype_of(core, port)))
@@ -148,45 +174,62 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
 
 
 def _places(
-    ports: Sequence[Port], results: Collection[Port], layout_of: dict[Port, Layout], sizes: list[str]
+    all_ports: Sequence[Port],
+    ports: Sequence[Port],
+    results: Collection[Port],
+    layout_of: dict[Port, Layout],
+    sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
     """The place and the mask of each operand, the lines for its offsets by rows, and those by columns.
 
     Results are stored from all rows of a program: their places have all rows, also where there is one row.
     """
     places: dict[Port, tuple[str, str]] = {}
-    of_rows, of_columns = [], []
+    of_rows: list[str] = []
+    of_columns: list[str] = []
     for port in ports:
         offsets = []
         for direction, terms in zip(("row", "column"), layout_of[port][:2], strict=True):
-            index = direction if direction == "row" else "column.to(tl.int64)"
-            if terms == RUN:
-                sizes.append(f"{port.name}_{direction}")
-                offsets.append(f"{index} * {port.name}_{direction}")
+            if isinstance(terms, Like):
+                offsets.append(f"{all_ports[terms.operand].name}_{direction}_off")
                 continue
             summands = []
+            if terms == PAIRS:
+                offsets.append("pair")
+                continue
+            if terms == RUN:
+                sizes.append(f"{port.name}_{direction}")
+                summands.append(f"{direction}.to(tl.int64) * {port.name}_{direction}")
             for i in range(terms):
                 inner, size, stride = (f"{port.name}_{direction}_{what}{i}" for what in ("inner", "size", "stride"))
                 sizes += [inner, size, stride]
-                summands.append(f"(({index} // {inner}) % {size}) * {stride}")
-            offsets.append(" + ".join(summands))
+                summands.append(f"(({direction} // {inner}) % {size}).to(tl.int64) * {stride}")
+            offsets.append(f"{port.name}_{direction}_off" if summands else "")
+            if summands:
+                lines = of_rows if direction == "row" else of_columns
+                lines.append(f"{offsets[-1]} = {' + '.join(summands)}")
         by_row, by_column = offsets
-        if port in results and not by_row:
+        if not by_row and (port in results or not by_column):
             by_row = "row * 0"
-        if by_column:
-            of_columns.append(f"{port.name}_column_off = {by_column}")
-        if by_row or not by_column:
-            of_rows.append(f"{port.name}_off = {by_row or 'row * 0'}")
-        summands = [f"{port.name}_off"] * bool(by_row or not by_column) + [f"{port.name}_column_off"] * bool(by_column)
+        summands = [by_row] * bool(by_row) + [by_column] * bool(by_column)
+        if by_column == "pair":
+            by_row = by_row or "row * 0"
+            places[port] = f"{port.name}_ptr + {by_row} + pair", "exists & pair_inside"
+            continue
         mask = "exists" if not by_column else "mask" if by_row else "inside"
         places[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
     return places, of_rows, of_columns
 
 
 def _stages(
-    core: CoreSource, places: dict[Port, tuple[str, str]], layout_of: dict[Port, Layout], columns: int
+    core: CoreSource,
+    places: dict[Port, tuple[str, str]],
+    layout_of: dict[Port, Layout],
+    firsts: dict[Port, Port],
+    columns: int,
 ) -> list[str]:
     lines = []
+    waiting: dict[Port, str] = {}
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
         given = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
@@ -196,7 +239,8 @@ def _stages(
             row = Port(Role.LIFTED, reduced).name
             lines.append(f"{row} = dev.{_REDUCTIONS[op]}(tl.broadcast_to({value}, [ROWS, {columns}]), inside)")
             reduced += 1
-        for value, port in zip(results, stage.written, strict=bool(stage.written)):
+        for number, port in zip(stage.values if stage.written else (), stage.written, strict=True):
+            value = results[number]
             all_of_it = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
             summed = layout_of[port][2]
             if summed is Summed.OVER_ROWS:
@@ -205,6 +249,13 @@ def _stages(
             place, mask = places[port]
             if summed is Summed.OVER_COLUMNS:
                 all_of_it = f"dev.row_sum({all_of_it}, inside)"
+            if port in firsts.values():
+                waiting[port] = all_of_it
+                continue
+            if port in firsts:
+                place, mask = places[firsts[port]]
+                lines.append(f"dev.store_pair({place}, {waiting.pop(firsts[port])}, {all_of_it}, {mask})")
+                continue
             lines.append(f"dev.store({place}, {all_of_it}, {mask})")
     return lines
 

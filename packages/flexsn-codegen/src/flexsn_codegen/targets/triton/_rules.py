@@ -1,7 +1,8 @@
-"""How each op is written in Triton: one op, one row.
+"""The Triton code of each op: one op, one row.
 
-Ops are homogeneous in dtype: the tracer has inserted every conversion. Half values are float32 in registers;
-what an op does to them is rounded afterwards, unless it can only return one of its arguments' values.
+All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float32 in
+registers; the result of an op on them is rounded afterwards, unless the op can only return one of its arguments'
+values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RULES: dict[Op, Rule] = {}
 
 
 def _rule(op: Op) -> Callable[[Rule], Rule]:
-    """The rule of an op that has a row of facts."""
+    """Registers the rule of an op that has a row of facts."""
 
     def decorate(rule: Rule) -> Rule:
         RULES[op] = rule
@@ -38,7 +39,7 @@ def _rule(op: Op) -> Callable[[Rule], Rule]:
 
 
 def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-    """A prim with one template per kind of dtype; `None` refuses that kind."""
+    """A prim with one template per kind of dtype; `None` refuses this kind."""
 
     def rule(call: OpCall) -> str:
         template = bools if call.is_bool else floats if call.is_float else ints
@@ -55,7 +56,7 @@ def _float_row(op: Op, function: str) -> None:
 
 
 def _as_result(call: OpCall, index: int) -> str:
-    """An operand, converted to the result's dtype."""
+    """An operand converted to the result's dtype."""
     text = call.operands[index]
     return text if call.is_float else f"{text}.to({tl_name(register_dtype(call.result))})"
 
@@ -81,7 +82,7 @@ for _name in UNARY:
     if not _name.startswith("bessel_y"):
         _row(_name, f"dev.{_name}({{0}})")
 
-# ATen ops that torch does not decompose: integers come unconverted, the result is of another dtype.
+# ATen ops that torch does not decompose: integer operands are not converted, and the result has another dtype.
 for _name, _function in {
     "special_bessel_y0": "bessel_y0",
     "special_bessel_y1": "bessel_y1",
@@ -96,7 +97,7 @@ for _name, _function in {
 
 
 def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
-    """A polynomial, by its argument and degree, each a tensor of any dtype or a number; `shifted`: to [0, 1]."""
+    """A polynomial of an argument and a degree, each a tensor of any dtype or a number; `shifted` means: to [0, 1]."""
 
     def rule(call: OpCall) -> str:
         pairs = zip(call.operands, call.constants, strict=True)
@@ -115,7 +116,7 @@ for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
     _family, _kind = _name.split("_")
     _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
 
-# On integers these change nothing.
+# These change nothing on integers.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev.{_name}({{0}})", "{0}")
 
@@ -149,7 +150,7 @@ def _neg(call: OpCall) -> str:
     x = call.operands[0]
     if call.is_bool:
         raise call.refuse("convert to a number first.")
-    # Of floats, unary minus and 0 - x lose -0.
+    # For floats, unary minus and 0 - x lose -0.
     return f"{x} * {call.number(-1)}" if call.is_float else f"{call.number(0)} - {x}"
 
 
@@ -202,7 +203,7 @@ def _pow(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev.int_pow({x}, {y})"
-    # Eager writes these out, which rounds otherwise than pow.
+    # Eager mode writes these out, which rounds differently from pow.
     written_out = {
         2.0: f"{x} * {x}",
         3.0: f"{x} * {x} * {x}",
@@ -243,7 +244,7 @@ def _isfinite(call: OpCall) -> str:
 
 @_rule(_prims.bitwise_not.default)
 def _bitwise_not(call: OpCall) -> str:
-    # Not `~`: the interpreter overflows on unsigned integers.
+    # Not `~`, because the interpreter overflows on unsigned integers.
     if call.is_float:
         raise call.refuse("bitwise operations need integers.")
     ones = True if call.is_bool else torch.iinfo(call.dtype).max if call.is_unsigned else -1
@@ -263,7 +264,7 @@ def _shift_right(call: OpCall) -> str:
         raise call.refuse("shifts need integers.")
     bits = torch.iinfo(call.dtype).bits
     if call.is_unsigned:
-        # No number of places in one shift loses all bits.
+        # A single shift cannot shift out all bits.
         shifted = f"dev.shift_right({', '.join(call.operands)}, {bits - 1})"
         return f"tl.where({call.operands[1]} < {call.number(bits)}, {shifted}, {call.number(0)})"
     return f"dev.shift_right({', '.join(call.operands)}, {bits - 1})"
@@ -282,11 +283,11 @@ def _convert(call: OpCall) -> str:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     source, target = register_dtype(call.dtype), register_dtype(call.result)
     if call.is_float and call.result in _NARROW_UNSIGNED:
-        # By way of int64, as torch does: a negative number wraps.
+        # Through int64, as in torch, so that a negative number wraps.
         return f"{x}.to(tl.int64).to({tl_name(target)})"
     text = x if source == target else f"{x}.to({tl_name(target)})"
     if not call.is_float and call.dtype.itemsize >= 4 and call.result in HALF_DTYPES:
-        # Or else the compiler makes one conversion of this and the next to a narrower dtype, which rounds once.
+        # Otherwise the compiler merges this conversion and the next one to a narrower dtype, and rounds once.
         text += f" + {literal(0.0, call.result)}"
     return text
 
@@ -294,7 +295,7 @@ def _convert(call: OpCall) -> str:
 @_rule(torch.ops.aten.view.dtype)
 def _view_as(call: OpCall) -> str:
     if call.dtype.itemsize != call.result.itemsize or (torch.bool in (call.dtype, call.result) and not call.is_bool):
-        raise call.refuse(f"its bits are none of {call.result}: a kernel views them as a dtype of the same width")
+        raise call.refuse(f"its bits cannot be viewed as {call.result}: a kernel views bits as a dtype of equal width")
     x, result = call.operands[0], call.result
     if result == call.dtype:
         return x

@@ -1,8 +1,8 @@
-"""A kernel's source with all that it calls, for a compiler that copies a kernel into code of its own.
+"""A kernel's source with all functions that it calls, for a compiler that copies a kernel into its own code.
 
-Inductor writes a kernel and the `@triton.jit` functions that it finds by name into the module that it generates. It
-knows nothing of modules that they are looked up in, as `dev.exp`, and it compiles with fused multiply-add. So the
-functions come along under names of their own, and products are rounded before anything is added to them.
+Inductor copies a kernel, and the `@triton.jit` functions that it finds by name, into the module that it generates. It
+does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore the functions
+are copied under names of their own, and products are rounded before anything is added to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-# Not libdevice.mul_rn for float32: as Inductor compiles it, it flushes subnormal products to zero.
+# Not libdevice.mul_rn for float32: Inductor compiles it so that subnormal products become zero.
 _ROUNDED_PRODUCT = """@triton.jit
 def rounded_product(x, y):
     if x.dtype == tl.float32:
@@ -30,13 +30,13 @@ def rounded_product(x, y):
     else:
         return x * y
 """
-# Inductor's generated modules have these names, too.
+# Inductor's generated modules also define these names.
 _KNOWN = frozenset({"triton", "tl", "libdevice"})
 
 
 def standalone(kernel: Any) -> Any:
-    """`kernel`, a `triton.JITFunction` made of generated source, as one that calls nothing outside of its module."""
-    # AMD's compilers have no such instruction: there, a product and a sum may become one operation.
+    """Rewrites `kernel`, a `triton.JITFunction` of generated source, so that it calls nothing outside of its module."""
+    # AMD's compilers lack this instruction, so a product and a sum may become one operation there.
     linker = _Linker(kernel, rounds=launches_on_nvidia())
     return compile_triton_code_str(linker.source(), kernel.fn.__name__)
 
@@ -54,7 +54,7 @@ class _Linker:
         self._add(kernel)
 
     def source(self) -> str:
-        # The kernel was the first to be begun, and what it calls stands before it.
+        # The kernel was begun first, and the functions that it calls precede it.
         rounded_product = [_ROUNDED_PRODUCT] if self._rounds else []
         return "\n\n".join([HEADER, *rounded_product, *self.written.values()]) + "\n"
 
@@ -63,7 +63,7 @@ class _Linker:
         if name in self.written:
             return name
         tree = ast.parse(function.src)
-        rounds = self._rounds and function is not self._kernel  # the kernel itself multiplies sizes alone
+        rounds = self._rounds and function is not self._kernel  # the kernel itself multiplies only sizes
         linked = _Linked(function.fn.__globals__, self._add, rounds=rounds).visit(tree)
         linked.body[0].name = name
         self.written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
@@ -78,7 +78,7 @@ class _Linker:
 
 
 class _Linked(ast.NodeTransformer):
-    """Replaces the names of functions by those that `add` gives them."""
+    """Replaces the names of functions by the names that `add` returns."""
 
     def __init__(self, names: dict[str, Any], add: Any, *, rounds: bool) -> None:
         self._names = names
@@ -98,7 +98,7 @@ class _Linked(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        # A product with a number that has no dtype yet is left to Triton.
+        # Triton computes products with numbers that have no dtype yet.
         numbers = any(isinstance(side, ast.Constant) for side in (node.left, node.right))
         if not self._rounds or not isinstance(node.op, ast.Mult) or numbers:
             return node

@@ -1,4 +1,4 @@
-"""A kernel over a table of tensors, instead of over tensors that are its arguments."""
+"""A kernel that finds its tensors in a table, instead of taking them as arguments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# In bytes and in elements: with these known, Triton moves vectors, as it does where it sees the arguments themselves.
+# In bytes and in elements: with this known alignment, Triton moves vectors, as it does for tensors that are arguments.
 ALIGNMENT = 16
 
 
 def over_table(
     source: KernelSource, dtypes: Sequence[torch.dtype], words: Sequence[str], *, aligned: bool
 ) -> KernelSource:
-    """A Triton kernel of dense tensors as one whose programs find their tensors in a table.
+    """Rewrites a Triton kernel of dense tensors as a kernel whose programs find their tensors in a table.
 
     Args:
-        dtypes: of the tensors.
-        words: the integers that it takes beside them.
+        dtypes: dtypes of the tensors.
+        words: the integers that the kernel takes besides the table.
         aligned: whether all addresses and counts in the table are multiples of `ALIGNMENT`.
     """
     name = f"{source.name}_foreach{'_aligned' if aligned else ''}"

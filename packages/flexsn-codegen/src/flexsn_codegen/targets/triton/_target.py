@@ -88,8 +88,9 @@ from flexsn_codegen.targets.triton import device as dev
         split: int,
         launch: RowLaunch,
         sums: Sequence[Summed],
+        after: Sequence[int | None],
     ) -> tuple[tuple[Any, ...], list[int]]:
-        return walk_rows(sizes, strides, split, launch, sums)
+        return walk_rows(sizes, strides, split, launch, sums, after)
 
     def row_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
         return row_kernel(self, name, core, layouts)

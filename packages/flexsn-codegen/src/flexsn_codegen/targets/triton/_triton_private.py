@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import struct
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton._launcher import CompiledEntry
+from flexsn_codegen.targets._entry import Entry
 from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
 
 say_if_newer("triton")
@@ -48,7 +49,7 @@ expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
 # Launch attributes besides a grid, threads and shared memory, and their defaults.
-_USUAL = {"launch_cooperative_grid": False, "launch_pdl": False, "num_ctas": 1}
+_USUAL = {"launch_pdl": False, "num_ctas": 1}
 # After its own arguments, each kernel takes pointers to memory that Triton allocates: ours need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
@@ -106,29 +107,36 @@ def launcher(
     return launch
 
 
-def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
+def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
     """As `targets.triton.entry`, which says what it is for."""
-    if not _told or torch.version.hip is not None:
+    if not _told or torch.version.hip is not None or grid[2] != 1:
         return None
     run, metadata = compiled.run, compiled.metadata
     if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
         return None
-    if getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
+    together = getattr(run, "launch_cooperative_grid", None)
+    if together is None or getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
         return None
     kinds = list(compiled.src.signature.values())
     passed = []
     for kind, number in zip(kinds[len(kinds) - len(numbers) :], numbers, strict=True):
         if kind in _INTEGERS:
-            passed.append(number)
+            passed.append(int(number))
+        elif kind == "fp32":
+            passed.append(int.from_bytes(struct.pack("<f", number), "little"))
         elif kind != "constexpr":
             return None
     if any(not str(kind).startswith("*") for kind in kinds[: len(kinds) - len(numbers)]):
         return None
     hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
-    return CompiledEntry(
+    return Entry(
         compiled.function,
+        (*passed, *(0,) * len(_SCRATCH)),
+        grid[0],
         32 * metadata.num_warps,
         metadata.shared,
-        (*passed, *(0,) * len(_SCRATCH)),
+        compiled,
         lambda: bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls),
+        beside=grid[1],
+        together=bool(together),
     )

@@ -23,8 +23,7 @@ def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[
     writer.line(f"cell = lane % {count}")
     writer.line(f"off = (lane // {count}).to(tl.int64)")
     arguments, firsts = len(core.arguments), core.results[::count]
-    operands = zip((*core.arguments, *firsts), layouts, strict=True)
-    ports = [writer.add(port.role, port.index, layout) for port, layout in operands]
+    ports = writer.add_operands((*core.arguments, *firsts), layouts)
     numbers = writer.add_numbers(core)
     for port in ports[:arguments]:
         writer.load(port.name, port)

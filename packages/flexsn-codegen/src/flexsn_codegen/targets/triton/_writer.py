@@ -30,7 +30,7 @@ def decoded(number: Number) -> str:
 
 
 def _folded(function: str, values: Sequence[str]) -> str:
-    """A function of two, applied to several."""
+    """A function of two arguments, applied to several values."""
     folded, *others = values
     for other in others:
         folded = f"{function}({folded}, {other})"
@@ -42,21 +42,23 @@ def _mask(exists: str | None) -> str:
 
 
 class TritonWriter(KernelWriter):
-    """In the source, `off` is the element's number in the step, and so is `number`, in 32 bits where those are enough:
-    divisions take half as long there. `mask` guards the last block, `step` is `NCL` in int64, and `<operand>_at` is a
-    scalar pointer to the operand's current time step.
+    """Writes kernels in Triton.
+
+    In the source, `off` is the element's number in the step. `number` is the same number, in 32 bits if those are
+    enough, because divisions then take half as long. `mask` guards the last block, `step` is `NCL` in int64, and
+    `<operand>_at` is a scalar pointer to the operand's current time step.
     """
 
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
-        # Without one: all elements of the step read one number, which is loaded once and not for each of them.
+        # An operand without offsets has one number for all elements of the step, which is loaded once.
         self._offsets: dict[Port, str] = {}
         self._computed: dict[tuple[tuple[str, str, str], ...], str] = {}
         self._times: dict[Port, str] = {}
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # int64 from the first product on: T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
+        # int64 from the first product on, because T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
@@ -148,7 +150,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        # A constant: where no loop is between, the compiler knows it, and the step has no condition.
+        # A constant: without a loop in between, the compiler computes it, and the step has no condition.
         return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:
@@ -164,7 +166,7 @@ class TritonWriter(KernelWriter):
     def segment(self, first: int = 0) -> None:
         self._sizes += ["SEGMENTS", "BESIDE"]
         self._unspecialised += ["SEGMENTS", "BESIDE"]
-        # int64: its products with numbers of steps pass 2**31.
+        # int64, because its products with numbers of steps pass 2**31.
         self.line("segment = tl.program_id(1).to(tl.int64)" + (f" + {first}" if first else ""))
 
     def add_segments(self) -> None:
@@ -190,7 +192,7 @@ class TritonWriter(KernelWriter):
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
         self.line(f"{largest} = {_folded('tl.maximum', highs)}")
-        # Without elements, as of a row that there is not, nothing is left.
+        # A row that does not exist has no elements, so nothing is left of it.
         self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
@@ -219,7 +221,7 @@ class TritonWriter(KernelWriter):
         with self._block("for row in range(0, ROWS):"):
             self.line("off = first + row * tl.cast(ROW, tl.int64)")
             self.line(f"mask = within & (off < {self._elements})")
-            self._computed.clear()  # of the first row
+            self._computed.clear()  # these are offsets of the first row
             yield
         self.line("off = first")
         self.line("mask = within")
@@ -238,10 +240,10 @@ class TritonWriter(KernelWriter):
 
 
 def jit_function(name: str, arguments: Sequence[str], unspecialised: Iterable[str], body: str, doc: str) -> str:
-    """A kernel's function around its lines, for blocks of `BLOCK`.
+    """A kernel's function around its lines, for blocks of `BLOCK` elements.
 
     Args:
-        unspecialised: numbers that Triton does not specialise on: one binary serves every T, and every number.
+        unspecialised: numbers that Triton does not specialise on, so that one binary serves all values of T and others.
     """
     signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
     names = ", ".join(f'"{name}"' for name in unspecialised)

@@ -5,8 +5,6 @@
 
 #include "types.h"
 
-#include "numbers.h"
-
 namespace dev {
 
 // x * y + z, rounded once where the processor has an instruction for it, or else twice.
@@ -45,6 +43,7 @@ DEV_INLINE bool signbit(double x) { return bits_of(x) >> 63 != 0; }
 
 DEV_INLINE float abs(float x) { return __builtin_fabsf(x); }
 DEV_INLINE double abs(double x) { return __builtin_fabs(x); }
+
 // -- remainders ------------------------------------------------------------------------------------------------
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -88,21 +87,21 @@ DEV_INLINE To whole(From x) {
     constexpr From end = From(To(1) << (8 * sizeof(To) - 2)) * From(2);
     bool inside = x >= -end && x < end;
     To number = To(inside ? x : From(0));
-    return inside ? number : std::numeric_limits<To>::min();
+    return inside ? number : To(-end);
 }
 
 // To an integer type of a floating-point number. To the narrow ones by way of int32 and to the unsigned ones mostly by
 // way of int64, as eager mode does, where the low bits are kept: what is out of range wraps.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
-    if constexpr (std::is_same_v<To, uint64_t>) {
+    if constexpr (is_same<To, uint64_t>) {
         constexpr From half = From(0x1p63);
         bool high = x >= half;
         uint64_t number = uint64_t(whole<int64_t>(high ? x - half : x));
         return high ? number ^ 0x8000000000000000u : number;
     } else if constexpr (sizeof(To) == 8) {
         return whole<int64_t>(x);
-    } else if constexpr (std::is_same_v<To, uint32_t> || (std::is_same_v<To, uint8_t> && sizeof(From) == 8)) {
+    } else if constexpr (is_same<To, uint32_t> || (is_same<To, uint8_t> && sizeof(From) == 8)) {
         return To(uint64_t(whole<int64_t>(x)));
     } else if constexpr (sizeof(To) < 4) {
         // The low bits of the least number are 0.

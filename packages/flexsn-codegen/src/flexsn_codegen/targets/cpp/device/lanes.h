@@ -1,10 +1,6 @@
 // What loops over lanes are made of: loads and stores, and sums over a block.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <tuple>
-#include <type_traits>
 #if __has_include(<omp.h>)
 #include <omp.h>
 #endif
@@ -34,19 +30,9 @@
 
 namespace dev {
 
+// Declared alone: `decltype(dev::value(x))` is the type of a copy of `x`.
 template <typename T>
-using value_t = std::remove_cv_t<std::remove_reference_t<T>>;
-
-// A value in memory, as it is computed with. Half values are float there.
-template <typename T>
-static inline T load(const T& place) { return place; }
-static inline float load(const float16& place) { return float(place); }
-static inline float load(const bfloat16& place) { return float(place); }
-static inline float load(const float8_e4m3fn& place) { return float(place); }
-static inline float load(const float8_e5m2& place) { return float(place); }
-
-template <typename T, typename V>
-static inline void store(T& place, V value) { place = T(value); }
+T value(const T& x);
 
 // Of half values that are rounded already, without what rounding takes.
 template <typename T, typename V>
@@ -63,9 +49,9 @@ static const T zeros[count] = {};
 // A number from the bits that arguments hold; of a narrow integer they hold the value.
 template <typename T>
 static inline T number(int64_t low, int64_t high = 0) {
-    if constexpr (std::is_same_v<T, bool>) {
+    if constexpr (is_same<T, bool>) {
         return low != 0;
-    } else if constexpr (std::is_integral_v<T> && sizeof(T) < 8) {
+    } else if constexpr (is_integer<T> && sizeof(T) < 8) {
         return T(low);
     } else {
         const uint64_t wide = uint64_t(uint32_t(low)) | uint64_t(uint32_t(high)) << 32;
@@ -86,9 +72,9 @@ using narrow_t = int16_t;
 using narrow_t = int8_t;
 #endif
 template <typename... Types>
-using condition_t = std::conditional_t<
+using condition_t = choice_t<
     ((sizeof(Types) > 4) || ...), int32_t,
-    std::conditional_t<(std::is_same_v<Types, float16> || ...), int16_t, narrow_t>>;
+    choice_t<(is_same<Types, float16> || ...), int16_t, narrow_t>>;
 
 template <typename T, int64_t count>
 struct Conditions {
@@ -186,7 +172,7 @@ struct Rows {
                 column = column + 1 == size ? 0 : column + 1;
             }
             for (int64_t done = size; done < lanes; done *= 2)
-                __builtin_memcpy(to + done, to, sizeof(T) * size_t(done < lanes - done ? done : lanes - done));
+                __builtin_memcpy(to + done, to, sizeof(T) * uint64_t(done < lanes - done ? done : lanes - done));
             index[dimensions - 1] = (index[dimensions - 1] + lanes) % size;
             return;
         }
@@ -232,10 +218,10 @@ static inline T sum(T* values, int64_t count) {
 // 1 where two values differ in any bit.
 template <typename T>
 static inline int32_t differ(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
+    if constexpr (is_integer<T>) {
         return a != b;
     } else {
-        std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t> x, y;
+        choice_t<sizeof(T) == 8, uint64_t, uint32_t> x, y;
         static_assert(sizeof(T) == sizeof(x));
         __builtin_memcpy(&x, &a, sizeof(T));
         __builtin_memcpy(&y, &b, sizeof(T));

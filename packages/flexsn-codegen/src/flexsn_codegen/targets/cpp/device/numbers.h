@@ -3,13 +3,95 @@
 // Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
 // number by -1 is itself, the remainder 0.
 //
-// Before it: `DEV_INLINE` and integer types.
+// Before it: `DEV_INLINE`, `DEV_MEMBER` and integer types.
 #pragma once
 
 namespace dev {
 
+// -- types -----------------------------------------------------------------------------------------------------
+
+template <typename First, typename Second>
+constexpr bool is_same = false;
+
+template <typename T>
+constexpr bool is_same<T, T> = true;
+
 template <typename T>
 constexpr bool is_signed = T(-1) < T(0);
+
+template <typename T>
+constexpr bool is_integer = T(1) / T(2) == T(0);
+
+template <bool condition, typename First, typename Second>
+struct choice {
+    using type = First;
+};
+
+template <typename First, typename Second>
+struct choice<false, First, Second> {
+    using type = Second;
+};
+
+// The first type if a condition holds, the second if not.
+template <bool condition, typename First, typename Second>
+using choice_t = typename choice<condition, First, Second>::type;
+
+// -- several results of one step -------------------------------------------------------------------------------
+
+template <typename... Types>
+struct tuple;
+
+template <typename First>
+struct tuple<First> {
+    First first;
+};
+
+template <typename First, typename... Rest>
+struct tuple<First, Rest...> {
+    First first;
+    tuple<Rest...> rest;
+};
+
+template <typename First>
+DEV_INLINE tuple<First> make_tuple(First first) {
+    return {first};
+}
+
+template <typename First, typename Second, typename... Rest>
+DEV_INLINE tuple<First, Second, Rest...> make_tuple(First first, Second second, Rest... rest) {
+    return {first, make_tuple(second, rest...)};
+}
+
+template <int index, typename Tuple>
+DEV_INLINE auto get(const Tuple& tuple) {
+    if constexpr (index == 0) {
+        return tuple.first;
+    } else {
+        return get<index - 1>(tuple.rest);
+    }
+}
+
+// -- memory ----------------------------------------------------------------------------------------------------
+
+// A type of memory alone: values are computed with as float.
+template <typename Bits, uint32_t (*to_bits)(float), float (*to_float)(uint32_t)>
+struct narrow {
+    Bits bits;
+
+    narrow() = default;
+    DEV_MEMBER explicit narrow(float x) : bits(Bits(to_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return to_float(bits); }
+};
+
+template <typename T>
+DEV_INLINE T load(const T& place) { return place; }
+template <typename Bits, uint32_t (*to_bits)(float), float (*to_float)(uint32_t)>
+DEV_INLINE float load(const narrow<Bits, to_bits, to_float>& place) { return float(place); }
+
+template <typename T, typename V>
+DEV_INLINE void store(T& place, V value) { place = T(value); }
+
+// -- signs -----------------------------------------------------------------------------------------------------
 
 template <typename T>
 DEV_INLINE T abs(T x) {
@@ -95,18 +177,8 @@ DEV_INLINE T int_remainder(T x, T y) {
 }
 
 // The unsigned type of the same size, or a wider one: narrower ones are multiplied as int, which overflows.
-template <int bytes>
-struct unsigned_of {
-    using type = uint32_t;
-};
-
-template <>
-struct unsigned_of<8> {
-    using type = uint64_t;
-};
-
 template <typename T>
-using wrapping = typename unsigned_of<sizeof(T)>::type;
+using wrapping = choice_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
 // By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0.
 template <typename T>
@@ -122,6 +194,23 @@ DEV_INLINE T int_pow(T x, T y) {
     }
     return negative && !has_inverse ? T(0) : T(result);
 }
+
+// Whole powers of floating-point numbers, in float64.
+template <int n>
+DEV_INLINE double wide_power(double x) {
+    if constexpr (n == 1) {
+        return x;
+    } else {
+        const double half = wide_power<n / 2>(x);
+        return n % 2 ? half * half * x : half * half;
+    }
+}
+
+template <int n>
+DEV_INLINE float power(float x) { return float(wide_power<n>(double(x))); }
+
+template <int n>
+DEV_INLINE float inverse_power(float x) { return float(1.0 / wide_power<n>(double(x))); }
 
 template <typename T>
 DEV_INLINE T gcd(T x, T y) {

@@ -53,23 +53,6 @@ DEV_INLINE float pow(float x, float y) {
     return x == 1.0f || y == 0.0f ? 1.0f : result;
 }
 
-// Whole powers, in float64.
-template <int n>
-DEV_INLINE double wide_power(double x) {
-    if constexpr (n == 1) {
-        return x;
-    } else {
-        const double half = wide_power<n / 2>(x);
-        return n % 2 ? half * half * x : half * half;
-    }
-}
-
-template <int n>
-DEV_INLINE float power(float x) { return float(wide_power<n>(double(x))); }
-
-template <int n>
-DEV_INLINE float inverse_power(float x) { return float(1.0 / wide_power<n>(double(x))); }
-
 DEV_INLINE float hypot(float x, float y) { return float(__builtin_hypot(double(x), double(y))); }
 
 DEV_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }

@@ -1,24 +1,19 @@
 // The representation of floating-point numbers, and the half types of memory.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-
-// Forced, because a call that is left in a loop keeps it from becoming vector code.
-#define DEV_MEMBER inline __attribute__((always_inline))
-#define DEV_INLINE static DEV_MEMBER
+#include "inline.h"
+#include "numbers.h"
 
 namespace dev {
 
 template <typename T>
 DEV_INLINE constexpr T nan() {
-    return std::numeric_limits<T>::quiet_NaN();
+    return T(__builtin_nanf(""));
 }
 
 template <typename T>
 DEV_INLINE constexpr T infinity() {
-    return std::numeric_limits<T>::infinity();
+    return T(__builtin_inff());
 }
 
 DEV_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -106,43 +101,16 @@ DEV_INLINE float float8_e5m2_value(uint32_t bits) {
     return from_bits(bits_of(number) | (bits & 0x80u) << 24);
 }
 
-struct float8_e4m3fn {
-    uint8_t bits;
-
-    float8_e4m3fn() = default;
-    DEV_MEMBER explicit float8_e4m3fn(float x) : bits(uint8_t(float8_e4m3fn_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return float8_e4m3fn_value(bits); }
-};
-
-struct float8_e5m2 {
-    uint8_t bits;
-
-    float8_e5m2() = default;
-    DEV_MEMBER explicit float8_e5m2(float x) : bits(uint8_t(float8_e5m2_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return float8_e5m2_value(bits); }
-};
+using float16 = narrow<uint16_t, float16_bits, float16_value>;
+using bfloat16 = narrow<uint16_t, bfloat16_bits, bfloat16_value>;
+using float8_e4m3fn = narrow<uint8_t, float8_e4m3fn_bits, float8_e4m3fn_value>;
+using float8_e5m2 = narrow<uint8_t, float8_e5m2_bits, float8_e5m2_value>;
 
 DEV_INLINE float round_float8_e4m3fn(float x) { return float8_e4m3fn_value(float8_e4m3fn_bits(x)); }
 DEV_INLINE float round_float8_e4m3fn_saturating(float x) {
     return round_float8_e4m3fn(x > 448.0f ? 448.0f : x < -448.0f ? -448.0f : x);
 }
 DEV_INLINE float round_float8_e5m2(float x) { return float8_e5m2_value(float8_e5m2_bits(x)); }
-
-struct float16 {
-    uint16_t bits;
-
-    float16() = default;
-    DEV_MEMBER explicit float16(float x) : bits(uint16_t(float16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return float16_value(bits); }
-};
-
-struct bfloat16 {
-    uint16_t bits;
-
-    bfloat16() = default;
-    DEV_MEMBER explicit bfloat16(float x) : bits(uint16_t(bfloat16_bits(x))) {}
-    DEV_MEMBER explicit operator float() const { return bfloat16_value(bits); }
-};
 
 DEV_INLINE float round_float16(float x) {
     uint32_t bits = bits_of(x);

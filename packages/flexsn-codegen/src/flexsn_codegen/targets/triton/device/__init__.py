@@ -20,13 +20,16 @@ from flexsn_codegen.targets.triton.device._exchange import fetch as fetch
 from flexsn_codegen.targets.triton.device._exchange import first_part as first_part
 from flexsn_codegen.targets.triton.device._exchange import gave_up as gave_up
 from flexsn_codegen.targets.triton.device._exchange import hold as hold
+from flexsn_codegen.targets.triton.device._exchange import last_part as last_part
 from flexsn_codegen.targets.triton.device._exchange import meet as meet
 from flexsn_codegen.targets.triton.device._exchange import publish as publish
 from flexsn_codegen.targets.triton.device._exchange import rest as rest
 from flexsn_codegen.targets.triton.device._exchange import wait as wait
 from flexsn_codegen.targets.triton.device._polynomials import *  # noqa: F403
 from flexsn_codegen.targets.triton.device._random import *  # noqa: F403
+from flexsn_codegen.targets.triton.device._rows import load_pair as load_pair
 from flexsn_codegen.targets.triton.device._rows import row_max as row_max
 from flexsn_codegen.targets.triton.device._rows import row_min as row_min
 from flexsn_codegen.targets.triton.device._rows import row_sum as row_sum
 from flexsn_codegen.targets.triton.device._rows import row_var as row_var
+from flexsn_codegen.targets.triton.device._rows import store_pair as store_pair

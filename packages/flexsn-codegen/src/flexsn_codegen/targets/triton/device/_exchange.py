@@ -34,6 +34,9 @@ if INTERPRETED:
         bits = _to_torch(x).view(torch.int32) & -65536
         return _of_type(x, bits.view(torch.float32), tl.float32)
 
+    def last_part(x: Any) -> Any:
+        return _of_type(x, _to_torch(x).to(torch.bfloat16).to(torch.float32), tl.float32)
+
     def rest(x: Any) -> Any:
         value = _to_torch(x)
         first = (value.view(torch.int32) & -65536).view(torch.float32)
@@ -89,6 +92,11 @@ else:
     def first_part(x):
         """The first 8 bits of a float32, a bfloat16. Three parts are all of it. Rounding could reach infinity."""
         return _truncated(x).to(tl.bfloat16)
+
+    @triton.jit
+    def last_part(x):
+        """The nearest bfloat16 of what others leave."""
+        return x.to(tl.bfloat16)
 
     @triton.jit
     def rest(x):

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton.device._base import INTERPRETED
+from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, store
 
 if INTERPRETED:
     from flexsn_codegen.targets.triton.device._interpreted import _of_type, _to_torch
@@ -53,6 +53,20 @@ else:
     @triton.jit
     def row_min(x, inside):
         return tl.reduce(tl.where(inside, x, float("inf")), 1, _smaller, keep_dims=True)
+
+
+@triton.jit
+def load_pair(pointers, mask):
+    """Two blocks `[rows, columns]` whose elements are interleaved, at pointers `[rows, 2 * columns]`."""
+    both = load(pointers, mask)
+    return tl.split(tl.reshape(both, [both.shape[0], both.shape[1] // 2, 2]))
+
+
+@triton.jit
+def store_pair(pointers, first, second, mask):
+    """Stores two blocks as `load_pair` reads them."""
+    both = tl.join(first, second)
+    store(pointers, tl.reshape(both, [both.shape[0], both.shape[1] * 2]), mask)
 
 
 @triton.jit

@@ -1,9 +1,11 @@
-"""How a compiled kernel is launched by its address."""
+"""Launches of compiled kernels by their addresses, and what is told of launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +15,12 @@ class Entry:
     Attributes:
         address: on a GPU a `CUfunction`; on the CPU a function of a pointer to the arguments, of which the last one is
             the number of threads.
-        numbers: the arguments behind the tensors.
+        numbers: the arguments behind the tensors, each as the integer that has its bits.
         programs, threads, shared: the launch on a GPU.
         kept: what has to be there as long as the address is called.
         watched: true if something watches launches that a launch by address would pass by.
         beside: number of rows of `programs` in a launch on a GPU.
+        together: programs wait for each other: `cuLaunchCooperativeKernel`.
     """
 
     address: int
@@ -28,8 +31,18 @@ class Entry:
     kept: object
     watched: Callable[[], bool]
     beside: int = 1
+    together: bool = False
 
 
 def unwatched() -> bool:
     """Stands for `watched` where no launch can be watched."""
     return False
+
+
+class _Watching(threading.local):
+    by: Callable[[Callable[..., Any], Sequence[Any], Entry | None], None] | None = None
+
+
+watching = _Watching()
+"""What is told of launches in this thread, where it is not told otherwise: of the function, its arguments, the tensors
+first, and how it is launched by its address."""

@@ -1,0 +1,231 @@
+"""Selections of one of many earlier steps by a number that is the same in all steps, as one load.
+
+A delayed value is a sum over the steps of the past, of which each is selected where it has the element's number. Loads
+at the place that the number gives take the place of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph import Port, Role, Stage, StepGraph, View
+
+_prims = torch.ops.prims
+_FEWEST = 4  # loads that one takes the place of
+_MOST_SUMS = 2  # of two numbers, the order does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A load of the value that one of several steps had.
+
+    Attributes:
+        view: the value of the first of these steps.
+        number: of role `AHEAD`: by element, the number of a step, a whole one, as a floating-point number.
+        first: the number of that of `view`.
+        count: of the steps; elements with other numbers are not loaded.
+        back: whether later numbers are earlier steps.
+    """
+
+    view: View
+    number: Port
+    first: int
+    count: int
+    back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A summand: what is selected of a load where a number is `which`."""
+
+    number: fx.Node
+    which: int
+    load: fx.Node
+    value: fx.Node
+    kind: object
+
+
+def gathered(
+    stage: Stage, steps: Mapping[Port, tuple[Port, int]], *, back: Callable[[Port], bool], first: int
+) -> tuple[Stage, Stage, list[Gather]] | None:
+    """A stage that reads earlier steps, in two: the numbers of these steps, which no step changes, and the rest.
+
+    Args:
+        steps: by value that the stage reads, which value it is, and how many steps away.
+        back: whether more steps away from a value is earlier.
+        first: number of the first value, of role `AHEAD`, that goes from the one to the other.
+
+    Returns:
+        The two, and what the second one reads: the numbers, then these loads. `None`: it selects in another way, or
+        reads other values, too.
+    """
+    return _Gathering(stage, steps, back, first).run()
+
+
+class _Gathering:
+    def __init__(
+        self, stage: Stage, steps: Mapping[Port, tuple[Port, int]], back: Callable[[Port], bool], first: int
+    ) -> None:
+        self._stage, self._steps, self._back, self._first = stage, steps, back, first
+        placeholders = stage.graph.placeholders
+        self._loads = {n: stage.reads[p.index] for p, n in placeholders.items() if p.role is Role.INPUT}
+        self._lifted = {n: p for p, n in placeholders.items() if p.role is Role.LIFTED}
+        self._of: dict[fx.Node, frozenset[fx.Node]] = {}
+        for node in stage.graph.graph.nodes:
+            own = frozenset([node]) if node in self._loads else frozenset[fx.Node]()
+            self._of[node] = own.union(*(self._of[one] for one in node.all_input_nodes))
+
+    def run(self) -> tuple[Stage, Stage, list[Gather]] | None:
+        groups: dict[fx.Node, list[list[_Term]]] = {}
+        for entry in self._stage.graph.entries:
+            if not isinstance(entry, fx.Node):
+                return None
+            found = self._grouped(entry)
+            if found is None:
+                return None
+            groups[entry] = found
+        return self._made(groups) if len(groups) == len(self._stage.writes) else None
+
+    def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
+        """The summands of a result, by number and by what is made of a load."""
+        found: dict[tuple[object, ...], list[_Term]] = {}
+        waiting: list[Any] = [entry]
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, fx.Node):
+                return None
+            if node.target is _prims.add.default:
+                waiting += node.args
+                continue
+            term = self._term(node)
+            if term is None:
+                return None
+            source, away = self._steps[self._loads[term.load].source]
+            found.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
+        groups = [sorted(group, key=lambda term: term.which) for group in found.values()]
+        whole = all([t.which for t in g] == [*range(g[0].which, g[0].which + len(g))] for g in groups)
+        if not whole or len(groups) > _MOST_SUMS or any(len(group) < _FEWEST for group in groups):
+            return None
+        return groups
+
+    def _term(self, node: fx.Node) -> _Term | None:
+        if node.target is not _prims.where.default or node.args[2] != 0 or isinstance(node.args[2], fx.Node):
+            return None
+        condition, value = node.args[:2]
+        if not isinstance(condition, fx.Node) or not isinstance(value, fx.Node) or len(self._of[value]) != 1:
+            return None
+        if condition.target is not _prims.eq.default:
+            return None
+        number, which = condition.args
+        (load,) = self._of[value]
+        if not isinstance(number, fx.Node) or self._of[number] or not isinstance(which, int | float):
+            return None
+        if which != int(which) or self._loads[load].source not in self._steps or self._loads[load].calls:
+            return None
+        return _Term(number, int(which), load, value, self._kind(value, load))
+
+    def _kind(self, node: Any, load: fx.Node) -> object:
+        """Equal for what computes the same of a load."""
+        if node is load:
+            return "load"
+        if not isinstance(node, fx.Node) or load not in self._of[node]:
+            return type(node).__name__, node
+        return node.target, *(self._kind(a, load) for a in node.args), *sorted(node.kwargs.items())
+
+    def _made(self, groups: Mapping[fx.Node, list[list[_Term]]]) -> tuple[Stage, Stage, list[Gather]]:
+        stage, terms = self._stage, [group[0] for of_one in groups.values() for group in of_one]
+        numbers = list(dict.fromkeys(term.number for term in terms))
+        ports = {node: Port(Role.AHEAD, self._first + i) for i, node in enumerate(numbers)}
+        views = {n: View(port, (), stage.shape, n.meta["val"].dtype) for n, port in ports.items()}
+        before = self._part(numbers, {}, tuple(views.values()))
+        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+        arguments: list[Port] = []
+        seen_as: list[View] = []
+
+        def read(view: View, like: fx.Node) -> fx.Node:
+            node = graph.placeholder(f"read_{len(seen_as)}")
+            node.meta["val"] = like.meta["val"]
+            arguments.append(Port(Role.INPUT, len(seen_as)))
+            seen_as.append(view)
+            return node
+
+        for node in numbers:
+            new[node] = read(views[node], node)
+        gathers: dict[tuple[fx.Node, Port, int, int], tuple[Gather, fx.Node]] = {}
+        for of_one in groups.values():
+            for group in of_one:
+                one = group[0]
+                view = self._loads[one.load]
+                key = (one.number, view.source, one.which, len(group))
+                if key not in gathers:
+                    source, _ = self._steps[view.source]
+                    gather = Gather(view, ports[one.number], one.which, len(group), self._back(source))
+                    gathers[key] = gather, read(view, one.load)
+        for node, port in self._lifted.items():
+            new[node] = graph.node_copy(node)
+            arguments.append(port)
+        results = []
+        for of_one in groups.values():
+            sums = []
+            for group in of_one:
+                one = group[0]
+                known = {**new, one.load: gathers[one.number, self._loads[one.load].source, one.which, len(group)][1]}
+                inside = self._inside(graph, new[one.number], one, len(group))
+                value = self._copied(graph, one.value, known)
+                sums.append(_called(graph, _prims.where.default, (inside, value, 0.0), one.value))
+            total = sums[0]
+            for other in sums[1:]:
+                total = _called(graph, _prims.add.default, (total, other), other)
+            results.append(total)
+        graph.output(tuple(results))
+        behind = self._stage_of(graph, arguments, seen_as, stage.writes)
+        return before, behind, [gather for gather, _ in gathers.values()]
+
+    def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
+        """Whether a number is one of those of a group."""
+        low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
+        high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
+        floor = _called(graph, _prims.floor.default, (number,), term.number)
+        whole = _called(graph, _prims.eq.default, (floor, number), term.number, torch.bool)
+        within = _called(graph, _prims.bitwise_and.default, (low, high), term.number, torch.bool)
+        return _called(graph, _prims.bitwise_and.default, (within, whole), term.number, torch.bool)
+
+    def _copied(self, graph: fx.Graph, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
+        needed, waiting = set[fx.Node](), [node]
+        while waiting:
+            one = waiting.pop()
+            if one not in needed and one not in known:
+                needed.add(one)
+                waiting += one.all_input_nodes
+        for one in self._stage.graph.graph.nodes:
+            if one in needed:
+                known[one] = graph.node_copy(one, known.__getitem__)
+        return known[node]
+
+    def _part(self, results: list[fx.Node], known: dict[fx.Node, fx.Node], writes: tuple[View, ...]) -> Stage:
+        """The stage that computes these of lifted tensors."""
+        graph, arguments = fx.Graph(), []
+        for node, port in self._lifted.items():
+            known[node] = graph.node_copy(node)
+            arguments.append(port)
+        graph.output(tuple(self._copied(graph, node, known) for node in results))
+        return self._stage_of(graph, arguments, [], writes)
+
+    def _stage_of(self, graph: fx.Graph, arguments: list[Port], reads: list[View], writes: tuple[View, ...]) -> Stage:
+        outputs = tuple(Port(Role.OUTPUT, i) for i in range(len(writes)))
+        made = StepGraph(graph, tuple(arguments), outputs, self._stage.graph.layouts)
+        return replace(self._stage, graph=made, reads=tuple(reads), writes=writes)
+
+
+def _called(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, dtype: torch.dtype | None = None
+) -> fx.Node:
+    node = graph.call_function(target, args)
+    value = like.meta["val"]
+    node.meta["val"] = value if dtype is None else torch.empty(value.shape, dtype=dtype, device="meta")
+    return node

@@ -1,0 +1,151 @@
+"""Calls that autograd follows, made again: they are not analyzed again, and each difference counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_codegen import pointwise
+from flexsn_codegen.functions import _autograd
+from flexsn_codegen.functions._kernel import Kernel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+
+scale = 2.0
+
+
+def tensor(*shape: int, requires_grad: bool = True) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_(requires_grad)
+
+
+def scaled(x: Tensor, weight: Tensor, factor: float = 1.0) -> Tensor:
+    return torch.sin(x) * weight * factor * scale
+
+
+def two(x: Tensor, weight: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    return x * x * weight, x > 0, weight * factor + x
+
+
+def halves(x: Tensor, weight: Tensor, factor: float = 1.0) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * weight, b * b * factor], -1)
+
+
+def gradients(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: float, used: int = 3) -> list[Any]:
+    """The gradients of a sum over the first floating-point results."""
+    results = function(x, weight, factor)
+    followed = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad][:used]
+    wanted = [t for t in (x, weight) if t.requires_grad]
+    total = sum((r * torch.linspace(-1, 1, r.numel(), device=DEVICE, dtype=r.dtype).view_as(r)).sum() for r in followed)
+    assert isinstance(total, Tensor)
+    return [*followed, *torch.autograd.grad(total, wanted, allow_unused=True)]
+
+
+def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, factor: float, used: int = 3) -> None:
+    pairs = zip(gradients(fused, x, weight, factor, used), gradients(function, x, weight, factor, used), strict=True)
+    for found, expected in pairs:
+        if found is None or expected is None:
+            # Eager mode has no gradient where the kernel may have zeros.
+            assert found is None or not found.any()
+        else:
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.long(all_but=["halves"])
+@pytest.mark.parametrize("function", [scaled, two, halves])
+def test_what_differs_from_the_earlier_call_counts(function: Callable[..., Any]) -> None:
+    fused = pointwise(function)
+    x, weight = tensor(6, 8), tensor(4) if function is halves else tensor(8)
+    for _ in range(3):
+        alike(function, fused, x, weight, 1.0)
+    alike(function, fused, x, weight, 3.0)
+    alike(function, fused, x, weight.detach(), 3.0)
+    alike(function, fused, x.detach(), weight, 3.0)
+    alike(function, fused, tensor(5, 8), weight, 3.0)
+    alike(function, fused, tensor(8, 6).t() if function is not halves else tensor(6, 8), weight, 3.0)
+    alike(function, fused, x, weight, 3.0, used=1)
+    with torch.no_grad():
+        assert not any(r.requires_grad for r in torch.utils._pytree.tree_leaves(fused(x, weight, 1.0)))
+    alike(function, fused, x, weight, 1.0)
+
+
+def test_numbers_that_are_read_and_written_over() -> None:
+    global scale
+    fused = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    try:
+        for number in (2.0, 2.0, 5.0, 5.0):
+            scale = number
+            alike(scaled, fused, x, weight, 1.0)
+    finally:
+        scale = 2.0
+
+
+def test_captured_parameters_that_are_frozen_between() -> None:
+    module = nn.PReLU(8, dtype=torch.float64, device=DEVICE)
+    fused = pointwise(module)
+    x = tensor(6, 8)
+    for requires_grad in (True, True, False, False, True):
+        module.weight.requires_grad_(requires_grad)
+        found = torch.autograd.grad(fused(x).sum(), [x, *([module.weight] if requires_grad else [])])
+        expected = torch.autograd.grad(module(x).sum(), [x, *([module.weight] if requires_grad else [])])
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_second_gradient_of_a_repeated_call() -> None:
+    fused: Any = pointwise(scaled)
+    x, weight = tensor(3, 4), tensor(4)
+    for _ in range(3):
+        alike(scaled, fused, x, weight, 1.0)
+    assert torch.autograd.gradgradcheck(lambda a, b: fused(a, b, 1.0), (x, weight))
+
+
+def test_cotangents_of_other_layouts_and_none() -> None:
+    fused = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    for given in (
+        tensor(6, 8),
+        tensor(6, 8),
+        tensor(8, 6).t(),
+        tensor(1, 1).expand(6, 8),
+        torch._efficientzerotensor(6, 8),
+    ):
+        cotangent = given.detach().to(DEVICE, torch.float64)
+        found = torch.autograd.grad(fused(x, weight), (x, weight), cotangent)
+        expected = torch.autograd.grad(scaled(x, weight), (x, weight), cotangent)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_tensor_that_was_changed_since_is_refused() -> None:
+    fused = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    for _ in range(2):
+        fused(x, weight).sum().backward()
+    result = fused(x, weight)
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    for _ in range(2):
+        fused(x, weight).sum().backward()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("the call is analyzed again")
+
+    monkeypatch.setattr(Kernel, "variant", refused)
+    monkeypatch.setattr(_autograd, "gradients", refused)
+    x.grad = weight.grad = None
+    fused(x, weight).sum().backward()
+    expected = torch.autograd.grad(scaled(x, weight).sum(), (x, weight))
+    torch.testing.assert_close((x.grad, weight.grad), expected)

@@ -1,0 +1,191 @@
+"""Gradients of a filter over past steps, as a filter over later ones.
+
+A state that is another one some steps later has a gradient that goes through as many steps: each of them adds its part,
+of a product in that step and of weights that are the same in all steps. So the gradient at the end of this chain is a
+function of the products of later steps, which a backward has computed before it, and none has to be carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._step_graph import StepGraph
+from flexsn_graph.passes._linearity import is_linear
+from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
+
+
+def without_carried_filters(vjp: StagedStep, unneeded: Collection[Port]) -> StagedStep:
+    """A VJP whose stages read products of later steps instead of carrying gradients of states that are shifted.
+
+    Args:
+        vjp: of a step.
+        unneeded: the gradients of states that do not come to the last step and are not needed before the first one.
+
+    Returns:
+        `vjp` where it is of another form.
+    """
+    chains: dict[Port, dict[int, Port]] = {}
+    for state, (source, steps) in vjp.shifts.items():
+        chains.setdefault(source, {})[steps] = Port(Role.GRAD_STATE, state.index)
+    for source, carried in chains.items():
+        chain = [Port(Role.GRAD_STATE, source.index), *(carried[steps] for steps in sorted(carried))]
+        if all(port in unneeded for port in chain[1:]):
+            vjp = _without(vjp, chain)
+    return vjp
+
+
+def _without(vjp: StagedStep, chain: Sequence[Port]) -> StagedStep:
+    """The VJP without the gradients behind the first one, where one stage computes all of one product."""
+    gone = frozenset(chain[1:])
+    products = {p.result.source for p in vjp.parts if isinstance(p, Product) and p.phase is Phase.LOOP}
+    for number, stage in enumerate(vjp.parts):
+        if isinstance(stage, Stage) and stage.phase is Phase.LOOP and gone <= {view.source for view in stage.writes}:
+            read = {view.source for part in vjp.parts if part is not stage for view in part.reads}
+            unrolled = None if read & gone else _unrolled(stage, chain, products, len(vjp.later))
+            if unrolled is None:
+                return vjp
+            unrolled_stage, product, later = unrolled
+            values = {port: value for port, value in vjp.values.items() if port not in gone}
+            values |= dict.fromkeys(later, vjp.values[product])
+            return replace(
+                vjp,
+                arguments=tuple(port for port in vjp.arguments if port not in gone),
+                results=tuple(port for port in vjp.results if port not in gone),
+                parts=(*vjp.parts[:number], unrolled_stage, *vjp.parts[number + 1 :]),
+                values=values,
+                later={**vjp.later, **{port: (product, steps) for steps, port in enumerate(later, 1)}},
+            )
+    return vjp
+
+
+def _unrolled(
+    stage: Stage, chain: Sequence[Port], products: Collection[Port], first: int
+) -> tuple[Stage, Port, list[Port]] | None:
+    """The stage with the chain's steps one in the other; the product; and what is read of it, the next step's first.
+
+    Args:
+        first: number of the first such port.
+
+    Returns:
+        `None`: a gradient is no linear function of the next one and of one product.
+    """
+    graph = stage.graph
+    reads = {n: stage.reads[p.index] for p, n in graph.placeholders.items() if p.role is Role.INPUT}
+    entries = dict(zip((view.source for view in stage.writes), graph.entries, strict=True))
+    behind = {port: {n for n, view in reads.items() if view == _whole(view, port)} for port in chain[1:]}
+    sources = set[fx.Node]()
+    for port, following in zip(chain, [*chain[1:], None], strict=True):
+        if not isinstance(entries.get(port), fx.Node):
+            return None
+        moving = {n for n in _ancestors([entries[port]]) if n in reads}
+        sources |= moving - (behind[following] if following is not None else set())
+    others = [entry for entry, view in zip(graph.entries, stage.writes, strict=True) if view.source not in chain]
+    if len(sources) != 1 or not _ancestors(others).isdisjoint(set().union(*behind.values())):
+        return None
+    (source,) = sources
+    product = reads[source].source
+    if (
+        reads[source].calls
+        or product not in products
+        or not _is_linear(stage, chain, {source, *set().union(*behind.values())})
+    ):
+        return None
+    later = [Port(Role.LATER, first + i) for i in range(len(chain) - 1)]
+    return _rewritten(stage, chain, entries, others, reads, behind, source, later), product, later
+
+
+def _whole(view: View, port: Port) -> View:
+    return replace(view, source=port, calls=())
+
+
+def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
+    """The nodes that these depend on, and these."""
+    found, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:
+    """True if the gradients of a chain are zeros where no gradient has come."""
+    graph, kept = fx.Graph(), [i for i, view in enumerate(stage.writes) if view.source in chain]
+    entries = [stage.graph.entries[i] for i in kept]
+    needed, new = _ancestors(entries), dict[fx.Node, fx.Node]()
+    arguments: list[Port] = []
+    for port, node in stage.graph.placeholders.items():
+        new[node] = graph.node_copy(node)
+        arguments.append(Port(Role.GRAD_OUTPUT, len(arguments)) if node in moving else port)
+    for node in stage.graph.graph.nodes:
+        if node.op == "call_function" and node in needed:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    graph.output(tuple(new[node] for node in entries))
+    results = tuple(stage.graph.results[i] for i in kept)
+    return is_linear(StepGraph(graph, tuple(arguments), results, stage.graph.layouts), {Role.GRAD_OUTPUT})
+
+
+def _rewritten(
+    stage: Stage,
+    chain: Sequence[Port],
+    entries: Mapping[Port, Any],
+    others: Sequence[Any],
+    reads: Mapping[fx.Node, View],
+    behind: Mapping[Port, Collection[fx.Node]],
+    source: fx.Node,
+    later: Sequence[Port],
+) -> Stage:
+    steps = [_ancestors([entries[port]]) for port in chain]
+    gone = set().union(*behind.values())
+    needed = _ancestors(others) | (set().union(*steps) - gone)
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    arguments: list[Port] = []
+    seen_as: list[View] = []
+    for port, node in stage.graph.placeholders.items():
+        if node in needed:
+            new[node] = graph.node_copy(node)
+            arguments.append(Port(Role.INPUT, len(seen_as)) if node in reads else port)
+            seen_as += [reads[node]] if node in reads else []
+    of_steps = [new[source]]
+    for port in later:
+        of_steps.append(graph.placeholder(port.name))
+        of_steps[-1].meta["val"] = source.meta["val"]
+        arguments.append(Port(Role.INPUT, len(seen_as)))
+        seen_as.append(_whole(reads[source], port))
+
+    def copy(nodes: Collection[fx.Node], known: dict[fx.Node, fx.Node]) -> None:
+        for node in stage.graph.graph.nodes:
+            if node.op == "call_function" and node in nodes and node not in known:
+                known[node] = graph.node_copy(node, known.__getitem__)
+
+    moving = {source, *gone}
+    for node in stage.graph.graph.nodes:  # nodes of any step
+        if not moving.isdisjoint(node.all_input_nodes):
+            moving.add(node)
+    copy(needed - moving, new)
+    total: fx.Node | None = None
+    for step in reversed(range(len(chain))):
+        known = {**new, source: of_steps[step]}
+        if total is not None:
+            known |= dict.fromkeys(behind[chain[step + 1]], total)
+        copy(steps[step], known)
+        total = known[entries[chain[step]]]
+    copy(_ancestors(others), new)
+    kept = [view for view in stage.writes if view.source not in chain[1:]]
+    outputs = [
+        total if v.source == chain[0] else new[e]
+        for v, e in zip(stage.writes, stage.graph.entries, strict=True)
+        if v in kept
+    ]
+    graph.output(tuple(outputs))
+    results = tuple(Port(Role.OUTPUT, i) for i in range(len(kept)))
+    used = {port.index for port in arguments if port.role is Role.LIFTED}
+    layouts = {i: layout for i, layout in stage.graph.layouts.items() if i in used}
+    made = StepGraph(graph, tuple(arguments), results, layouts)
+    return replace(stage, graph=made, reads=tuple(seen_as), writes=tuple(kept))

@@ -1,0 +1,143 @@
+"""Functions of tensors that the compiled launcher repeats, by layouts, and hooks of what autograd saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_runtime import _few_bits, batch_moments, pack_numbers, unpack_numbers
+from flexsn_runtime.moments import _moments
+from flexsn_runtime.native import RepeatedFunction, compiled_launcher, saving_hooks
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+
+
+def numbers(rows: int, seed: int) -> Tensor:
+    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def computed(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Operators of all kinds: new tensors, views, lists, arguments by name, and one that changes what is given."""
+    x, total = tensors
+    total.add_(x.sum(0), alpha=2)
+    first, second = x.view(2, -1, 6).unbind(0)
+    joined = torch.cat([second, first, second.t().contiguous().t()])
+    value, place = joined.max(dim=0)
+    return joined @ x.t(), value, place, x.new_zeros(3)[1:]
+
+
+def test_calls_of_several_layouts_need_no_python() -> None:
+    entered: list[int] = []
+
+    def function(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        entered.append(len(tensors[0]))
+        return computed(tensors)
+
+    repeated = RepeatedFunction(function)
+    for seed in range(4):
+        for rows in (4, 8):
+            x = numbers(rows, seed)
+            found_total, wanted_total = torch.zeros(6), torch.zeros(6)
+            found, wanted = repeated((x, found_total)), computed((x, wanted_total))
+            assert all(map(torch.equal, (*found, found_total), (*wanted, wanted_total)))
+            assert not any(one._is_view() for one in found[:3])
+    assert entered == [4, 8, 4, 8]
+    crosswise = numbers(6, 9)[:, :4].t()
+    assert torch.equal(repeated((crosswise, torch.zeros(6)))[1], computed((crosswise, torch.zeros(6)))[1])
+    assert len(entered) == 5
+
+
+def test_what_reads_numbers_stays_with_python() -> None:
+    repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))  # type: ignore[union-attr]
+    for seed in range(4):
+        x = numbers(4, seed)
+        assert torch.equal(repeated((x,))[0], x * x.sum().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [1, 2])
+def test_bits_are_read_and_written_without_python(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in range(4):
+        if call == 2:
+            monkeypatch.setattr(_few_bits, "_launch", None)
+        generator = torch.Generator().manual_seed(call)
+        spikes = torch.randint(0, 1 << bits, (264 + 8 * bits,), generator=generator).bfloat16().cuda()
+        packed = pack_numbers(spikes, bits, 0)
+        assert packed is not None
+        assert packed.nbytes == len(spikes) * bits // 8
+        found = unpack_numbers(packed, bits, 0, torch.bfloat16)
+        assert found is not None
+        assert torch.equal(found, spikes)
+
+
+@pytest.mark.gpu
+def test_moments_are_computed_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, counter = (torch.zeros(6, device="cuda"), torch.ones(6, device="cuda")), torch.zeros((), dtype=torch.int64)
+    moved, tracked = [one.clone() for one in running], counter.cuda()
+    for call in range(4):
+        if call == 2:
+            monkeypatch.setattr(_moments, "moments", None)
+        x = torch.randn(30, 6, 5, generator=torch.Generator().manual_seed(call)).cuda()
+        found = batch_moments(x, running, 0.25, tracked)
+        assert found is not None
+        var, mean = torch.var_mean(x, (0, 2), correction=0)
+        torch.testing.assert_close(found, (mean, var))
+        torch.nn.functional.batch_norm(x, *moved, training=True, momentum=0.25)
+        torch.testing.assert_close(list(running), moved)
+        assert int(tracked) == call + 1
+    assert running[0]._version == 4
+
+
+class Twice(torch.autograd.Function):
+    """Saves what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grads[0] * torch.ones_like(x)
+
+
+def test_hooks_ask_python_for_what_may_be_spikes_alone() -> None:
+    compiled_launcher(torch.device("cpu"), 1)
+    asked: list[int] = []
+
+    def packed(tensor: Tensor) -> tuple[Tensor] | None:
+        asked.append(len(tensor))
+        return (tensor.detach().clone(),) if len(tensor) == 8 else None
+
+    hooks = saving_hooks(packed, lambda kept: kept[0], 64, ["Addmm", "Mm"])
+    assert hooks is not None
+    leaf, weight = torch.randn(8, 4, requires_grad=True), torch.randn(4, 4)
+    for rows, source in ((8, leaf * 3), (6, (leaf * 3)[:6]), (2, leaf[:2] * 3), (5, leaf[:5] @ weight), (8, leaf)):
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            y = Twice.apply(source)
+        (gradient,) = torch.autograd.grad(y.sum(), leaf)
+        assert gradient.any()
+        assert len(y) == rows
+    assert asked == [8, 6]
+    changed = leaf * 3
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        y = Twice.apply(changed[:6])
+    with torch.no_grad():
+        changed.add_(1)
+    with pytest.raises(RuntimeError, match=r"a tensor of shape \[6, 4\].* changed in place since the forward"):
+        y.sum().backward()
+
+
+def test_hooks_are_pythons_where_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
+    assert saving_hooks(lambda tensor: None, lambda kept: kept, 64, []) is None
