@@ -86,9 +86,9 @@ def compile_step(
 ) -> StepCode:
     """Inductor's code for a graph of ATen operators, for tensors that lie in memory as these do.
 
-    The graph takes a number below ``longest``, sequences of ``longest`` rows or fewer, and tensors like ``rows``. It writes
-    its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors whose
-    address is a multiple of ``ALIGNMENT``.
+    The graph takes a number below ``longest``, sequences of ``longest`` rows or fewer, and tensors like ``rows``. It
+    writes its results into arguments with ``copy_``, and returns nothing. ``aligned`` has True for each of the tensors
+    whose address is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
