@@ -1,6 +1,7 @@
 """`flexsn_hop.scan` without any other package: against its eager form and PyTorch's own scan.
 
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
+        [--compilation NAME ...]
 
 Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
 that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step,
@@ -31,7 +32,7 @@ HEADER = [
     *("recurrence", "way", "first, T = 4, s", "first, T = 4000, s", "forward, ms", "training, ms"),
     *("of eager: forward", "training", "of torch's: forward", "training", "differs by"),
 ]
-ROUNDS = 25
+ROUNDS = 15
 LENGTHS = (4, 4000)
 # On a CPU, the process's own time, which others on the machine change least.
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
@@ -99,8 +100,8 @@ def seconds_to_compile(name: str, steps: int, device: torch.device) -> float:
         return ways(name, steps, device, False)[1].timed("training", device, lambda: sum(os.times()[:4]))
 
 
-def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[list[str]]:
-    first = {length: seconds_to_compile(name, length, device) for length in LENGTHS}
+def rows(name: str, steps: int, device: torch.device, with_torch: bool, with_compilation: bool) -> list[list[str]]:
+    first = {length: f"{seconds_to_compile(name, length, device):.1f}" for length in LENGTHS if with_compilation}
     torch._dynamo.reset()
     able, failed = [], {}
     every = ways(name, steps, device, with_torch)
@@ -116,6 +117,7 @@ def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
     for _ in range(ROUNDS):
         for way in able:
             for what in way.times:
+                way.timed(what, device, clock)  # fills the caches, which other ways have emptied
                 way.times[what].append(way.timed(what, device, clock))
     found = []
     reference = {way.name: way for way in able}
@@ -124,7 +126,7 @@ def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
             found.append([name, way.name, failed[way.name], *[""] * 8])
             continue
         compiled = way.name == "compiled"
-        row = [name, way.name, *(f"{first[length]:.1f}" if compiled else "" for length in LENGTHS)]
+        row = [name, way.name, *(first.get(length, "") if compiled else "" for length in LENGTHS)]
         row += [f"{way.milliseconds(what):.2f}" for what in way.times]
         for base in ("eager", "torch's scan, compiled"):
             is_there = compiled and base in reference
@@ -147,20 +149,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--without-torch", action="store_true", help="without PyTorch's own scan")
+    parser.add_argument("--compilation", nargs="*", default=recurrences.NAMES, help="those whose first step is timed")
     chosen = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
     torch.set_num_threads(1)
     device = torch.device(chosen.device)
     found = []
-    seconds_to_compile("EMA", 3, device)  # imports
+    if chosen.compilation:
+        seconds_to_compile("EMA", 3, device)  # imports
     for name in chosen.only:
-        found += rows(name, chosen.steps, device, not chosen.without_torch)
+        found += rows(name, chosen.steps, device, not chosen.without_torch, name in chosen.compilation)
         print("\n".join(table(HEADER, found[-3:])), flush=True)
     lines = [
         f"# `scan` alone, {chosen.steps} steps",
         "",
         "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, the least of",
-        f"{ROUNDS} runs that the ways take in turns, in one thread, by the process's time on a CPU. `first` is the",
+        f"{ROUNDS} runs that the ways take in turns, each after one that is not timed, in one thread, by the process's",
+        "time on a CPU. `first` is the",
         "first training step for T steps, with what is compiled, with empty caches, by the time of the process and of",
         "those that it starts. Ratios are of the compiled scan's time to that of the other ways. The machine was",
         "shared: several other processes ran on its two cores.",
