@@ -289,7 +289,7 @@ def _refractory(absolute: float, relative: float, rise: float, v_reset: float | 
 
 def steady_noise(like: Tensor) -> Tensor:
     """Noise that is equal at every step."""
-    return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype).expand_as(like)
+    return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
 
 
 def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Launches of compiled kernels by their addresses, and what is told of launches."""
+"""Launches of compiled kernels by their addresses, and observers of launches."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class _Watching(threading.local):
 
 
 watching = _Watching()
-"""What is told of launches in this thread, where it is not told otherwise: of the function, its arguments, the tensors
-first, and how it is launched by its address."""
+"""The observer of this thread's launches of pointwise kernels and of kernels written by hand: it receives the launching
+function, its arguments, tensors first, and its `Entry`."""

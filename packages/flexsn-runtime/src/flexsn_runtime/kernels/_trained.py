@@ -16,7 +16,7 @@ from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
-from flexsn_runtime.native import NativeScan, can_be_told, compiled_launcher, may_launch, weakly
+from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -58,7 +58,7 @@ class Known:
         has_layout: the same, compared at once; it may say no, wrongly.
         call: what computes it.
         recordings: of it, where it is recorded by itself; by what the environment says.
-        told: to which of the compiled launcher's calls it was offered.
+        registered: the environments for which it was offered to the compiled launcher.
     """
 
     needed: tuple[bool, ...]
@@ -66,7 +66,7 @@ class Known:
     has_layout: Callable[[Given], bool]
     call: Call
     recordings: dict[Hashable, Recording | str | None] = field(default_factory=dict)
-    told: set[Hashable] = field(default_factory=set)
+    registered: set[Hashable] = field(default_factory=set)
 
 
 class Trained:
@@ -97,7 +97,7 @@ class Trained:
 
     @property
     def native(self) -> NativeScan | None:
-        """What runs it without Python; `None`: nothing does."""
+        """The compiled launcher's scan, which does without Python; `None`: there is none now."""
         return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:
@@ -155,10 +155,10 @@ class Trained:
     def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
         """Has the compiled launcher make calls like this one from now on, if it can."""
         now = self._environment()
-        known.told.add(now)
+        known.registered.add(now)
         with untraced():  # no dispatch mode sees it
             native = self._natives.get(now)
-            if native is None and isinstance(forward, Recording) and can_be_told(forward):
+            if native is None and isinstance(forward, Recording) and can_be_native(forward):
                 native = NativeScan(
                     module,
                     weakly(self, self.step.trace.core),
@@ -167,9 +167,9 @@ class Trained:
                     first_kept=self.first_kept,
                     fixed=self.fixed,
                 )
-            asks = self.step.trace.reads.reads_for_backward
+            reads = self.step.trace.reads.reads_for_backward
             backward = known.recordings.get(now)
-            if native is not None and native.follow(tensors, known.needed, backward, asks=asks):
+            if native is not None and native.follow(tensors, known.needed, backward, reads=reads):
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
@@ -177,7 +177,7 @@ class Trained:
         return None
 
     def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
-        """What computes a backward over tensors of this layout."""
+        """Prepares a backward over tensors of this layout."""
         raise NotImplementedError
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
@@ -254,7 +254,7 @@ class TrainedScan(Trained):
         return plan.run
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        is_due = not known.told and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
+        is_due = not known.registered and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
         module = compiled_launcher(self._device, self._count) if is_due else None
         found = known.call(tensors)
         if module is None:
@@ -263,7 +263,7 @@ class TrainedScan(Trained):
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
         if not self._natives:  # the next forward is recorded again: its launches may have addresses then
-            known.told.clear()
+            known.registered.clear()
             self.__dict__.pop("run", None)
         return found
 

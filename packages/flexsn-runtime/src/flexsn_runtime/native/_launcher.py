@@ -137,7 +137,7 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
 
 def loaded_launcher() -> ModuleType | None:
-    """The module, if it is loaded already, and Python is not asked for.
+    """The module, if it is loaded already, and `FLEXSN_LAUNCHER` is not `python`.
 
     Raises:
         LauncherError: see `launcher_choice`.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
-from flexsn_runtime.native._program import NativeProgram, can_be_told
+from flexsn_runtime.native._program import NativeProgram, can_be_native
 
 
 class NativeCall:
@@ -20,7 +20,7 @@ class NativeCall:
 
     Args:
         module: the compiled launcher.
-        recording: of a call that can be told.
+        recording: of a call that `can_be_native`.
 
     Attributes:
         watched: True if a hook watches launches that this call would bypass.
@@ -30,19 +30,19 @@ class NativeCall:
     def __init__(self, module: ModuleType, recording: Recording) -> None:
         program = NativeProgram(module, recording)
         self.watched = program.watched
-        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = program.told.run
+        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = program.program.run
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
         """`None`: the call does what only Python does."""
-        return None if isinstance(recording, str) or not can_be_told(recording) else cls(module, recording)
+        return None if isinstance(recording, str) or not can_be_native(recording) else cls(module, recording)
 
 
 class Owner(Protocol):
     """Goes on in Python where the compiled launcher cannot."""
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is unchanged. A backward begins with this question, if it `asks`."""
+        """True if what backward formulas read is unchanged. A backward that `reads` begins with it."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         """The gradients of a backward that is like none of those that `follow` registered, with its arguments."""
@@ -55,8 +55,8 @@ class NativeScan:
         module: the compiled launcher.
         owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
             has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
-        forward: of a call that can be told. It writes `first_kept` results, the last ones from `first_bits` on bits,
-            and then what is for the backward.
+        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on
+            bits, and then what is for the backward.
         fixed: the results that no gradient flows through.
         saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
             backward; `None` among them: nothing.
@@ -84,7 +84,7 @@ class NativeScan:
         if saved is not None:
             places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
         self._scan = module.Scan(
-            owner, list(forward.given), program.told, first_bits, first_kept, list(fixed), places, links
+            owner, list(forward.given), program.program, first_bits, first_kept, list(fixed), places, links
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -108,26 +108,26 @@ class NativeScan:
         return results
 
     def follow(
-        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, asks: bool
+        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
         """Registers a backward, launched from now on for arguments of its layout; several are known at a time.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
             recording: of what that does.
-            asks: whether `reads_hold` has anything to look at.
+            reads: `reads_hold` has something to compare.
 
         Returns:
             False: it does what only Python does.
         """
-        if not isinstance(recording, Recording) or not can_be_told(recording):
+        if not isinstance(recording, Recording) or not can_be_native(recording):
             return False
         absent = {i for i, one in enumerate(self._there) if not one}
         slots = [i for i in range(len(given)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
         needs = [need for i, need in enumerate(needed) if i not in absent]
-        self._scan.follow([given[i] for i in slots], needs, program.told, asks)
+        self._scan.follow([given[i] for i in slots], needs, program.program, reads)
         return True
 
 
