@@ -25,7 +25,7 @@ def outcomes(
 
     Args:
         run: function from a seed to the seed and its outcome, called in another process.
-        made: dataclass of an outcome.
+        made: constructor of an outcome.
         tasks: number of seeds after which a process is replaced.
     """
     known: dict[int, Outcome] = {}

@@ -104,7 +104,7 @@ class SpikformerBlock(nn.Module):
 
 
 class Spikformer(nn.Module):
-    """Blocks over given tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
+    """Spikformer blocks over tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
 
     def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
         super().__init__()
