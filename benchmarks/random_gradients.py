@@ -24,7 +24,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -40,7 +40,7 @@ COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwis
 
 def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
-    # Half of them save values of the forward for the backward, and half recompute them.
+    # Half of the seeds save values of the forward for the backward, and half recompute them.
     residuals = ("recompute", "save")[seed % 2]
     try:
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)

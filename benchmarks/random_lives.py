@@ -27,7 +27,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -46,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece, and returns its counts, and the program of a difference."""
+    """Runs one piece. Returns its counts and, after a difference, its program."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()

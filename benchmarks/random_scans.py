@@ -1,4 +1,4 @@
-"""Random steps of `flexsn_hop.scan`, in each lowering, with three calls each, against a plain loop. A table.
+"""Random steps of `flexsn_hop.scan`, called three times in each lowering, against a plain loop. A table.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
