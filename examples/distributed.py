@@ -1,5 +1,6 @@
-"""Trains on several GPUs, or processes, or machines: data parallel or fully sharded, with checkpoints that any
-number of processes can resume from.
+"""Trains on several GPUs, processes or machines: data parallel or fully sharded, with checkpoints.
+
+Any number of processes can resume from a checkpoint.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
@@ -45,8 +46,8 @@ def network(backend: str) -> nn.Sequential:
 
 
 def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network with its parameters on all processes, or a part of them on each."""
-    if device.type == "cuda":  # there, statistics can cover all processes' parts of a batch
+    """Returns the network with all parameters on each process, or with a part of them on each."""
+    if device.type == "cuda":  # on GPUs, statistics can cover all processes' parts of a batch
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = net.to(device)
     if strategy == "ddp":
@@ -115,7 +116,7 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 
 def epochs_in(folder: Path | None) -> int:
     """Returns the number of epochs of the last complete checkpoint, or 0 without one."""
-    # The metadata are written last.
+    # Metadata are written last, so a checkpoint that has them is complete.
     found = [] if folder is None else folder.glob("epoch_*/.metadata")
     return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
 
@@ -168,7 +169,7 @@ def run(chosen: argparse.Namespace, device: torch.device) -> int:
     training, held_out = load_data(chosen.seed)
     sampler: DistributedSampler[Any] = DistributedSampler(training, seed=chosen.seed)
     loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
-    # Each process evaluates every count-th image, so that each image is evaluated once.
+    # Each process evaluates every `count`-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
     found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
     if begin and rank == 0:
