@@ -64,7 +64,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
     """Returns the rows: a warm call of each kind.
 
     Args:
-        one_launch: whether to return recurrent steps in one launch, or all others.
+        one_launch: True for recurrent steps in one launch, False for all other calls.
     """
     os.environ["FLEXSN_LAUNCHER"] = "python"
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Functions of the kinds that people fuse, each written as in a project of its own.
+"""Functions of the kinds that are often fused, each written as in a real project.
 
 A row is a function with a description of its arguments. It names the arguments that the function writes to, so that
 they can be compared, too.

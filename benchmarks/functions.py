@@ -1,4 +1,4 @@
-"""Functions as people write them, in `pointwise`, against eager mode: results and gradients in three dtypes; a table.
+"""Functions as users write them, in `pointwise`, against eager mode: results and gradients in three dtypes. A table.
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 

@@ -1,4 +1,4 @@
-"""Outcomes of random programs from several processes; a run that is started again continues with the others."""
+"""Outcomes of random programs from several processes; a run that is started again continues with missing ones."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def training_step(network: nn.Module, way: Way) -> Step:
 def epoch(step: Step, data: Any, rounds: int) -> float:
     """Returns the seconds of an epoch, the minimum of some rounds."""
     device = data.train_x.device
-    # Batches have one size, so that there is one graph; the last batch begins earlier.
+    # All batches have one size, so that one graph suffices; the last batch overlaps the previous one.
     firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
     batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time

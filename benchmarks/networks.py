@@ -1,4 +1,4 @@
-"""Networks as people train them, with any activation in place of the neurons: `nn.ReLU`, or a spiking one.
+"""Usual networks with any activation in the place of neurons: `nn.ReLU`, or a spiking one.
 
 All of them map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons work on T·B frames.
 """
@@ -88,7 +88,7 @@ class SpikingAttention(nn.Module):
 
 
 class SpikformerBlock(nn.Module):
-    """Attention and two projections, each added to its input. Source: see `SpikingAttention`."""
+    """Attention and two projections, each of which is added to its input. Source: see `SpikingAttention`."""
 
     def __init__(self, width: int, heads: int, activation: Activation) -> None:
         super().__init__()

@@ -5,9 +5,9 @@
 
 The networks and acts are those of `tests/lives`: on the CPU in C++, launched by Python and by the compiled launcher,
 and in Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python
-program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. With a journal, the
-results of each piece of the run are written there at once, and a run that is started again continues with the missing
-pieces.
+program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. The results of each piece
+of the run are immediately written to the journal, if one is named; a run that is started again continues with the
+missing pieces.
 """
 
 from __future__ import annotations

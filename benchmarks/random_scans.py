@@ -4,8 +4,8 @@
         [--output FILE] [--journal FILE]
 
 The programs are those of `tests/random_steps.py`, on the CPU. The script ends with status 1 if anything is different or
-fails. With a journal, the outcome of each seed is written there at once, and a run that is started again continues with
-the others.
+fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is started again
+continues with the missing seeds.
 """
 
 from __future__ import annotations

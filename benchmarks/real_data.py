@@ -184,7 +184,7 @@ TASKS = {
 
 
 def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
-    """Returns a data set, from `path` if given."""
+    """Returns a data set, from the file `path` unless this is `None`."""
     if path is None:
         return TASKS[name].load()
     if not path.is_file():

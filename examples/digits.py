@@ -2,9 +2,8 @@
 
     hatch run demo [--backend auto] [--device cpu] [--steps 8] [--epochs 25] [--seed 0] [--out digits.png]
 
-The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. The network sees
-each image for `--steps` time steps as a constant current (direct coding); the answer is the class whose output neuron
-fires most.
+The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. Each image is a
+constant current for `--steps` time steps (direct coding); the answer is the class whose output neuron fires most.
 """
 
 from __future__ import annotations

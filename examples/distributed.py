@@ -7,7 +7,7 @@ Any number of processes can resume from a checkpoint.
 On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU, the processes
 communicate through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every
 batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and a run
-resumes from the last complete one, on any number of processes. On several machines, all of them must see DIR.
+resumes from the last complete one, on any number of processes. On several machines, all of them need access to DIR.
 """
 
 from __future__ import annotations

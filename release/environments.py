@@ -63,7 +63,7 @@ def link_distributions(names: Iterable[str], folder: Path) -> None:
 
 
 class Environment:
-    """A virtual environment in `folder` that sees links to installed distributions, and packages installed into it.
+    """A virtual environment in `folder`, with links to installed distributions, and with packages installed into it.
 
     Args:
         folder: folder of the environment.

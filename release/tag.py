@@ -1,4 +1,4 @@
-"""Checks whether the repository is ready for a tag, and prints the text of the release's page.
+"""Checks that the repository is ready for a tag, and prints the text of the release's page.
 
     hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
 

@@ -159,7 +159,7 @@ def check(
     """Runs some of a variant's samples, then special values.
 
     Args:
-        samples: number of samples, from index `first` on (or the last sample, if there are fewer).
+        samples: number of samples, from index `first` on; the last sample alone if `first` is too large.
         gradient: True: compare gradients as well as results; do nothing if PyTorch has no gradients.
     """
     outcome = Outcome()

@@ -199,7 +199,7 @@ def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_results_in_place() -> None:
-    """Checks that cuDNN writes into a given tensor, with the results of PyTorch's convolution."""
+    """Checks that cuDNN writes results into an existing tensor, with the bits of PyTorch's convolution."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -19,7 +19,7 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# Readers of each example's files, and an accuracy that it exceeds after a few epochs; guessing gives 10, 9 and 5 %.
+# By example: the reader of its files, epochs, and an accuracy that it exceeds; guesses reach 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
@@ -63,7 +63,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no --data: ")  # the output says that the data are not real
+    assert done.stdout.startswith("no --data: ")  # the output reports that the real data are missing
     reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
     assert reached is not None, done.stdout
     assert float(reached[1]) > beyond

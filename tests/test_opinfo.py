@@ -1,6 +1,6 @@
 """A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, in `pointwise` and in `FlexSN`.
 
-Each variant runs one sample in one dtype, where variants begin with dtypes in turn, and every third variant runs the
+Each variant runs one sample in one dtype; dtypes alternate between variants. Every third variant also runs the
 gradient. Without `--long`, one of eight parts of the variants runs.
 """
 

@@ -94,7 +94,7 @@ def run_blocks(path: Path, module: ModuleType) -> None:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
-# torch 2.11 warns about its own code, while it loads an exported program.
+# torch 2.11 warns about itself while it loads an exported program.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

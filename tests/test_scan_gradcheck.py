@@ -93,7 +93,7 @@ def gradcheck(
 
 @pytest.fixture
 def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several of each."""
+    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several blocks and chunks."""
     plan = Specialization.plan
 
     def small(self: Specialization, ncl: int) -> Any:

@@ -112,7 +112,7 @@ def test_segments_compile_without_spills(
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles the jobs in two processes, in turn."""
+    """Compiles the jobs in two processes, every second job in each."""
     with ThreadPoolExecutor(2) as pool:
         even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]

@@ -409,7 +409,7 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # Sequences that end within a segment, in its first chunk, at a seam, at once, after the last whole chunk.
+    # Sequences that end within a segment, in its first chunk, at a seam, at their start, after the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},

@@ -2,9 +2,9 @@
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
-With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: spoken digits in English and German, 8156 for
-training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them: in
-each word, three tones rise or fall. Accuracy on them shows that the pipeline works, and nothing about speech.
+With `--data DIR`, tonic finds the spikes in DIR, or downloads them to DIR: spoken digits in English and German, 8156
+for training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them:
+in each word, three tones rise or fall. Accuracy on them shows that the pipeline works, and nothing about speech.
 
 `--paper` is for the real files: adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate gradient
 spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits and 77.4%

@@ -2,9 +2,9 @@
 
     python examples/datasets/events.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out events.png]
 
-With `--data DIR`, tonic finds the recordings in DIR, or downloads them there: 1077 gestures for training, 264 held out.
-Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves over
-the sensor in one of eleven ways. Accuracy on them shows that the pipeline works, and nothing about gestures.
+With `--data DIR`, tonic finds the recordings in DIR, or downloads them to DIR: 1077 gestures for training, 264 held
+out. Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves
+over the sensor in one of eleven ways. Accuracy on them shows that the pipeline works, and nothing about gestures.
 
 `--paper` is for the real recordings: 20 frames at the sensor's resolution, and five convolutions with learned time
 constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%. This has not

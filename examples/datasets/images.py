@@ -2,7 +2,7 @@
 
     python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
 
-With `--data DIR`, torchvision finds MNIST in DIR, or downloads it there. Without it, the script writes scikit-learn's
+With `--data DIR`, torchvision finds MNIST in DIR, or downloads it to DIR. Without it, the script writes scikit-learn's
 bundled digits, which are handwritten too, as files of MNIST's format and reads them: 1797 images of 8 x 8 pixels,
 enlarged, of which a fifth is held out. The accuracy is then that of these digits, not MNIST's.
 """

@@ -76,7 +76,7 @@ class Life:
         return [neuron for _, neuron in neurons(self.net)]
 
     def neuron(self, which: int) -> FlexSN | None:
-        """Returns one of the neurons; `None` if there are none."""
+        """Returns one of the neurons; `None` in a network without neurons."""
         found = self.neurons
         return found[which % len(found)] if found else None
 
