@@ -1,4 +1,4 @@
-"""Usual networks with any activation in the place of neurons: `nn.ReLU`, or a spiking one.
+"""Usual networks with any activation where neurons would be: `nn.ReLU`, or a spiking one.
 
 All of them map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons work on T·B frames.
 """
