@@ -117,6 +117,33 @@ def memory_for_other_processes() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
+@pytest.fixture(autouse=True)
+def language_is_prepared_once() -> None:
+    """Have Triton's interpreter prepare its language once for each kernel, and not again at each call of a function
+    within, which takes as long as the function.
+    """
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    scopes = getattr(interpreter, "_LangPatchScope", None)
+    if scopes is None or hasattr(scopes, "prepared"):
+        return
+    prepare, restore = interpreter._patch_lang, scopes.restore
+    scopes.prepared, languages = set(), (interpreter.tl, interpreter.tl.core)
+
+    def prepare_once(function: Any) -> Any:
+        used = tuple(any(value is language for value in function.__globals__.values()) for language in languages)
+        if used in scopes.prepared:
+            return scopes()
+        scope = prepare(function)
+        scopes.prepared.add(used)
+        return scope
+
+    def restored(scope: Any) -> None:
+        scopes.prepared.clear()
+        restore(scope)
+
+    interpreter._patch_lang, scopes.restore = prepare_once, restored
+
+
 @pytest.fixture
 def interpreted() -> None:
     """Skips tests that run kernels on CPU tensors unless Triton's interpreter is on."""

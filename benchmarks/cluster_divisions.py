@@ -7,7 +7,7 @@ A shape is T x batch x neurons. A figure is the median time of one launch, divid
 training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
 launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
 `--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
-without clusters instead. Of several processes with the same `--lock`, one measures at a time, after
+without clusters instead. Of several processes with the same `--lock`, one measures at a time, when
 `--together` of them have compiled. It needs a GPU with clusters.
 """
 

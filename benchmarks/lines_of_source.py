@@ -24,18 +24,20 @@ SINCE = "8bb9126"
 # For each capability, parts of paths: its files contain one of them.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
-    "segments of time": ("/segments/", "_segments.py"),
+    "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
     "exact products, weights on a grid": (
         "/exact/",
         "flexsn_runtime/products/",
         "flexsn_nn/_handover.py",
         "_few_bits.py",
     ),
+    "float8": ("_float8.py",),
     "statistics of norms, pooling": ("/moments/", "/pooling/", "device/_moments.py", "device/_pooling.py"),
     "captured steps": ("flexsn_nn/graphs/",),
     "lengths, resets, delays": (
         *("transforms/_lengths.py", "transforms/_resets.py", "passes/_ends.py"),
-        *("/delays/", "device/_delays.py", "flexsn_nn/_delay.py"),
+        *("/delays/", "device/_delays.py", "flexsn_nn/_delay.py", "transforms/_delayed.py", "_fuse_delays.py"),
+        "staging/_ends.py",
     ),
     "random numbers": ("/noise/", "random.py", "device/random.h"),
     "convolutions in recurrent steps": ("staging/_convolutions.py",),

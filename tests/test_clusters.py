@@ -20,6 +20,7 @@ from recurrent_cores import (
     Dense,
     GatedGRU,
     Hidden,
+    Late,
     LowRank,
     Masked,
     Powers,
@@ -105,10 +106,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "LowRank-float32"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "Late-float32", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank, SLSTM], ids=lambda cell: cell.__name__
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, Late, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
@@ -230,10 +231,17 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: li
     assert told == ["forward"]
 
 
-def check_dense(cell: type[Cell], size: int) -> None:
+@gpu
+@pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
+def test_gates_in_half_precision(cell: type[Cell], told: list[str]) -> None:
+    check_dense(cell, 144, torch.bfloat16, 6e-2)
+    assert told == ["forward", "backward"]
+
+
+def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
     """Compares dense matrices with float64, within float32's rounding."""
-    core = made(cell, size, Dense(), torch.float32)
-    tensors = sequences(core, 12, 50, size, dtype=torch.float32, bits=10)
+    core = made(cell, size, Dense(), dtype)
+    tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     exact = made(cell, size, Dense(), torch.float64)
     wanted, exact_gradients = differentiated(
@@ -242,7 +250,7 @@ def check_dense(cell: type[Cell], size: int) -> None:
     for a, b in zip([*got, *gradients], [*wanted, *exact_gradients], strict=True):
         assert a is not None
         assert b is not None
-        assert (a.double() - b).abs().max() < 2e-5 * b.abs().max().clamp(min=1)
+        assert (a.double() - b).abs().max() < tolerance * b.abs().max().clamp(min=1)
 
 
 @gpu

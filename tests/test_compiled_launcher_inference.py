@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flexsn_nn import ALIF, LIF, PLIF, FlexSN
 from flexsn_runtime.calls._plan import Plan
-from flexsn_runtime.kernels._inferred import InferredScan
+from flexsn_runtime.native import RepeatedFunction
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -100,14 +100,14 @@ def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[InferredScan]] = []
-    make = InferredScan.__init__
+    made: list[weakref.ref[RepeatedFunction]] = []
+    make = RepeatedFunction.__init__
 
-    def noted(scan: InferredScan, *given: Any) -> None:
+    def noted(scan: RepeatedFunction, *given: Any, **options: Any) -> None:
         made.append(weakref.ref(scan))
-        make(scan, *given)
+        make(scan, *given, **options)
 
-    monkeypatch.setattr(InferredScan, "__init__", noted)
+    monkeypatch.setattr(RepeatedFunction, "__init__", noted)
     neuron, _ = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(3):

@@ -164,7 +164,7 @@ def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_se
             torch.testing.assert_close(found / scale, exact / scale, **near)
 
 
-@pytest.mark.long(all_but=["Spiking-triton", "OfInputToo-cpp", "Outside-cpp"])
+@pytest.mark.long(all_but=["Spiking-triton", f"OfInputToo-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
 def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:

@@ -294,7 +294,7 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched
 
 
 def check_bits(size: int, precision: str, bits: int) -> None:
-    """Products agree with float64 in some bits and not many more, by the number of parts of the setting."""
+    """Products have `bits` bits of what float64 gives, and not seven more."""
     core = made(GRU, size, Dense())
     tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()

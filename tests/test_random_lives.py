@@ -21,11 +21,11 @@ PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
 def test_lives_are_the_same(compiler: None) -> None:
-    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=25, rules=15)
+    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=15, rules=15)
 
 
 def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:
-    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=10, rules=20)
+    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=6, rules=20)
 
 
 @pytest.mark.long
@@ -157,7 +157,7 @@ def test_a_program_is_printed_as_python() -> None:
 
 
 def test_twins_that_nothing_distinguishes_live_on(recwarn: pytest.WarningsRecorder) -> None:
-    run(machine((("torch", "auto"),)), runs=10, rules=30)
+    run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
 @pytest.mark.parametrize("family", ["vector", "image"])
