@@ -3,7 +3,7 @@
     python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
         [--seconds 100]
 
-The networks are those of whole_networks.py with LIF neurons, norms in the neurons' steps, pooling in kernels, and
+The networks come from whole_networks.py, with LIF neurons, norms in the neurons' steps, pooling in kernels, and
 channels-last images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison
 of everything that may have changed, the replay, and copies of its results. The table compares it with the same step
 run in Python, which alternates with it, and with the sum of the times of its kernels. "issued in" is the CPU's time for

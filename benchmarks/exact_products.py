@@ -97,7 +97,7 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """Returns the product, in three parts, of a layer that neither reads a neuron's spikes nor feeds a neuron."""
+    """Returns the product in three parts of a layer without neurons before and after it."""
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]

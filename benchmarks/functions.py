@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 
-The functions are those of `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
+The functions come from `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
 answer is wrong, an error has no name, or fewer than 97 % of the functions work. `tests/test_functions.py` runs some of
 them.
 """

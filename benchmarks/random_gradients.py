@@ -3,9 +3,9 @@
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
         [--journal FILE]
 
-The cores and calls are those of `tests/gradient_cores.py`, on the CPU in Triton's interpreter, or in C++. Each call
-counts once. If the loop itself raises an error, nothing is compared. Otherwise, the compiled scan is equal to the loop,
-or different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The
+The cores and calls come from `tests/gradient_cores.py`; they run on the CPU in Triton's interpreter, or in C++. Each
+call counts once. If the loop itself raises an error, nothing is compared. Otherwise, the compiled scan is equal to the
+loop, or different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The
 script ends with status 1 if anything is different or fails. The outcome of each seed is immediately written to the
 journal, if one is named; a run that is started again continues with the missing seeds.
 """

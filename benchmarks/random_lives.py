@@ -3,11 +3,11 @@
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
-The networks and acts are those of `tests/lives`: on the CPU in C++, launched by Python and by the compiled launcher,
-and in Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python
-program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. The results of each piece
-of the run are immediately written to the journal, if one is named; a run that is started again continues with the
-missing pieces.
+The networks and acts come from `tests/lives`. On the CPU, they run in C++, launched by Python and by the compiled
+launcher, and in Triton's interpreter; on a GPU, they run in Triton, launched by both. A difference is shrunk and
+printed as a Python program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. The
+results of each piece of the run are immediately written to the journal, if one is named; a run that is started again
+continues with the missing pieces.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs are those of `tests/random_steps.py`, on the CPU. The script ends with status 1 if anything is different or
-fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is started again
-continues with the missing seeds.
+The programs come from `tests/random_steps.py`, and run on the CPU. The script ends with status 1 if anything is
+different or fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is
+started again continues with the missing seeds.
 """
 
 from __future__ import annotations

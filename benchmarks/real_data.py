@@ -11,12 +11,12 @@ The data sets come from packages, which contain or make them:
 - mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
   all 8 steps; the network has the three convolutions of the data set's authors, each followed by `Leaky`, and the mean
   over time of a linear layer.
-- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers a step, 7 to 29 steps, from the package `aeon`.
+- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers per step, 7 to 29 steps, from the package `aeon`.
   A layer of `RLeaky`, and the mean of a linear layer over each recording's own steps.
-- basic_motions: 40 and 40 recordings of four movements, 6 numbers a step, 100 steps, from `aeon`. Two
+- basic_motions: 40 and 40 recordings of four movements, 6 numbers per step, 100 steps, from `aeon`. Two
   layers of `Leaky`, and the mean of a linear layer over time.
 
-Both libraries begin with equal weights and get equal batches. Their epochs alternate. Seconds of an epoch are those of
+Both libraries begin with equal weights and get equal batches. Their epochs alternate. Seconds of an epoch cover
 training alone, without the first epoch. `real_data_networks.py` has the networks.
 
 `--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` is for a machine without the

@@ -4,7 +4,7 @@
 
 A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
 gradients, and in a training step's forward and backward, come from the profiler. The times of a whole forward and a
-whole training step are those of replays of a CUDA graph. Results of each division into tiles are compared with those of
+whole training step come from replays of a CUDA graph. Results of each division into tiles are compared with those of
 the exchange, for weights and inputs that make all sums exact: the spikes themselves, and the gradient of the input by
 its largest difference, relative to its largest value. cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds
 float32 to TF32. After `--seconds`, no measurement begins.

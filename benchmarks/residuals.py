@@ -2,7 +2,7 @@
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times are those of replays of a CUDA graph of the step. `auto` chooses by bytes: those of inputs that are read again and
+Times come from replays of a CUDA graph of the step. `auto` chooses by bytes: those of inputs that are read again and
 of checkpoints, against those of residuals, which are written and read. The gradients of both ways have to agree to
 rounding; otherwise, the script stops.
 """

@@ -2,10 +2,10 @@
 
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
-The training step is that of `h = h + a (x - h)`, with `--size` elements in h, a number x for each step, and a gradient
-for a. The scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. It first runs
-once over 4 steps. `peak` is the most memory that the process then holds, from the system's count (`VmHWM`), less its
-memory before the measured step. It includes Python's memory for code that calls the steps. Without `remat`, T is
+The recurrence of the training step is `h = h + a (x - h)`, with `--size` elements in h, a number x for each step, and a
+gradient for a. The scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. It first
+runs once over 4 steps. `peak` is the most memory that the process then holds, from the system's count (`VmHWM`), less
+its memory before the measured step. It includes Python's memory for code that calls the steps. Without `remat`, T is
 smaller, because memory is T carries. The `bits` of the gradient are compared at that T with those without `remat`.
 """
 

@@ -281,7 +281,7 @@ def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: 
 
 
 def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Returns special values and the neighbourhoods of the centres, of both signs."""
+    """Returns special values and the neighbours of all centres, with both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)

@@ -282,7 +282,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
         try:
             before = torch.cuda.memory_allocated()
             step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
-            # A replay allocates nothing: the peak of a captured step is that of the capture.
+            # A replay allocates nothing: the peak of a captured step is the peak of its capture.
             before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
             for _ in range(before_peak):
                 step()
@@ -309,7 +309,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
-    """Returns the wall time in ms of a step, of several in a row. The GPU is idle when the first one begins."""
+    """Returns the mean wall time in ms of `count` successive steps. The GPU is idle when the first one begins."""
     step()
     torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Trains along a sequence in chunks: the memory is that of one chunk for any length of the sequence.
+"""Trains along a sequence in chunks: memory is needed for one chunk, however long the sequence is.
 
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 

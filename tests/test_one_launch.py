@@ -84,7 +84,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
 
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
-    """Checks that results, and gradients of inputs and initial states, are those of the loop."""
+    """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
     core = made(cell, size, Powers(), dtype)
     tensors = sequences(core, num_steps, batch, size, dtype=dtype)
     expected, wanted = differentiated(core, tensors, None, state_seqs=False)
@@ -274,7 +274,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
 
 
 def test_float32_is_float32(launched: list[str]) -> None:
-    """Tests operands and matrices of 24 bits and different magnitudes: errors are as small as in a library's product."""
+    """Tests operands and matrices of 24 bits and other magnitudes: errors are as small as of a library's product."""
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():

@@ -29,7 +29,7 @@ TARGETS = ("sm_80", "sm_90", "gfx942")
 # and takes several times as long to compile; one core on one target has it.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
-# Limit of shared memory of a program, on the target with the least of it.
+# Limit of a program's shared memory on the target with the least shared memory.
 SHARED_BYTES = 64 * 1024
 
 

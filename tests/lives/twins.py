@@ -45,7 +45,7 @@ _OF_AUTOGRAD = (
 
 
 class DifferenceError(AssertionError):
-    """The twins differ.
+    """Error about a difference between the twins.
 
     Attributes:
         text: the difference.
