@@ -302,7 +302,7 @@ def test_backward_after_the_module_died() -> None:
 
 
 def test_a_dead_module_leaves_nothing_behind() -> None:
-    """Checks that the kernels of a module are freed, and also the tensors that it saved for a backward."""
+    """Checks that a module's kernels are freed, and also tensors that are saved for a backward that is never called."""
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)
