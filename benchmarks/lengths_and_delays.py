@@ -2,13 +2,13 @@
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
-A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. Each pair is
-measured in turns within one run, and the ratio is that of the medians: once called from Python, and once replayed as a
-CUDA graph of ten steps (one, for recurrent layers), without the host's share. Lengths are uniform with a mean of half
-of T, the longest first. The published form of recurrent delays adds, in each step, one product for each delay to a
-buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; this
-project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on any device.
-After `--seconds`, no measurement begins.
+A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. The calls of a
+pair alternate within one run, and the ratio is that of the medians. Each pair is measured twice: called from Python,
+and replayed as a CUDA graph of ten steps (one step for recurrent layers), without the host's share. Lengths are uniform
+with a mean of half of T, the longest first. The published form of recurrent delays adds, in each step, one product for
+each delay to a buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input
+weights; this project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on
+any device. After `--seconds`, no measurement begins.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from flexsn_nn.layer import Delay
 
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
 MAX_DELAY = 30
-THRESHOLD = 0.4  # at which the second layer fires, too
-IN_A_GRAPH = 10  # training steps of a neuron, whose launches take less time than waiting for the device
+THRESHOLD = 0.4  # low enough for the second layer to fire
+IN_A_GRAPH = 10  # training steps of a neuron, since launching one takes less time than waiting for the device
 BOUND = (
     "Bytes of a LIF's training step: an input and an output forward; an input, a gradient in and one out backward. "
     "Half of the data leaves 3.5 of these 5 streams, 0.70: outputs and gradients are written for padding, too. Where "
@@ -80,7 +80,7 @@ def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 
 
 def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
-    """Returns medians in ms."""
+    """Returns the median times of two alternating calls, in ms."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 2):
         for run, found in zip((first, second), times, strict=True):
@@ -88,7 +88,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
             begun = time.perf_counter()
             run()
             synchronize(device)
-            if turn >= 2:  # the first ones compile
+            if turn >= 2:  # the first two rounds compile
                 found.append(1e3 * (time.perf_counter() - begun))
     return statistics.median(times[0]), statistics.median(times[1])
 
@@ -166,10 +166,10 @@ def recurrent(
 
 
 def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str:
-    """The largest relative difference of a gradient from that of the published form in float64, in words.
+    """Describes the largest relative difference of a gradient from that of the published form in float64.
 
     Args:
-        dtype: of ours; by kernels in float32, by the loop in float64.
+        dtype: dtype of this project's form, which runs by kernels in float32, by the loop in float64.
     """
     ours, _, x = recurrent(shape, "triangle", 3.0, device, dtype)
     _, published, _ = recurrent(shape, "triangle", 3.0, device, torch.float64)

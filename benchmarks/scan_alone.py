@@ -3,10 +3,10 @@
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
         [--compilation NAME ...]
 
-Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
-that the ways take in turns, in one thread; on a CPU, of the process's own time. `first` is the first training step,
-with what is compiled, for T steps, with empty caches.
-Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
+Figures are milliseconds of a forward without gradients and of a training step (forward and backward): the shortest of
+several runs in one thread. The runs of all ways alternate. On a CPU, they are CPU time of the process. `first` is the
+first training step over T steps with empty caches, including compilation.
+Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package replace them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADER = [
 ]
 ROUNDS = 15
 LENGTHS = (4, 4000)
-# On a CPU, the process's own time, which others on the machine change least.
+# On a CPU, CPU time of the process, which other processes on the machine change least.
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 
@@ -92,10 +92,10 @@ def ways(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
 
 
 def seconds_to_compile(name: str, steps: int, device: torch.device) -> float:
-    """Seconds of the first training step of a compiled scan, with nothing in caches but headers."""
+    """Returns the seconds of the first training step of a compiled scan, with only headers in the caches."""
     _decode.cache_clear()
     with fresh_cache():
-        torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # which Inductor precompiles with the first kernel
+        torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # Inductor precompiles headers with the first kernel
         torch._dynamo.reset()
         return ways(name, steps, device, False)[1].timed("training", device, lambda: sum(os.times()[:4]))
 
