@@ -1,4 +1,4 @@
-"""Decides, before torch and Triton are imported, the number of threads, and whether kernels run on a GPU."""
+"""Sets the number of threads and the place of kernels, on a GPU or not, before torch and Triton are imported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Tests run in several processes and start more processes: each has one thread. Threads that wait for each other spin;
-# on a small machine with other work, they would spin most of the time. The libraries read these variables when loaded.
+# Tests run in several processes and start more processes: each of them has one thread. Threads that wait for each other
+# spin; on a small machine with other work, they would spin most of the time. Libraries read these variables when
+# loaded.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-# Inductor compiles in this process: a pool of compilers for each test process would be too many processes.
+# Inductor compiles in this process, because a pool of compilers for each test process would be too many processes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from flexsn_runtime.kernels._trained import TrainedScan
     from flexsn_runtime.native import NativeScan
 
-# Pytest adds a handler to loggers that do not propagate, and with a handler, torch would log all compiled graphs.
+# Pytest adds a handler to loggers that do not propagate. With a handler, torch would log all compiled graphs.
 logging.getLogger("torch.__trace").propagate = True
 torch.set_num_threads(1)  # if torch was imported before this file
 
@@ -53,12 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def fits(item: pytest.Item, pattern: str) -> bool:
-    """True if a pattern matches the parameters of a test: `"lif-*"` matches those of `test_x[lif-5]`."""
+    """Returns True if a pattern matches the parameters of a test: `"lif-*"` matches those of `test_x[lif-5]`."""
     return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
 
 
 def patterns(item: pytest.Item) -> tuple[str, ...] | None:
-    """Returns the patterns of a test marked `long` that also run without `--long`; `None`: it is not marked."""
+    """Returns the patterns of parameters with which a test marked `long` runs without `--long`; `None`: no mark."""
     mark = item.get_closest_marker("long")
     return None if mark is None else tuple(mark.kwargs.get("all_but", ()))
 
@@ -105,7 +106,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Unfreezes all objects for the collector, because libraries count leftovers at the end."""
+    """Unfreezes all objects, because libraries count leftovers at the end."""
     gc.unfreeze()
 
 
@@ -116,6 +117,33 @@ def memory_for_other_processes() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
+@pytest.fixture(autouse=True)
+def language_is_prepared_once() -> None:
+    """Have Triton's interpreter prepare its language once for each kernel, and not again at each call of a function
+    within, which takes as long as the function.
+    """
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    scopes = getattr(interpreter, "_LangPatchScope", None)
+    if scopes is None or hasattr(scopes, "prepared"):
+        return
+    prepare, restore = interpreter._patch_lang, scopes.restore
+    scopes.prepared, languages = set(), (interpreter.tl, interpreter.tl.core)
+
+    def prepare_once(function: Any) -> Any:
+        used = tuple(any(value is language for value in function.__globals__.values()) for language in languages)
+        if used in scopes.prepared:
+            return scopes()
+        scope = prepare(function)
+        scopes.prepared.add(used)
+        return scope
+
+    def restored(scope: Any) -> None:
+        scopes.prepared.clear()
+        restore(scope)
+
+    interpreter._patch_lang, scopes.restore = prepare_once, restored
+
+
 @pytest.fixture
 def interpreted() -> None:
     """Skips tests that run kernels on CPU tensors unless Triton's interpreter is on."""
@@ -123,7 +151,7 @@ def interpreted() -> None:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
 
 
-# Tests of kernels themselves, compiled as for users.
+# Tests of the kernels themselves, which are compiled as for users.
 VECTORS = (
     "packages/flexsn-codegen/",
     "packages/flexsn-runtime/",
@@ -136,8 +164,9 @@ WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
 
 @pytest.fixture(autouse=True, scope="module")
 def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compiles kernels in C++ without vector code, with equal bits, in half of the time, unless a test is in `VECTORS`
-    or `--long` is given.
+    """Compiles kernels in C++ without vector code, except for tests in `VECTORS` or with `--long`.
+
+    Their bits are equal, and compiling takes half of the time.
     """
     place = request.node.nodeid.startswith(VECTORS)
     if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():
@@ -158,7 +187,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def compiler() -> None:
     """Skips tests that run kernels in C++ unless a compiler is on the path."""
-    from flexsn_codegen.targets.cpp import why_no_compiler  # imported here, since a wheel's tests may lack it
+    from flexsn_codegen.targets.cpp import why_no_compiler  # imported here, since a wheel's tests may run without it
 
     why = why_no_compiler()
     if why is not None:

@@ -26,7 +26,7 @@ HEADER = ("step", "T x B x N", "loop, ms", "kernels, ms", "ratio", "by", "first 
 
 
 class Fresh(nn.Module):
-    """A layer that begins each call with its first state."""
+    """A layer that begins each call at its initial state."""
 
     def __init__(self, layer: FlexSN) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def timed(run: Run, calls: int) -> float:
 
 
 def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """Returns a row: the loop, kernels, the ratio, the way of the kernels, the first training step."""
+    """Returns a row: times of the loop and of kernels, their ratio, how kernels ran, the first training step."""
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)
     core = make(neurons).to(DEVICE)

@@ -1,11 +1,12 @@
-"""Another benchmark's figures of two checkouts side by side: the parts that a change made faster or slower.
+"""Figures of a benchmark in two checkouts side by side, which show the parts that a change makes faster or slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
-own script with its own packages in separate processes, in turns: before, after, before, after. Rows of both tables are
-compared by their least run, which other processes disturbed least. The spread is a checkout's greatest run over its
-least, for the checkout where it is larger: a ratio within the spread is no difference.
+own script with its own packages in separate processes, alternately: before, after, before, after. Rows of both tables
+are compared by the smallest figure of their runs, because other processes disturb that run least. The spread of a
+checkout is its largest figure over its smallest one; the table shows the larger spread. A ratio within the spread is no
+difference.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def is_number(text: str) -> bool:
 
 
 def figures(text: str, columns: tuple[str, ...]) -> Figures:
-    """Returns the numbers of a Markdown table; a row's name is all before its first number with a decimal point."""
+    """Returns the numbers of a table in Markdown. A row's name ends before its first number with a decimal point."""
     lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
     header, rows = lines[0], lines[2:]
     found: Figures = {}
@@ -54,7 +55,7 @@ def figures(text: str, columns: tuple[str, ...]) -> Figures:
 
 
 def run(checkout: Path, script: str, arguments: list[str], columns: tuple[str, ...]) -> Figures:
-    """Returns the current figures of a checkout's script."""
+    """Runs the script of a checkout, and returns its figures."""
     packages = os.pathsep.join(str(folder) for folder in sorted(checkout.glob("packages/*/src")))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "table.md"

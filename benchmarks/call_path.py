@@ -1,12 +1,12 @@
-"""The path of a warm call: the number of functions of the project that it enters, their files, and the time.
+"""Path of a warm call: the number of this project's functions that it enters, the number of their files, and its time.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
 A call is warm once it has run a few times. `calls` counts functions of the packages that are entered from
 `FlexSN.forward` on, and `files` the files that define them; the generated check of a core's reads is a call without a
-file. A training step is the forward and the backward, in this thread. Kernels are launched by Python. `us` is the CPU
-time of such a call without the count: the least of several runs, which the rows take in turns, on the CPU. A recurrent
-step in one launch has a GPU kernel, which does not run here: `us` is the other time of the call.
+file. A training step is the forward and the backward, in this thread. Python launches the kernels. `us` is the CPU time
+of a call in which nothing is counted: the shortest of several runs on the CPU. The runs of all rows alternate. A
+recurrent step in one launch has a GPU kernel, which does not run here; its `us` covers the rest of the call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Call = Callable[[], object]
 
 
 def path_of(call: Call) -> list[tuple[str, str]]:
-    """Returns file and name of each of the project's functions that a call enters, in order."""
+    """Returns the file and the name of each of the project's functions that a call enters, in order."""
     entered: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -64,7 +64,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
     """Returns the rows: a warm call of each kind.
 
     Args:
-        one_launch: whether to return recurrent steps in one launch, or all others.
+        one_launch: True for recurrent steps in one launch, False for all other calls.
     """
     os.environ["FLEXSN_LAUNCHER"] = "python"
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def works(*, one_launch: bool) -> list[tuple[str, Call]]:
 
 
 def without_kernels_of_a_gpu() -> None:
-    """Makes them launch nothing: otherwise, an interpreter would run them."""
+    """Makes kernels of a GPU launch nothing; otherwise, Triton's interpreter would run them."""
 
     def nothing(launch: object, *given: object) -> None:
         pass
@@ -165,7 +165,7 @@ def without_kernels_of_a_gpu() -> None:
 
 
 def least(rows: list[tuple[str, Call]]) -> list[float]:
-    """Returns the CPU's microseconds for a call of each row; the rows take turns."""
+    """Returns the shortest CPU time of a call of each row, in microseconds. The runs of the rows alternate."""
     best = [float("inf")] * len(rows)
     for _ in range(RUNS):
         for i, (_, call) in enumerate(rows):
@@ -203,7 +203,7 @@ def main() -> None:
         print(json.dumps(measured(one_launch=True, paths=chosen.paths)))
         return
     lines = measured(one_launch=False, paths=chosen.paths)
-    # Without a GPU, kernels in Triton exist in its interpreter alone, which is chosen before the import of Triton.
+    # Without a GPU, Triton's kernels need its interpreter, which has to be chosen before the import of Triton.
     command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
     lines += json.loads(done.stdout)

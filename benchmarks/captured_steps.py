@@ -3,15 +3,15 @@
     python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
         [--seconds 100]
 
-The networks are those of whole_networks.py with LIF neurons, norms in the neurons' steps, pooling in kernels, and
+The networks come from whole_networks.py, with LIF neurons, norms in the neurons' steps, pooling in kernels, and
 channels-last images. A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison
 of everything that may have changed, the replay, and copies of its results. The table compares it with the same step
-run in Python, in turns, and with the summed times of the kernels that the captured step launches. "issued in" is the
-CPU's time for a captured step, without waiting for the GPU. "captured after" is the time from the end of the first step
+run in Python, which alternates with it, and with the sum of the times of its kernels. "issued in" is the CPU's time for
+a captured step, without waiting for the GPU. "captured after" is the time from the end of the first step
 to the end of the first replay: it includes runs in Python, the recording, and the replay. "between two" is the rest of
-the step, divided by the number of kernels. It cannot be less than the time between two empty kernels in a graph of
-many, each of which waits for the one before. The last column is the step relative to its kernels with one such gap
-each. A failed network has its error in its row. After `--seconds`, no network begins.
+the step, divided by the number of kernels. Its lower bound is the time between two empty kernels in a graph of many
+empty kernels, where each waits for the previous one. The last column divides the step's time by that of its kernels
+with one such gap each. A failed network has its error in its row. After `--seconds`, no network begins.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 
 
 def calls_of(milliseconds: float) -> int:
-    """Returns the number of steps to measure together, for wall and kernel times alike: clocks fall under load."""
+    """Returns the number of steps to measure together. Wall and kernel times share it: clocks fall under load."""
     return max(8, int(MEASURED_MS / milliseconds))
 
 
 class Idle(NamedTuple):
-    """Empty kernels in a graph, each of which waits for the one before: µs for each.
+    """Times of empty kernels in a graph, in µs. Each kernel waits for the previous one.
 
     Attributes:
-        period: time from the begin of one to the begin of the next.
-        kernel: time of one, in the profiler.
-        alone: time from the begin of a graph of one to the begin of the next graph.
+        period: time from the start of a kernel to the start of the next one.
+        kernel: time of a kernel, in the profiler.
+        alone: time from the start of a graph of one kernel to the start of the next graph.
     """
 
     period: float
@@ -141,7 +141,7 @@ def idle(device: torch.device) -> Idle:
 
 
 def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
-    """Returns a row with the time of the kernels."""
+    """Returns the cells with the time of the kernels added."""
     if device.type != "cuda":
         return [*cells, *[""] * 5]
     try:

@@ -3,9 +3,9 @@
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
 A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). Its threshold
-is annealed; or the width of its surrogate in training; or a number decides between branches, with another outcome each
-time. Resources are counted after the first tenth of the values and at the end: any growth in between would continue for
-ever.
+is annealed, or the width of its surrogate in training, or a number chooses between branches, with another outcome in
+each call. Resources are counted after the first tenth of the values and at the end: growth between the two counts would
+continue forever.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def decide(core: Annealed, value: int, values: int) -> None:
 
 
 Change = Callable[[Annealed, int, int], None]
-# By name of the change: the change, whether gradients are computed, and the share of all values.
+# By name: the change, True if gradients are computed, and the share of the values that is used.
 CASES: dict[str, tuple[Change, bool, float]] = {
     "threshold": (anneal_threshold, False, 1.0),
     "threshold, trained": (anneal_threshold, True, 0.05),
@@ -85,7 +85,7 @@ def main(path: Path, values: int) -> None:
     rows = []
     for name, (change, trained, part) in CASES.items():
         count = int(values * part)
-        with tempfile.TemporaryDirectory() as folder:  # without the kernels of other cases
+        with tempfile.TemporaryDirectory() as folder:  # a cache without kernels of other cases
             os.environ["FLEXSN_CACHE_DIR"] = folder
             core = Annealed()
             neuron = FlexSN(core, 1, 1, 1, backend="triton")

@@ -1,14 +1,14 @@
-"""Divisions of recurrent loops among thread-block clusters: microseconds a step, forward and backward apart.
+"""Divisions of recurrent loops among thread-block clusters: microseconds per step, forward and backward separately.
 
     python benchmarks/cluster_divisions.py [--output FILE] [--seconds 80] [--only RLIF ...] [--shapes 250x128x256 ...]
         [--dtypes float32 bfloat16] [--divisions 8x2x3 ...] [--tiles] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of one launch, divided by its steps; the forward is that of
-training. All kernels of a loop are compiled first, in parallel. `differs` compares what a kernel stores with
-launches step by step: the share of other spikes, or, of real numbers, the largest difference, of the largest value.
-`--divisions` has blocks, splits and tiles of rows of those to measure. `--tiles` compares divisions among programs
-without clusters instead. Of several processes with the same `--lock`, one measures at a time, after
-`--together` of them have compiled. It needs a GPU with clusters.
+training. All kernels of a loop are compiled first, in parallel. `differs` compares the values that a kernel stores with
+those of launches step by step: the share of spikes that differ, or, for real numbers, the largest difference relative
+to the largest value. `--divisions` names the divisions to measure by blocks, splits and tiles of rows. `--tiles`
+compares divisions among programs without clusters instead. Of several processes with the same `--lock`, one measures at
+a time, after `--together` of them have compiled. The script needs a GPU with clusters.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch is stopped, with the arguments for other ways of launching it.
+    """A loop whose launch is intercepted, with the arguments for other ways of launching it.
 
     Attributes:
-        started: the states before the loop, since launches overwrite them.
+        started: states before the loop, kept since launches overwrite them.
     """
 
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
@@ -58,7 +58,7 @@ class Caught:
         self.expected: list[Tensor] = []
 
     def stored(self) -> list[Tensor]:
-        """Returns the values that the loop has written at every step."""
+        """Returns the values that the loop writes at every step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
     def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
@@ -70,8 +70,10 @@ class Caught:
                 yield cluster
 
     def divisions(self, processors: int) -> Iterator[Cluster]:
-        """Yields divisions into clusters: for each number of blocks, those with the fewest turns and the fewest rows,
-        or one more row tile; a warp holds at least a quarter of its terms in registers.
+        """Yields divisions into clusters.
+
+        For each number of blocks, they are those with the fewest turns and the fewest rows, or one more row tile. A
+        warp holds at least a quarter of its terms in registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):

@@ -5,10 +5,10 @@
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
 of a training step, which is the forward and the backward of a random gradient to the input and the matrices. "Two
-parts" is the float32 that `torch.set_float32_matmul_precision("high")` allows, 16 bits; TF32 has 11.
+parts" is the precision for float32 that `torch.set_float32_matmul_precision("high")` allows, with 16 bits; TF32 has 11.
 `--steps` adds launches step by step. Of several processes with the same `--lock`, one measures at a time, after
-`--together` of them have compiled. The seconds of a first training step are those of a process alone. It needs a GPU
-with clusters. `cluster_divisions.py` compares divisions of a step.
+`--together` of them have compiled. The seconds of a first training step are those of a single process. The script needs
+a GPU with clusters. `cluster_divisions.py` compares divisions of a step.
 """
 
 from __future__ import annotations
@@ -28,13 +28,34 @@ from typing import Any
 import torch
 from measure import graphed, milliseconds, publish, table, where
 from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, inference, training
-from torch import nn
+from torch import Tensor, nn
+
+
+class SLSTMCell(nn.Module):
+    """One head of an sLSTM, with exponential gates. cuDNN has no such cell."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.V = nn.Parameter(nn.Linear(hidden, 4 * hidden).weight.detach().clone())
+
+    def forward(
+        self, i: Tensor, f: Tensor, z: Tensor, o: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
+    ) -> tuple[Tensor, ...]:
+        p, q, r, s = nn.functional.linear(h, self.V).chunk(4, -1)
+        kept = nn.functional.logsigmoid(f + q) + m
+        m = torch.maximum(kept, i + p)
+        taken, kept = torch.exp(i + p - m), torch.exp(kept - m)
+        c, n = kept * c + taken * torch.tanh(z + r), kept * n + taken
+        h = torch.sigmoid(o + s) * c / torch.clamp(n, min=1e-3)
+        return h, h, c, n, m
+
 
 SHAPES = ("250x128x256", "1000x128x256", "250x256x512", "250x128x1024", "250x256x128")
 OURS: dict[str, Callable[[int], nn.Module]] = {
     "RLIF": lambda hidden: Layer(hidden, "auto"),
     "GRU": lambda hidden: Gates(hidden, GRUCell(hidden), 3, 1),
     "LSTM": lambda hidden: Gates(hidden, LSTMCell(hidden), 4, 2),
+    "sLSTM": lambda hidden: Gates(hidden, SLSTMCell(hidden), 4, 4),
 }
 CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "RLIF": lambda hidden: nn.RNN(hidden, hidden, bias=False),
@@ -42,7 +63,7 @@ CUDNN: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 DEVICE = torch.device("cuda")
-_MOST_SECONDS = 60.0  # limit of the wait for others to compile
+_MOST_SECONDS = 60.0  # limit of the wait for other processes to compile
 
 
 class Made:
@@ -59,8 +80,8 @@ class Made:
         self.training: Run = training(layer, x, torch.randn_like(x))
 
     def times(self) -> tuple[str, str]:
-        """Returns microseconds a step of the forward, and ms of a training step."""
-        gc.collect()  # collects earlier graphs, whose nodes of leaves have other streams
+        """Returns the microseconds per step of the forward, and the milliseconds of a training step."""
+        gc.collect()  # collects earlier autograd graphs, whose leaf nodes belong to other streams
         forward = milliseconds(graphed(self.forward), DEVICE, warmup=5, rep=60)
         both = milliseconds(graphed(self.training), DEVICE, warmup=5, rep=80)
         return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
@@ -68,7 +89,7 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """Context in which no other process with this lock measures; it begins after `together` processes have compiled."""
+    """Waits until `together` processes with this lock have compiled, and no other process measures."""
     if lock is None:
         yield
         return
@@ -102,13 +123,16 @@ def two_parts() -> Iterator[None]:
 
 
 def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
-    """Yields the name of each way, whether it is this project's, and its context."""
+    """Yields the name of each way, True if it is this project's, and its context."""
     yield "ours", True, contextlib.nullcontext()
     yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
     if steps:
         yield "ours, step by step", True, without("FLEXSN_ONE_LAUNCH")
     if dtype == torch.float32:
         yield "ours, two parts", True, two_parts()
+    if name not in CUDNN:
+        return
+    if dtype == torch.float32:
         yield "cuDNN, TF32", False, tf32(True)
     yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, tf32(False)
 

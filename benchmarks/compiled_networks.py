@@ -1,11 +1,12 @@
-"""A training step of spiking networks under `torch.compile`, by the way in which neurons enter the graph.
+"""A training step of spiking networks under `torch.compile`, for each way in which neurons enter the graph.
 
     python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
 
-`operator` is the scan as one operator, which Inductor lowers to kernel launches. `custom op` has equal kernels behind
+`operator` is the scan as one operator, which Inductor lowers to kernel launches. `custom op` calls equal kernels in a
 `torch.library.custom_op`. `loop` is Inductor's code for the plain loop over time. `eager` launches kernels without a
-compiler. A training step is forward, a weighted sum, backward to the parameters. `gaps` is the share of a step in which
-the GPU runs nothing: one minus the kernels' time, from the profiler, over the step's time without the profiler.
+compiler. A training step is a forward, a weighted sum, and a backward to the parameters. `gaps` is the share of a step
+in which the GPU runs nothing: one minus the kernels' time, from the profiler, over the step's time without the
+profiler.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class ConvBlock(nn.Module):
         return result
 
 
-# Title, network, and the shape of its input; compilers can still unroll the last network's T.
+# By title: the network, and the shape of its input. T of the last network is small enough for compilers to unroll.
 NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
     "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
     "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),
@@ -109,7 +110,7 @@ SMALL = {
     "Linear-LIF-Linear-LIF, 2 x 3 x 8": (lambda neuron: Linears(neuron, 8), (2, 3, 8)),
     "Conv-BN-LIF, 2 x 2 x 3 x 4 x 4": (lambda neuron: ConvBlock(neuron, 3), (2, 2, 3, 4, 4)),
 }
-# The neuron, and the mode of torch.compile; without a mode, there is no compiler.
+# By name: the neuron, and the mode of torch.compile; `None`: the network is not compiled.
 WAYS: dict[str, tuple[Neuron, str | None]] = {
     "eager": (lambda: Scan("triton"), None),
     "custom op": (CustomOp, "default"),
@@ -140,7 +141,7 @@ def measured(
     torch.cuda.synchronize()
     first = time.perf_counter() - begun
     elapsed, issued = milliseconds(step, device), issue_time(step, device)
-    # A step that takes longer to issue than to run has ended when it has been issued.
+    # A step that takes longer to issue than to run ends as soon as it is issued.
     elapsed, busy = max(elapsed, issued), kernel_time(step, 10)[0] / 1e3
     gaps = f"{100 * max(0.0, 1.0 - busy / elapsed):.0f} %"
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
@@ -160,7 +161,7 @@ def recompilations(device: torch.device) -> list[list[object]]:
     return rows
 
 
-# With this, Inductor launches other kernels like its own: no C code is compiled for each kernel.
+# With this option, Inductor launches kernels of others like its own, without C code compiled for each kernel.
 OWN_LAUNCHER = "TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS"
 
 FUNCTIONS = {
@@ -203,10 +204,10 @@ print(time.perf_counter() - begun)
 
 
 def first_steps(device: torch.device, processes: int) -> list[list[object]]:
-    """Returns first steps by function and T, of several processes each, which differ by up to a second.
+    """Returns first steps by function and T. Each is measured in several processes, which differ by up to a second.
 
-    The processes take turns, so that slow periods affect all of them. Byte code exists, as after an installation:
-    Python needs some seconds to compile torch and sympy.
+    The processes of the functions alternate, so that slow periods affect all of them. Byte code exists, as after an
+    installation: Python needs some seconds to compile torch and sympy.
     """
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:

@@ -4,9 +4,9 @@
 
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is the forward and the backward of a random gradient to the input and the weights.
-"Convolutions alone" are the library's convolutions that a layer needs, with nothing in between: a bound for any way
-that calls them. A figure is the median time, in ms, called as usual or replayed from a CUDA graph. "bfloat16" is under
-autocast. In "channels last", inputs and weights have that memory format.
+"Convolutions alone" are the library's convolutions that a layer needs, with nothing in between: a lower bound for all
+ways that call them. A figure is the median time in ms, of usual calls or of replays of a CUDA graph. "bfloat16" is
+under autocast. In "channels last", inputs and weights have that memory format.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CORES: dict[str, Callable[[int], nn.Module]] = {"ConvLSTM": ConvLSTM, "spiking c
 
 
 class Layer(nn.Module):
-    """A core that starts at its initial states in every call."""
+    """A layer that starts at its initial states in every call."""
 
     def __init__(self, core: nn.Module, backend: Literal["auto", "torch"]) -> None:
         super().__init__()
@@ -79,8 +79,9 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Returns times of the library's convolutions of a layer alone: those of its input and gradients of weights for all
-    steps at once, and those of its state step by step.
+    """Returns times of the library's convolutions of a layer alone.
+
+    Convolutions of the input and of weights' gradients run for all steps at once, those of the state step by step.
     """
     steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
     convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
@@ -124,7 +125,7 @@ def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
 
 
 def measured(runs: Sequence[Run]) -> list[str]:
-    """Returns milliseconds of each, called as usual and from a graph."""
+    """Returns the milliseconds of each run, called as usual and from a graph."""
     found = []
     for run in runs:
         found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")

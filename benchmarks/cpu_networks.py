@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_networks.py [--output benchmarks/results/cpu_networks.md] [--threads 1] [--only digits]
 
-A step is forward, cross entropy of the mean over time, backward, SGD. ReLU in the neurons' places, over the same T·B
-frames, is the limit: a network whose neurons cost nothing. The networks take turns, step by step; a figure is the
-median of its steps. Sizes are those of examples/digits.py, of images and of audio as spikes in the documentation, and
-of a small convolutional network.
+A step is a forward, cross entropy of the mean over time, a backward, and SGD. ReLU in the neurons' places, over the
+same T·B frames, is the limit: a network whose neurons cost nothing. The networks alternate, step by step; a figure is
+the median of its steps. Sizes come from examples/digits.py, from images and audio as spikes in the documentation,
+and from a small convolutional network.
 """
 
 from __future__ import annotations

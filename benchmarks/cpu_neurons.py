@@ -4,7 +4,7 @@
 
 Inference reads the inputs and writes the outputs: the floor is a copy of equal size (two streams). A training step of a
 neuron has at least five streams: the input, the output, the input again, the output's gradient, the input's gradient.
-The target of a copy already exists, as in `copy_`. All compared runs take turns, round by round; a figure is the median
+The target of a copy already exists, as in `copy_`. All compared runs alternate, round by round; a figure is the median
 of its rounds.
 """
 
@@ -34,7 +34,7 @@ Run = Callable[[], object]
 
 
 class ChannelPLIF(nn.Module):
-    """A LIF step with a learned time constant for each channel, the last dimension."""
+    """A LIF step with a learned time constant for each channel. Channels are the last dimension."""
 
     def __init__(self, channels: int, spike: Surrogate) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
 
 
 def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """Returns `torch.compile` of eight steps at a time, called in a loop, with training if there is a weight."""
+    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`; it trains if there is a weight."""
 
     def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
@@ -105,7 +105,7 @@ def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
 
 
 def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
-    """Returns a training step of LIF in each installed library."""
+    """Returns a training step of LIF for each installed library."""
     found: dict[str, Run] = {}
     leaf = x.clone().requires_grad_()
     if has("spikingjelly"):
@@ -148,7 +148,7 @@ def _version(name: str) -> str:
 
 
 def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Returns milliseconds of each run; the runs alternate, for about `seconds` each."""
+    """Returns the median milliseconds of each run. The runs alternate, for about `seconds` each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles

@@ -3,13 +3,13 @@
     python benchmarks/exact_products.py [--output FILE] [--sweep | --profile | --networks] [--only NETWORK ...]
         [--seconds 240]
 
-The first table shows one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
-gradients in parts, as neurons write them, and including the split of the weight. "Narrowed" adds the pass over memory
-for spikes that come from no neuron. Errors are against float64: the root of the mean square, relative to that of the
-result. `--sweep` measures tiles instead, and `--profile` the kernels of whole training steps.
+The first table shows one product, its forward and both gradients, replayed from a CUDA graph. Spikes are in bfloat16
+and gradients in parts, as neurons write them; the split of the weight is included. "Narrowed" adds the pass over memory
+for spikes that come from no neuron. Errors are differences from float64: their root mean square, relative to that of
+the result. `--sweep` measures tiles instead, and `--profile` the kernels of whole training steps.
 The second table shows whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
-neurons and with ReLU. They are measured in turns, with the compiled launcher ready, as it is after 64 steps. "Host" is
-the time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
+neurons and with ReLU. Their measurements alternate, with the compiled launcher ready, as it is after 64 steps. "Host"
+is the time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flexsn_runtime.products._tiles import Tile
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
 SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
-# Rows and columns of a tile, chunk, warps, stages; for three parts, and for two.
+# For a product and its number of parts: rows and columns of a tile, chunk, warps, stages.
 _TILES = {
     ("y", 3): (
         (128, 128, 64, 8, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2), (128, 128, 32, 8, 3),
@@ -49,7 +49,7 @@ _TILES = {
     ("ds", 3): ((128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3)),
     ("ds", 2): ((64, 128, 32, 4, 3),),
 }  # fmt: skip
-# Tiles for sums that stay in the tensor cores.
+# The same numbers for products whose sums stay in the tensor cores.
 _STAYING = ((128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (64, 256, 32, 4, 3))
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
@@ -97,7 +97,7 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """Returns the product, in three parts, of a layer that neither reads a neuron's spikes nor feeds a neuron."""
+    """Returns the product in three parts of a layer without neurons before and after it."""
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]
@@ -147,7 +147,7 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
-    """Returns the cases; those with the first factor in registers come first."""
+    """Returns the cases, first those with the first factor in registers."""
     cases = []
     for held in (True, False):
         for (work, parts), tiles in _TILES.items():
@@ -226,7 +226,7 @@ class Network(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network, how it is made, and its data."""
+    """A network with its constructor and its data."""
 
     name: str
     make: Callable[[bool], nn.Module]

@@ -4,8 +4,8 @@
 
 Each row shows a network, the way of running it, and the number of its spikes that differ from the reference: the loop
 over time on the same device with torch's product. Other ways are compiled kernels, two batches instead of one, the
-neurons in another order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among
-the rows. Each network runs in a separate process; "in another process" compares two of them.
+neurons in another order, another process, and the CPU for one sixty-fourth of the batch. The rows of each kind of
+weights share the element-steps. Each network runs in a separate process; "in another process" compares two of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def network(kind: str, grid: bool, device: str) -> Any:
     for layer in layers:
         weighted: Any = layer.recurrent if isinstance(layer, RLIF) else layer
         if isinstance(weighted, nn.Linear):
-            # In a stack, this is strong enough for its last layer to fire.
+            # These weights are strong enough for the last layer of a stack to fire.
             nn.init.normal_(weighted.weight, std=(8 if kind == "three layers" else 2) / weighted.in_features**0.5)
             if grid:
                 on_grid(weighted)
@@ -46,7 +46,7 @@ def network(kind: str, grid: bool, device: str) -> Any:
 
 
 def inputs(kind: str, batch: int, seed: int) -> Tensor:
-    """Returns spikes for a stack, currents for a recurrent layer; from the CPU, so that all devices get equal ones."""
+    """Returns spikes for a stack, or currents for a recurrent layer, drawn on the CPU to be equal on all devices."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "three layers":
         return (torch.rand(STEPS, batch, 64, generator=generator) < 0.2).float()
@@ -65,7 +65,7 @@ def in_halves(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def reordered(kind: str, grid: bool, device: str) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Returns a way that puts the recurrent neurons in another order, and back."""
+    """Returns a way that permutes the recurrent neurons, and puts the results back in order."""
 
     def way(net: nn.Module, x: Tensor) -> Tensor:
         twin = network(kind, grid, device)
@@ -182,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
-    # This counts all ways except for that of the CPU, which has few element-steps.
+    # The CPU has few element-steps, and does not count.
     shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
     each = arguments.elements / sum(shares.values())
     jobs = [Job(kind, grid, arguments.device, each, deadline) for grid in (True, False) for kind in kinds]

@@ -3,7 +3,7 @@
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
 Each example runs in a separate process, in an empty folder, without arguments (distributed.py in two processes, with
-torchrun). The table shows its reproducible output, so no times. The script ends with status 1 if an example fails or
+torchrun). The table shows reproducible output, and so no times. The script ends with status 1 if an example fails or
 does not print its figure. vowels.py needs the package `aeon`. With `--only`, the rows of the other examples come from
 the existing table.
 """
@@ -27,7 +27,7 @@ from flexsn_codegen.targets.cpp import why_no_compiler
 ROOT = Path(__file__).resolve().parents[1]
 PERCENT = r"[\d.]+%"
 
-# For each example, a pattern of its figure in the output; all matches count, one after another.
+# For each example, a pattern of its figure in the output. All matches belong to the figure, in order.
 FIGURES = {
     "digits": rf"^held-out accuracy {PERCENT}",
     "evidence": rf"accuracy {PERCENT} over \d+ steps",
@@ -52,7 +52,7 @@ def figure(name: str) -> str:
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # The environment is that of a machine without a GPU, and without Triton's interpreter, which is off by default.
+    # The environment of a newcomer without a GPU: Triton's interpreter is off.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:

@@ -4,10 +4,10 @@
 
 Each T is measured in a separate process with empty caches. `import` is the import of this project and Triton, after
 that of torch. `Dynamo` is the import of torch's compiler, which torch's first fake tensor causes, by default in the
-first step. Then comes the first training step of LIF, in seconds: its trace, the source of the kernels, their
-compilation, where the backward kernel is compiled together with the forward kernel, and the rest: allocation, Triton's
-first launch, autograd. After it, the same module is called with another T and with other sizes of the step; the table
-shows the number of kernels that each of these calls compiled.
+first step. The following columns split the first training step of LIF, in seconds: its trace, the source of the
+kernels, their compilation (the backward kernel is compiled at the same time as the forward kernel), and the rest:
+allocation, Triton's first launch, autograd. After it, the module is called with another T and with other sizes of the
+step; the table shows the number of kernels that each of these calls compiles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADER = ["T", "import", "Dynamo", "trace", "write", "compile", "rest", "first s
 
 
 class Clock:
-    """Sums the seconds in which at least one thread is inside of functions."""
+    """Sums the seconds during which at least one thread runs a timed function."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -64,7 +64,7 @@ class Clock:
 
 
 def watch() -> Clock:
-    """Puts a clock around the public functions of the work, before other modules import them."""
+    """Puts a clock around the public functions of each part, before other modules import them."""
     import triton.compiler
 
     import flexsn_codegen
@@ -77,7 +77,7 @@ def watch() -> Clock:
         setattr(flexsn_codegen, name, clock.timed("write", getattr(flexsn_codegen, name)))
     triton_target = flexsn_codegen.TRITON
     triton_target.compile = clock.timed("write", triton_target.compile)  # type: ignore[method-assign]
-    # This covers every name through which a kernel may reach it.
+    # A kernel may reach the compiler through any of these names.
     compile_kernel = clock.timed("compile", triton.compiler.compiler.compile)
     triton.compiler.compiler.compile = triton.compiler.compile = triton.compile = compile_kernel
     return clock

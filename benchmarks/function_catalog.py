@@ -1,6 +1,6 @@
-"""Functions of the kinds that people fuse, each written as in a project of its own.
+"""Functions of the kinds that are often fused, each written as in a real project.
 
-A row is a function and the way its arguments are made. It names the arguments that the function writes to, so that
+A row is a function with a description of its arguments. It names the arguments that the function writes to, so that
 they can be compared, too.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Shapes of several blocks of a kernel, with sizes that are no multiples.
+# Shapes that fill several blocks of a kernel; their sizes are no multiples of a block.
 ROWS, WIDTH = 37, 24
 
 
@@ -24,9 +24,9 @@ class Values:
     """A floating-point argument: numbers from `low` to `high`, in the requested dtype.
 
     Attributes:
-        whole: whether the numbers are whole.
+        whole: True if the numbers are whole.
         dtype: dtype that replaces the requested one.
-        requires_grad: whether the gradient for it is compared.
+        requires_grad: True if the gradient for the argument is compared.
     """
 
     low: float = -3.0
@@ -52,7 +52,7 @@ def positive(*shape: int) -> Values:
 
 
 def share(*shape: int) -> Values:
-    """Returns values inside of 0 and 1."""
+    """Returns values between 0 and 1."""
     return Values(0.02, 0.98, shape or (ROWS, WIDTH))
 
 
@@ -80,7 +80,7 @@ class Row:
         call: the function.
         arguments: `Values`, or numbers that are passed as they are.
         writes: positions of the arguments that it writes to.
-        gradient: whether it has a gradient.
+        gradient: True if the function has a gradient.
     """
 
     name: str

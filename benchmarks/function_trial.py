@@ -2,15 +2,16 @@
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Figures are medians of whole calls, taken in turns within one process; ratios are medians of the ratios of single
-rounds. On the CPU, in one thread, the time is that of the process including Python, which other processes on the
-machine do not change. The C library keeps freed memory: otherwise, page faults of new memory, equal for all three, take
-most of the time on a CPU, and vary. Training is a forward and a backward with one gradient. `differs by` is the largest
-difference between the kernel's result and eager mode's. `raises`: `torch.compile` of the function raises in this pass.
+Figures are medians of whole calls, which alternate within one process; ratios are medians of the ratios of single
+rounds. On the CPU, in one thread, the time is the CPU time of the process, including Python; other processes on the
+machine do not change it. The C library keeps freed memory. Otherwise, page faults of new memory would take most of the
+time on a CPU; they vary, and are equal for all three. Training is a forward and a backward with one gradient. `differs
+by` is the largest difference between the kernel's result and eager mode's. `raises`: `torch.compile` of the function
+raises in this pass.
 
 On a GPU, each function has a separate process. All of them compile at the same time, and measure one after the other.
 The GPU waits until the calls of a round are in its queue, so that the time excludes Python. `--times 16` makes tensors
-16 times larger along the first dimension.
+16 times as large along the first dimension.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Trial:
     Attributes:
         shapes: shapes of its arguments.
         dtypes: dtypes of its arguments; by default float32.
-        trains: whether a backward is measured.
+        trains: True if a backward is measured.
         low, high: limits of the arguments' values.
-        transposed: whether the last argument is a transposed view.
+        transposed: True if the last argument is a transposed view.
     """
 
     name: str
@@ -293,7 +294,7 @@ def _results(returned: Any) -> list[Tensor]:
 
 
 def larger(trial: Trial, times: int) -> Trial:
-    """Returns the function on tensors that are `times` times larger along the first dimension."""
+    """Returns the function on tensors that are `times` times as large along the first dimension."""
     dimensions = max(map(len, trial.shapes))
     most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
@@ -303,7 +304,7 @@ def larger(trial: Trial, times: int) -> Trial:
 
 
 def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
-    """Returns the time in ms that a GPU takes for a call, of several in its queue before it begins.
+    """Returns the time in ms that a GPU takes for a call. Several calls are in its queue before it begins.
 
     Args:
         cycles: length of the GPU's wait. If it ends before all calls are in the queue, a longer one is tried.
@@ -332,7 +333,7 @@ def by_process(call: Callable[[], Any]) -> float:
 
 
 def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
-    """Returns times in ms, a list for each call; empty for `None`."""
+    """Returns a list of times in ms for each call, an empty list for `None`. The calls alternate."""
     for call in calls:
         for _ in range(3):
             if call is not None:

@@ -1,9 +1,9 @@
-"""Functions as people write them, in `pointwise`, against eager mode: results and gradients in three dtypes; a table.
+"""Functions as users write them, in `pointwise`, against eager mode: results and gradients in three dtypes. A table.
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 
-The functions are those of `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
-answer is wrong, an error has no name, or less than 97 % of the functions work. `tests/test_functions.py` runs some of
+The functions come from `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
+answer is wrong, an error has no name, or fewer than 97 % of the functions work. `tests/test_functions.py` runs some of
 them.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -66,7 +66,7 @@ def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool
 
 
 def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Returns its results, and the gradients of a weighted sum of those that have one."""
+    """Returns the results of a call, and the gradients of a weighted sum of the differentiable ones."""
     given = arguments(row, dtype, wide=wide)
     asked = []
     for value, made in zip(given, row.arguments, strict=True):
@@ -82,7 +82,7 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Returns arguments of a call, with equal numbers in each call."""
+    """Returns arguments of a call; each call of this function returns equal numbers."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -117,7 +117,7 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """Returns an error in words, or none; an element may be as near to `exact`, eager float64, as `expected` is."""
+    """Describes an error; empty without one. An element may be as far from `exact`, eager float64, as `expected` is."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     if not expected.is_floating_point() or expected.dtype not in TOLERANCE:

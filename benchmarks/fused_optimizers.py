@@ -2,7 +2,7 @@
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model has the parameters of a GPT-2 with 124 million. The copy floor is a copy of the bytes that a step has to
+The model is a GPT-2 with 124 million parameters. The copy floor is a copy of the bytes that a step has to
 move: four tensors read and three written for AdamW, three and two for Lion. "GPU" is the time of its kernels in a
 profile, and "call" the time between calls, including Python.
 """
@@ -29,7 +29,7 @@ SIZES: list[tuple[int, ...]] = [(WORDS, WIDTH), (CONTEXT, WIDTH), *LAYER * LAYER
 def adamw(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float], eps: float, wd: float
 ) -> None:
-    """Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2."""
+    """Computes AdamW: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2."""
     p.mul_(1 - lr * wd)
     m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
     v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
@@ -37,7 +37,7 @@ def adamw(
 
 
 def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, betas: tuple[float, float], wd: float) -> None:
-    """Chen et al., Symbolic Discovery of Optimization Algorithms, algorithm 2."""
+    """Computes Lion: Chen et al., Symbolic Discovery of Optimization Algorithms, algorithm 2."""
     p.mul_(1 - lr * wd).sub_(torch.sign(m * betas[0] + g * (1 - betas[0])), alpha=lr)
     m.mul_(betas[1]).add_(g, alpha=1 - betas[1])
 

@@ -5,7 +5,7 @@
 
 All linear layers are on a grid from the first step on; the learned tensors are not rounded. The package `mnist1d` makes
 MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a download: 4,000
-sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read one number a
+sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read one number per
 step.
 """
 

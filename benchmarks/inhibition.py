@@ -33,14 +33,14 @@ class Inhibited(nn.Module):
 
 
 class Lateral(Inhibited):
-    """Inhibition by the mean of the row."""
+    """A LIF neuron inhibited by the mean of its row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x - s.mean(-1, keepdim=True), v)
 
 
 class Winner(Inhibited):
-    """A row where the largest neuron alone spikes."""
+    """A row of neurons where only the largest one spikes."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         h = v + (x - s - v) / 2
@@ -49,7 +49,7 @@ class Winner(Inhibited):
 
 
 class Soft(Inhibited):
-    """Inhibition by a softmax over the neurons."""
+    """A LIF neuron inhibited by a softmax over the neurons."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x * torch.softmax(v, -1) * x.shape[-1], v)
@@ -63,7 +63,7 @@ class Normed(Inhibited):
 
 
 class ExciteInhibit(Inhibited):
-    """Inhibition through `features // 4` inhibitory neurons, which inhibit each other."""
+    """A LIF neuron inhibited by `features // 4` inhibitory neurons, which also inhibit each other."""
 
     def __init__(self, features: int) -> None:
         super().__init__(features)

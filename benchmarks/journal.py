@@ -1,4 +1,4 @@
-"""Outcomes of random programs from several processes; a run that is started again continues with the others."""
+"""Outcomes of random programs from several processes; a run that is started again continues with missing ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def outcomes(
 
     Args:
         run: function from a seed to the seed and its outcome, called in another process.
-        made: dataclass of an outcome.
+        made: constructor of an outcome.
         tasks: number of seeds after which a process is replaced.
     """
     known: dict[int, Outcome] = {}

@@ -2,11 +2,11 @@
 
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
-The layer reads the convolution's output: a batch norm followed by ReLU or LIF; or `NormNeuron`, whose steps compute the
-norm's affine part, without and with spikes also written as bits. A stream is the bytes of the convolution's output
-once. The hardware counts them, between the GPU and its memory, where each kernel begins with empty caches: this needs
-Nsight Compute (`ncu`). `time` is that of the kernels, relative to a copy of one stream's bytes, half of them read and
-half of them written.
+The layer reads the convolution's output. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
+compute the norm's affine part, without and with spikes also written as bits. A stream is the number of bytes of the
+convolution's output. The hardware counts the bytes between the GPU and its memory, and each kernel begins with empty
+caches; this needs Nsight Compute (`ncu`). `time` is the time of the kernels, relative to a copy that reads half a
+stream and writes half a stream.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def profiled() -> list[float]:
 
 
 def profile_steps() -> None:
-    """Runs a step of each row, after a kernel that marks its begin."""
+    """Runs a step of each row, after a kernel that marks its start."""
     for name, form, dtype in ROWS:
         step = training_step(name, form, DTYPES[dtype])
         torch.cuda.profiler.start()

@@ -2,13 +2,13 @@
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
-A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. Each pair is
-measured in turns within one run, and the ratio is that of the medians: once called from Python, and once replayed as a
-CUDA graph of ten steps (one, for recurrent layers), without the host's share. Lengths are uniform with a mean of half
-of T, the longest first. The published form of recurrent delays adds, in each step, one product for each delay to a
-buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; this
-project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on any device.
-After `--seconds`, no measurement begins.
+A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. The calls of a
+pair alternate within one run, and the ratio is that of the medians. Each pair is measured twice: called from Python,
+and replayed as a CUDA graph of ten steps (one step for recurrent layers), without the host's share. Lengths are uniform
+with a mean of half of T, the longest first. The published form of recurrent delays adds, in each step, one product for
+each delay to a buffer of future currents (Queant et al., "DelRec", 2025), here as a loop of two layers without input
+weights; this project's form is two `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs small shapes on
+any device. After `--seconds`, no measurement begins.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from flexsn_nn.layer import Delay
 
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
 MAX_DELAY = 30
-IN_A_GRAPH = 10  # training steps; a launch is shorter than a wait
+THRESHOLD = 0.4  # low enough for the second layer to fire
+IN_A_GRAPH = 10  # training steps of a neuron, since launching one takes less time than waiting for the device
 BOUND = (
     "Bytes of a LIF's training step: an input and an output forward; an input, a gradient in and one out backward. "
     "Half of the data leaves 3.5 of these 5 streams, 0.70: outputs and gradients are written for padding, too. Where "
     "all programs run at a time (100 x 256 x 140, and recurrent layers of few rows), the longest sequence is what all "
-    "wait for; recurrent layers in clusters of blocks compute all steps."
+    "wait for; recurrent layers in clusters of blocks compute all steps. Loops without delays are what "
+    "loops with delays cannot be faster than."
 )
 Run = Callable[[], object]
 
@@ -55,7 +57,7 @@ class Published(nn.Module):
         v, rows = torch.zeros_like(x[0]), []
         for now in x.unbind(0):
             h = v + (now + later[..., 0] - v) / 2
-            s = self.spike(h - 1)
+            s = self.spike(h - THRESHOLD)
             v = h * (1 - s)
             later = nn.functional.pad(later[..., 1:], (0, 1)) + self.weight @ (s.unsqueeze(-1) * taps)
             rows.append(s)
@@ -64,7 +66,7 @@ class Published(nn.Module):
 
 def training(net: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Run:
     leaf = x.clone().requires_grad_()
-    gradient = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=torch.Generator(x.device).manual_seed(1))
+    gradient = torch.randn(x.shape, device=x.device, generator=torch.Generator(x.device).manual_seed(1)).to(x.dtype)
     leaves = [leaf, *parameters]
     return lambda: torch.autograd.grad(net(leaf), leaves, gradient)
 
@@ -78,7 +80,7 @@ def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 
 
 def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
-    """Returns medians in ms."""
+    """Returns the median times of two alternating calls, in ms."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 2):
         for run, found in zip((first, second), times, strict=True):
@@ -86,7 +88,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
             begun = time.perf_counter()
             run()
             synchronize(device)
-            if turn >= 2:  # the first ones compile
+            if turn >= 2:  # the first two rounds compile
                 found.append(1e3 * (time.perf_counter() - begun))
     return statistics.median(times[0]), statistics.median(times[1])
 
@@ -155,7 +157,7 @@ def recurrent(
         delay = 0.25 + (MAX_DELAY - 1) * torch.rand(features, generator=generator)
         options = {} if interpolation == "linear" else {"interpolation": interpolation, "width": width}
         late = Delay(delay, max_delay=MAX_DELAY, learn=True, **options)  # type: ignore[arg-type]
-        layer = Recurrent(LIF(), features, delay=late)
+        layer = Recurrent(LIF(v_threshold=THRESHOLD), features, delay=late)
         with torch.no_grad():
             layer.recurrent.weight.copy_(torch.randn(features, features, generator=generator) / features**0.5 / 2)  # type: ignore[operator]
         ours.append(layer)
@@ -163,18 +165,31 @@ def recurrent(
     return ours.to(device, dtype), published.to(device, dtype), x
 
 
-def difference(device: torch.device) -> float:
-    """Returns the largest relative difference of a gradient from the published form, in float64 on a small shape."""
-    ours, published, x = recurrent((40, 3, 16), "triangle", 3.0, device, torch.float64)
-    functional.set_backend(ours, "torch")
+def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str:
+    """Describes the largest relative difference of a gradient from that of the published form in float64.
+
+    Args:
+        dtype: dtype of this project's form, which runs by kernels in float32, by the loop in float64.
+    """
+    ours, _, x = recurrent(shape, "triangle", 3.0, device, dtype)
+    _, published, _ = recurrent(shape, "triangle", 3.0, device, torch.float64)
+    if dtype == torch.float64:
+        functional.set_backend(ours, "torch")
     found = training(reset(ours, ours), x, list(ours.parameters()))()
     theirs = dict(published.named_parameters())
     order = [
         n.replace("recurrent.weight", "weight").replace("delay.delay", "delay") for n, _ in ours.named_parameters()
     ]
-    wanted = training(published, x, [theirs[name] for name in order])()
-    pairs = zip(found, wanted, strict=True)  # type: ignore[call-overload]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    wanted = training(published, x.double(), [theirs[name] for name in order])()
+    pairs = list(zip(found, wanted, strict=True))  # type: ignore[call-overload]
+    assert all(b.any() for _, b in pairs)
+    functional.reset_net(ours)
+    spikes = int((ours(x).double() != published(x.double())).sum())
+    largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return (
+        f"Gradients of recurrent delays in {str(dtype).removeprefix('torch.')}, {shape}, differ from those of the "
+        f"published form in float64 by {largest:.1e}, and {spikes} spikes."
+    )
 
 
 def main() -> None:
@@ -196,34 +211,56 @@ def main() -> None:
 
     def measured(what: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
         if time.perf_counter() - begun < options.seconds:
-            cells = in_words(*in_turns(first, second, device, turns))
+            called = in_turns(first, second, device, turns)
+            cells = in_words(*called)
             if device.type == "cuda":
                 try:
                     times = IN_A_GRAPH if turns > 4 else 1
                     both = in_turns(as_graph(first, times), as_graph(second, times), device, turns)
                     cells += in_words(*(one / times for one in both))
+                    if "published" in what:
+                        faster = called[1] / called[0], called[1] / both[0], both[1] / both[0]
+                        notes.append(
+                            "{}, {}: {:.0f} times as fast as the loop, both called from Python; as a CUDA graph {:.0f} "
+                            "times that loop, and {:.0f} times the loop as a CUDA graph.".format(what, shape, *faster)
+                        )
                 except RuntimeError as error:
                     notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
                     torch.cuda.synchronize()
             rows.append([what, " x ".join(map(str, shape)), *cells, *[""] * (6 - len(cells))])
 
-    for shape in shapes:
-        for what, first, second in neurons(shape, device):
-            measured(what, shape, first, second, turns)
+    notes.append(difference((40, 3, 16), device, torch.float64))
+    notes.append(difference((12, 3, 16) if options.check else (40, 16, 256), device, torch.float32))
+
+    def delayed(shape: tuple[int, int, int], interpolation: str, width: float) -> None:
+        if time.perf_counter() - begun > options.seconds:
+            return
+        ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
+        what = f"2 recurrent layers, {interpolation}, beside the published loop"
+        first = training(reset(ours, ours), x, list(ours.parameters()))
+        measured(what, shape, first, training(published, x, list(published.parameters())), 4)
+        last = ours[0]  # type: ignore[index]
+        assert isinstance(last, Recurrent)
+        notes.extend(f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line)
+        if interpolation == "linear" and device.type == "cuda":
+            plain = nn.Sequential(*(Recurrent(LIF(v_threshold=THRESHOLD), shape[-1]) for _ in range(2))).to(device)
+            bare = as_graph(training(reset(plain, plain), x, list(plain.parameters())))
+            notes.append(
+                f"The same layers without delays, {shape}: {in_turns(bare, bare, device, 4)[0]:.3f} ms as a CUDA graph."
+            )
+
+    small, large = [(12, 3, 16)] * 2 if options.check else [(100, 256, 256), (100, 128, 512)]
+    delayed(small, "linear", 1.0)
+    delayed(large, "linear", 1.0)
+    delayed(small, "triangle", 10.0)
     for shape in [(12, 3, 16)] if options.check else [(250, 4096, 64), (250, 256, 256)]:
         for what, first, second in recurrent_lengths(shape, device):
             measured(what, shape, first, second, 4)
+    for shape in shapes:
+        for what, first, second in neurons(shape, device):
+            measured(what, shape, first, second, turns)
+    delayed(large, "triangle", 10.0)
     notes.append(BOUND)
-    notes += [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
-    for shape in [(12, 3, 16)] if options.check else [(100, 256, 256), (100, 128, 512)]:
-        for interpolation, width in (("linear", 1.0), ("triangle", 10.0)):
-            ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
-            what = f"2 recurrent layers, {interpolation}, beside the published loop"
-            first = training(reset(ours, ours), x, list(ours.parameters()))
-            measured(what, shape, first, training(published, x, list(published.parameters())), 4)
-            last = ours[0]  # type: ignore[index]
-            assert isinstance(last, Recurrent)
-            notes += [f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line]
     head = [
         "# Lengths, resets and delays",
         "",

@@ -3,8 +3,9 @@
     python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
 
 The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, with comments and blank lines, as in
-`wc -l`. A room is a folder of a package; the files beside the folders are its root. A capability is a list of rooms and
-files that were added after the earlier commit and that no other file needs: without them, the rest works as before.
+`wc -l`. A room is a folder of a package; the files outside of its folders are the package's root. A capability is a
+list of rooms and files that were added after the earlier commit and that no other file needs: without them, the rest
+works as before.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
 # The last commit before the first of the capabilities below.
 SINCE = "8bb9126"
-# For each name, the paths of its files contain one of these.
+# For each capability, parts of paths: its files contain one of them.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
-    "segments of time": ("/segments/", "_segments.py"),
+    "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
     "exact products, weights on a grid": (
         "/exact/",
         "flexsn_runtime/products/",
         "flexsn_nn/_handover.py",
         "_few_bits.py",
     ),
+    "float8": ("_float8.py",),
     "statistics of norms, pooling": ("/moments/", "/pooling/", "device/_moments.py", "device/_pooling.py"),
     "captured steps": ("flexsn_nn/graphs/",),
     "lengths, resets, delays": (
         *("transforms/_lengths.py", "transforms/_resets.py", "passes/_ends.py"),
-        *("/delays/", "device/_delays.py", "flexsn_nn/_delay.py"),
+        *("/delays/", "device/_delays.py", "flexsn_nn/_delay.py", "transforms/_delayed.py", "_fuse_delays.py"),
+        "staging/_ends.py",
     ),
     "random numbers": ("/noise/", "random.py", "device/random.h"),
     "convolutions in recurrent steps": ("staging/_convolutions.py",),

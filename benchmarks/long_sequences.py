@@ -1,4 +1,4 @@
-"""Long sequences of few neurons by default, compared with the serial kernels and torch.associative_scan, on a GPU.
+"""Long sequences of few neurons with default settings, against serial kernels and torch.associative_scan, on a GPU.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
@@ -6,8 +6,8 @@ Inference is compared with copying the bytes of the inputs and the output. Train
 incoming and outgoing gradients, and the input once more, all in CUDA graphs and in one run. Spikes of both kinds of
 kernels have to be equal to the last bit; those of affine steps with fast math are equal to rounding. With `--sweep`,
 other numbers of segments are measured, too. `--shortest` writes another table: sequences from 512 steps on, in CUDA
-graphs and launched one by one, for the length from which segments are worth their launches. `--stages` writes one of
-serial kernels, by the number of chunks of loads in flight.
+graphs and launched one by one. It shows the length from which segments are worth their launches. `--stages` writes a
+table of serial kernels, by the number of chunks of loads in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADER = [
     *("computed again", "spikes that differ", "gradients differ by", "at most", "associative_scan / copy"),
 ]
 SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
-CALLS = 10  # in which a warm-up is chosen
+CALLS = 10  # number of calls in which a warm-up is chosen
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +52,7 @@ def lru() -> PointwiseProgram:
 
 
 def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a selective scan: decay and input of each step come from outside, each `[B, D, N]`."""
+    """Computes a selective scan: decay and input of each step are sequences, each `[B, D, N]`."""
     new = a * h + b
     return new, new
 
@@ -105,7 +105,7 @@ class Case:
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
         limit: limit of training, in copies.
-        inputs: number of inputs; of two, the first is a decay between 0 and 1.
+        inputs: number of inputs; if there are two, the first one is a decay between 0 and 1.
         leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
     """
 
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Sequences of inference and of training: inputs and outputs, their gradients, and inputs once more."""
+        """Streams of inference and of training: inputs and outputs, their gradients, and inputs once more."""
         return self.inputs + 1, 3 * self.inputs + 2
 
 
@@ -234,7 +234,7 @@ def time_of(function: Callable[[], object], device: torch.device) -> float:
 
 
 def compiled_scan(case: Case) -> Callable[..., Tensor]:
-    """Returns the compiled `torch.associative_scan` of a case's inputs; it is inlined there."""
+    """Returns a compiled function of a case's inputs, with `torch.associative_scan` inlined."""
     leaves = case.leaves
     assert leaves is not None
 

@@ -2,10 +2,10 @@
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
-Calls with one thread and with several take turns. On a machine that other processes use, too, wall time means little.
-So besides the least time of a call, the table shows the busiest thread's running time in a call, from the system's
-count for each thread (Linux). With one thread, that is the whole call; with several, it is the time of the call if each
-has a core. A waiting thread must not spin, because that would count.
+Calls with one thread and with several alternate. On a machine that other processes use, too, wall time means little.
+So the table shows the shortest time of a call, and also the running time of its busiest thread, from the system's count
+for each thread (Linux). With one thread, that is the whole call; with several, it is the time of the call if each
+thread has a core. A waiting thread must not spin, because spinning would count.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Call:
         return gradient
 
     def measure(self) -> None:
-        """Calls it several times, because the system counts a thread's time at its ticks."""
+        """Calls the neuron several times, because the system counts a thread's time in ticks."""
         before = running()
         for _ in range(TOGETHER):
             begun = time.perf_counter()

@@ -2,11 +2,11 @@
 
     python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
-`serial` are kernels without segments of time. On a GPU, both are measured in calls and as captured steps
-(`flexsn_nn.graphs.capture`), which Python does not slow down. A batch of the loop and of snnTorch takes as long as
-thousands in kernels: one batch of at most 2,000 steps is measured, and multiplied by steps and batches; the table marks
-it. The table is written after each measurement.
-On the CPU, seconds are those that the process computes, in one thread: other processes do not lengthen them by waiting.
+`serial` means kernels without segments of time. On a GPU, kernels with and without segments are measured in calls and
+as captured steps (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch of the loop or of snnTorch
+takes as long as thousands of batches in kernels: one batch of at most 2,000 steps is measured, and multiplied by steps
+and batches; the table marks such figures. The table is written after each measurement.
+On the CPU, seconds are CPU time of the process, in one thread: waiting for other processes does not count.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from flexsn_runtime.plans._segments import using_segments
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
-WARM = 16  # batches that compile kernels, choose warm-ups and capture steps
-STEPS = 2000  # of a batch of the loops
+WARM = 16  # number of batches that compile kernels, choose warm-ups and capture steps
+STEPS = 2000  # most steps of a batch of the loops
 
 Step = Callable[[Tensor, Tensor], object]
 
@@ -64,8 +64,8 @@ class Way(NamedTuple):
     Attributes:
         make: function from a number of classes to a network.
         rule: rule of its segments, as a context.
-        is_loop: whether each time step has several launches.
-        is_captured: whether training steps are CUDA graphs.
+        is_loop: True if each time step has several launches.
+        is_captured: True if training steps are CUDA graphs.
     """
 
     make: Callable[[int], nn.Module]
@@ -97,9 +97,9 @@ def training_step(network: nn.Module, way: Way) -> Step:
 
 
 def epoch(step: Step, data: Any, rounds: int) -> float:
-    """Returns the seconds of an epoch: the least of some rounds."""
+    """Returns the seconds of an epoch, the minimum of some rounds."""
     device = data.train_x.device
-    # Batches have one size, so that there is one graph; the last batch begins earlier.
+    # All batches have one size, so that one graph suffices; the last batch overlaps the previous one.
     firsts = [min(i, len(data.train_x) - example.BATCH) for i in range(0, len(data.train_x), example.BATCH)]
     batches = [(data.train_x[i : i + example.BATCH], data.train_y[i : i + example.BATCH]) for i in firsts]
     clock = time.perf_counter if device.type == "cuda" else time.process_time

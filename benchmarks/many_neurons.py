@@ -3,9 +3,9 @@
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
 Each neuron is trained for one call, in the loop or in compiled kernels (in Triton's interpreter if there is no GPU),
-and dropped. Two in three are custom ones, closures of one function with five different numbers, so that there are five
-kernels; the others are ready-made. Resources are counted after the first tenth of the neurons and at the end: any
-growth in between would continue for ever.
+and dropped. Two in three are custom neurons: closures of one function with five different numbers, and so with five
+kernels. The others are ready-made. Resources are counted after the first tenth of the neurons and at the end: growth
+between the two counts would continue forever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flexsn_codegen import cache_folder
 from flexsn_nn import LIF, FlexSN
 from flexsn_runtime import flexsn_kernel_registry_info, triton_interpreted, why_unavailable
 
-NUMBERS = 5  # of different kernels
+NUMBERS = 5  # different kernels
 
 
 @dataclass(frozen=True, slots=True)

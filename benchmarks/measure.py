@@ -57,7 +57,7 @@ def graphed(function: Callable[[], object]) -> Callable[[], None]:
 
 
 def issue_time(function: Callable[[], object], device: torch.device, *, calls: int = 20) -> float:
-    """Returns the time in ms that the CPU needs to issue a call, without waiting for the GPU."""
+    """Returns the milliseconds that the CPU needs to issue a call, without waiting for the GPU."""
     function()
     return 1e3 * timed(function, calls, device)[1] / calls
 
@@ -84,7 +84,7 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
 
 
 def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
-    """Calls the function on each, in new processes at once: compiled kernels stay in the caches on disk."""
+    """Calls the function on each case, in parallel new processes; their compiled kernels stay in the caches on disk."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
         return list(pool.map(function, every))

@@ -1,4 +1,4 @@
-"""Networks as people train them, with any activation in place of the neurons: `nn.ReLU`, or a spiking one.
+"""Usual networks with any activation where neurons would be: `nn.ReLU`, or a spiking one.
 
 All of them map sequences `[T, B, ...]` to `[T, B, classes]`. Layers other than neurons work on T·B frames.
 """
@@ -88,7 +88,7 @@ class SpikingAttention(nn.Module):
 
 
 class SpikformerBlock(nn.Module):
-    """Attention and two projections, each added to its input. Source: see `SpikingAttention`."""
+    """Attention and two projections, each of which is added to its input. Source: see `SpikingAttention`."""
 
     def __init__(self, width: int, heads: int, activation: Activation) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SpikformerBlock(nn.Module):
 
 
 class Spikformer(nn.Module):
-    """Blocks over given tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
+    """Spikformer blocks over tokens: `[T, B, width, tokens]` to `[T, B, classes]`."""
 
     def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
         super().__init__()

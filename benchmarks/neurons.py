@@ -2,9 +2,9 @@
 
     python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
 
-A call is one forward and one backward of the module, as a user calls it, from a reset state. The floor of all of them
+A call is one forward and one backward of the module, as a user calls it, from a reset state. The floor of every neuron
 is five streams (a stream is one `T x NCL` float32 tensor read or written once): read x, write s; read grad_s, read x
-again, write grad_x. A neuron moves few other bytes, and the table lists them: a checkpoint of each state every few
+again, write grad_x. The table lists the few other bytes that a neuron moves: a checkpoint of each state every few
 steps, and a partial sum per element for each learned parameter. Several processes compile the kernels beforehand.
 """
 
@@ -29,7 +29,7 @@ FLOOR_STREAMS = 5
 LIMIT = 1.3
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
 
-# Arguments with which every term of the equation is present.
+# The arguments make every term of the equation present.
 NEURONS: dict[str, Callable[[], Neuron]] = {
     "IF": neuron.IF,
     "LIF": neuron.LIF,
@@ -88,7 +88,7 @@ class Row:
         ]
 
     def _reason(self, floor: float, steps: int) -> str:
-        """Returns why the neuron is slow, or facts that may explain it."""
+        """Returns the reason why the neuron is slow, or facts that may explain it."""
         if self.graph <= LIMIT * floor:
             return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
         facts = [
@@ -115,7 +115,7 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
     def run() -> object:
         made.reset()
         spikes = made(x)
-        # Before the capture of a graph, no node of another step may remain.
+        # When a graph is captured, no autograd node of an earlier step may exist.
         made.reset()
         return torch.autograd.grad(spikes, wanted, grad)
 
@@ -123,7 +123,7 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Returns the ops of the step and of its VJP, and the transcendental ones. The compiled backward does both."""
+    """Returns numbers of ops: the step's, its VJP's, and the transcendental ones. The backward runs all."""
     made = NEURONS[name]()
     examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
     graphs = generate_forward_and_backward_graph(made.core, examples)

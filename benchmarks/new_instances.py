@@ -4,7 +4,7 @@
 
 Each row is a separate process. The kernels are in the cache on disk, which a first process fills. A step is a forward
 and a backward over 8 time steps, in C++ kernels; the times are those of the process with one thread, medians over
-processes. The warm column is a repeated step of the first instance, which the other columns contain.
+processes. The warm column is a repeated step of the first instance; the other columns include such a step.
 """
 
 from __future__ import annotations

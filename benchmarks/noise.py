@@ -4,8 +4,8 @@
         [--neurons 16384] [--rounds 20]
 
 The statistics cover numbers that a kernel draws, summed in float64; the table also shows their distances from the exact
-values in standard deviations. The times are medians of training steps, with and without noise in turns within one run.
-On a CPU, reduce the numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
+values in standard deviations. The times are medians of training steps; those with and without noise alternate within
+one run. On a CPU, reduce the numbers (`--numbers 1e7`) and neurons (`--neurons 512`).
 """
 
 from __future__ import annotations

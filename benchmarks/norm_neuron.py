@@ -4,10 +4,10 @@
 
 A fused layer moves nine streams, each the bytes of its input: statistics read one; the forward reads one and writes
 one; the backward reads two and writes one; the gradient through the statistics reads two and writes one. Each row is a
-layer of a ResNet18 after its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
-of the three, so that a change of the clock affects all of them. The script needs a GPU; `--check` runs small shapes in
-Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels that sum gradients: numbers of a
-thread, and the number of programs below which none walks several rows.
+layer of a ResNet18 after its convolution, T 4, B 32. Everything is replayed from CUDA graphs. A time is the median over
+rounds, in which all measured calls alternate, so that a change of the clock affects all of them. The script needs a
+GPU; `--check` runs small shapes in Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels
+that sum gradients: the numbers that a thread handles, and the number of programs below which none walks several rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Shape of a layer: channels, side of its images, number of the norms of a ResNet18 with that shape."""
+    """Shape of a layer: its channels, the side of its images, and the number of norms of a ResNet18 with that shape."""
 
     channels: int
     side: int
@@ -47,7 +47,7 @@ SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
 
 
 class Times(NamedTuple):
-    """Milliseconds of a copy of one stream, of the parts of the layer, of the whole layer, of torch's norm and ReLU."""
+    """Milliseconds of a copy of one stream, the parts of the layer, the whole layer, and torch's norm with ReLU."""
 
     stream: float
     torch_statistics: float

@@ -3,7 +3,7 @@
     TRITON_INTERPRET=1 python benchmarks/opinfo_table.py [--samples N] [--out FILE] [VARIANT ...]
 
 The script runs in Triton's interpreter, on the CPU, for about half an hour. It ends with status 1 if an answer is
-wrong, an error has no name, the two ways do not agree, or less than 95 % of the runs pass. `tests/test_opinfo.py` runs
+wrong, an error has no name, the two ways do not agree, or fewer than 95 % of the runs pass. `tests/test_opinfo.py` runs
 a quick subset.
 """
 

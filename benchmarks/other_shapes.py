@@ -95,7 +95,7 @@ CORES = (Dendritic, Branches, Populations, Disynaptic)
 
 
 class Layer(FlexSN):
-    """A layer with a core and its states."""
+    """A layer that holds a core and its states."""
 
     core: Dendritic | Populations
 

@@ -34,7 +34,7 @@ def spikingjelly_loop() -> nn.Module:
 
 
 def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU, capturing call four."""
+    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors on a GPU; its fourth call is captured."""
     graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
         "spikingjelly.activation_based._cuda_graph"
     ).StaticCudaGraph(step)
@@ -42,7 +42,7 @@ def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Te
 
 
 class SnnTorchLeaky(nn.Module):
-    """snnTorch's `Leaky`, which is a loop over time: `[T, B, ...]` to an equal shape."""
+    """snnTorch's `Leaky` in a loop over time: `[T, B, ...]` to an equal shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def resets(net: nn.Module) -> list[Callable[[], object]]:
     """Returns functions that reset the neurons of other libraries in a network."""
     found: list[Callable[[], object]] = []
     for module in net.modules():
-        # The test covers base classes: a class that derives from a library's class counts, too.
+        # Base classes count, too: the class of a module may derive from a library's class.
         theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
         if theirs and hasattr(module, "reset"):
             found.append(module.reset)  # type: ignore[arg-type]

@@ -3,9 +3,9 @@
     python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
 Figures are medians of whole calls in ms, including Python; training is a forward and a backward. `first` is each way's
-first call, including compilation. The loop calls the step T times in Python, in a function for `torch.compile`; longer
-sequences are not compiled this way, because that takes minutes. The table names refusals. When the time is over, the
-table marks the rest as left out.
+first call, including compilation. The loop calls the step T times in Python, in a function for `torch.compile`; long
+sequences are not compiled this way, because that takes minutes. The table names refusals. After `--seconds`, the table
+marks the remaining rows as left out.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Example:
     """One function in several ways.
 
     Attributes:
-        arguments: function that makes them; those that need gradients require them.
+        arguments: function that makes the arguments; they require gradients where these are measured.
         ways: calls by name; the first one is the reference for the others.
-        trains: whether a backward is measured.
+        trains: True if a backward is measured.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Example:
 
 
 def gelu_gate(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-    """Computes a gated unit, with its bias and a limit."""
+    """Computes a gated unit with a bias and a limit."""
     return (x * functional.gelu(gate + bias, approximate="tanh")).clamp(-8.0, 8.0)
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """Ziyin, Hartwig and Ueda, Neural Networks Fail to Learn Periodic Functions, equation 3."""
+    """Computes Ziyin, Hartwig and Ueda, Neural Networks Fail to Learn Periodic Functions, equation 3."""
     return x + torch.sin(alpha * x).square() / alpha
 
 
@@ -65,14 +65,17 @@ def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Feng et al., Were RNNs All We Needed?, section 3.1: gate and candidate depend on the input alone."""
+    """Computes a step of a GRU whose gate and candidate depend on the input alone.
+
+    Source: Feng et al., Were RNNs All We Needed?, section 3.1.
+    """
     gate, new = x[0].sigmoid(), x[1].tanh()
     h = (1 - gate) * h + gate * new
     return h, h
 
 
 def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """A filter of one number per element: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
+    """Filters one number per element: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
     mean, variance = carry
     variance = variance + 0.01
     gain = variance / (variance + 0.25)
@@ -201,7 +204,7 @@ def measured(example: Example, device: torch.device, until: float, without: list
         if time.perf_counter() > until:
             yield [*start, "the time was over", "", "", ""]
             continue
-        torch.compiler.reset()  # examples share code, and torch compiles only a few forms of it
+        torch.compiler.reset()  # examples share code, and torch compiles only a few forms of one function
         torch.manual_seed(0)
         tensors = example.arguments()
         plain = [t.detach() for t in tensors]
@@ -259,7 +262,7 @@ def main() -> None:
         for example in examples:
             for row in measured(example, device, until, given.without):
                 rows.append(row)
-                # This writes after each row, because a row may take longer than the time allows.
+                # The table is written after each row, because the next one may take longer than the time allows.
                 publish([*head, *table(HEADER, rows)], given.output)
 
 

@@ -3,11 +3,11 @@
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
         [--journal FILE]
 
-The cores and calls are those of `tests/gradient_cores.py`, on the CPU in Triton's interpreter, or in C++. Each call
-counts once. If the loop itself raises an error, there is no comparison; otherwise, the compiled scan is equal to it, or
-different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The script
-ends with status 1 if anything is different or fails. With a journal, the outcome of each seed is written there at once,
-and a run that is started again continues with the missing seeds.
+The cores and calls come from `tests/gradient_cores.py`; they run on the CPU in Triton's interpreter, or in C++. Each
+call counts once. If the loop itself raises an error, nothing is compared. Otherwise, the compiled scan is equal to the
+loop, or different, or refused with an error of FlexSN that names the core's line, or it fails with any other error. The
+script ends with status 1 if anything is different or fails. The outcome of each seed is immediately written to the
+journal, if one is named; a run that is started again continues with the missing seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -40,7 +40,7 @@ COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwis
 
 def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
-    # Half of them save values of the forward for the backward, and half recompute them.
+    # Half of the seeds save values of the forward for the backward, and half recompute them.
     residuals = ("recompute", "save")[seed % 2]
     try:
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)

@@ -3,11 +3,11 @@
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
-The networks and acts are those of `tests/lives`: on the CPU in C++, launched by Python and by the compiled launcher,
-and in Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python
-program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. With a journal, the
-results of each piece of the run are written there at once, and a run that is started again continues with the missing
-pieces.
+The networks and acts come from `tests/lives`. On the CPU, they run in C++, launched by Python and by the compiled
+launcher, and in Triton's interpreter; on a GPU, they run in Triton, launched by both. A difference is shrunk and
+printed as a Python program, which runs with `PYTHONPATH=tests`. The script ends with status 1 after a difference. The
+results of each piece of the run are immediately written to the journal, if one is named; a run that is started again
+continues with the missing pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -46,7 +46,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece, and returns its counts, and the program of a difference."""
+    """Runs one piece. Returns its counts and, after a difference, its program."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()

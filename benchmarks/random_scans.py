@@ -1,11 +1,11 @@
-"""Random steps of `flexsn_hop.scan`, in each lowering, with three calls each, against a plain loop. A table.
+"""Random steps of `flexsn_hop.scan`, called three times in each lowering, against a plain loop. A table.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs are those of `tests/random_steps.py`, on the CPU. The script ends with status 1 if anything is different or
-fails. With a journal, the outcome of each seed is written there at once, and a run that is started again continues with
-the others.
+The programs come from `tests/random_steps.py`, and run on the CPU. The script ends with status 1 if anything is
+different or fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is
+started again continues with the missing seeds.
 """
 
 from __future__ import annotations

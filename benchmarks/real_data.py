@@ -1,4 +1,4 @@
-"""Accuracy on real data over seeds, with equal networks in another library and published numbers: a table.
+"""Accuracy on real data over seeds, compared with equal networks in another library and published numbers: a table.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
@@ -9,18 +9,18 @@ The data sets come from packages, which contain or make them:
 - digits: scikit-learn's, 8 x 8 pixels, the first half for training and the second for the test, as in scikit-learn's
   own example. Each pixel is a current at all 8 steps; the network has two layers of `LIF`.
 - mnist1d: 4,000 and 1,000 rows of 40 numbers, made by the package `mnist1d` with its own seed. A row is the current of
-  all 8 steps; the network is the three convolutions of its authors, each followed by `Leaky`, and the mean over time of
-  a linear layer.
-- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers a step, 7 to 29 steps, from the package `aeon`.
+  all 8 steps; the network has the three convolutions of the data set's authors, each followed by `Leaky`, and the mean
+  over time of a linear layer.
+- japanese_vowels: 270 and 370 recordings of nine speakers, 12 numbers per step, 7 to 29 steps, from the package `aeon`.
   A layer of `RLeaky`, and the mean of a linear layer over each recording's own steps.
-- basic_motions: 40 and 40 recordings of four movements, 6 numbers a step, 100 steps, from `aeon`. Two
+- basic_motions: 40 and 40 recordings of four movements, 6 numbers per step, 100 steps, from `aeon`. Two
   layers of `Leaky`, and the mean of a linear layer over time.
 
-Both libraries begin with equal weights and get equal batches. Seconds of an epoch are measured in turns, for training
-alone, without the first epoch. Networks: `real_data_networks.py`.
+Both libraries begin with equal weights and get equal batches. Their epochs alternate. Seconds of an epoch cover
+training alone, without the first epoch. `real_data_networks.py` has the networks.
 
-`--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` reads the data sets from a
-file, which it writes first if it is missing, for a machine without the packages of the data.
+`--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` is for a machine without the
+packages of the data: it reads the data sets from a file, which is written first if it is missing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Part:
     y: Tensor
 
     def of(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns some of the samples."""
+        """Returns the chosen samples."""
         return self.x[:, chosen], self.lengths[chosen], self.y[chosen]
 
     def to(self, device: str) -> Part:
@@ -95,7 +95,7 @@ class Task:
 
 
 def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
-    """Returns rows as the current of all steps."""
+    """Returns samples with each row as the current of all steps."""
     return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
 
 
@@ -120,7 +120,7 @@ def load_mnist1d() -> tuple[Part, Part]:
 
 
 def load_series(name: str) -> tuple[Part, Part]:
-    """Returns multivariate series of `aeon`, normalised by mean and deviation of each channel in the training set."""
+    """Returns multivariate series of `aeon`, normalised by each channel's mean and deviation in the training set."""
     import aeon.datasets
 
     load = getattr(aeon.datasets, f"load_{name}")
@@ -184,7 +184,7 @@ TASKS = {
 
 
 def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
-    """Returns a data set, from `path` if given."""
+    """Returns a data set, from the file `path` unless this is `None`."""
     if path is None:
         return TASKS[name].load()
     if not path.is_file():
@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def kept_rows(path: Path) -> dict[str, str]:
-    """Returns rows of an earlier run by data set; a run of some of them keeps the others."""
+    """Returns rows of an earlier run, by data set; a run of some data sets keeps the rows of the others."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 

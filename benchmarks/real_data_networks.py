@@ -25,7 +25,7 @@ def mean_of(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def convolutions() -> list[nn.Module]:
-    """Returns convolutions of MNIST-1D's authors: 40 numbers become 19, 10 and 5 in `CHANNELS` channels."""
+    """Returns the convolutions of MNIST-1D's authors: lengths go from 40 to 19, 10 and 5, in `CHANNELS` channels."""
     return [
         nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),
         nn.Conv1d(CHANNELS, CHANNELS, 3, stride=2, padding=1),

@@ -4,11 +4,11 @@
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix: as usual, with the backward in a thread of autograd, and with all of it in one thread. This project's layer
-and the loop are also captured in a CUDA graph, and the loop also has its step compiled by Inductor. nn.RNN, Norse and
-SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is switched off.
-Missing libraries are named. A figure is the median wall time of a few calls in a row; after `--seconds`, no measurement
-begins.
+the matrix. It is measured as usual, with the backward in a thread of autograd, and with everything in one thread. This
+project's layer and the loop are also captured in a CUDA graph, and Inductor also compiles the loop's step. nn.RNN,
+Norse and SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless that is
+switched off. The table names missing libraries. A figure is the median wall time of a few successive calls. After
+`--seconds`, no measurement begins.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Gates(nn.Module):
         return output
 
 
-# Peers in the order of measurement. A graph captures the peer that its name ends with.
+# Peers in the order of measurement. The name of a graph ends with that of the peer that it captures.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
     "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
@@ -195,7 +195,7 @@ def inference(call: nn.Module, x: Tensor) -> Run:
 
 
 def seconds_of(run: Run, device: torch.device) -> float:
-    """Returns the seconds of one call, the median of three batches of calls in a row."""
+    """Returns the seconds of one call: the median of three batches of successive calls."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -224,8 +224,10 @@ def of_kernel(run: Run, num_steps: int) -> str:
 
 
 class Times(NamedTuple):
-    """Seconds of a forward, of a training step, and of one in one thread; µs of the kernel in a step; seconds of the
-    first training step.
+    """Measured times of a layer.
+
+    They are seconds of a forward, of a training step, of a training step in one thread; µs of the kernel in a time
+    step; seconds of the first training step.
     """
 
     forward: float
@@ -257,7 +259,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
         kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
-    for _ in range(4):  # this project records the calls and repeats them
+    for _ in range(4):  # this project records these calls, and repeats them later
         forward()
         both()
     training_time = seconds_of(both, device)
@@ -267,7 +269,7 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # fake tensors import it, in seconds: not part of a first step
+    importlib.import_module("torch._dynamo")  # fake tensors import it: seconds before any step
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()
@@ -288,7 +290,7 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
                     print(shape, dtype, name, found[shape, dtype, name], flush=True)
                 except ImportError as error:
                     missing.append(f"{name}: {error}")
-                except Exception as error:  # of any kind, from other libraries: the rest is still measured
+                except Exception as error:  # other libraries may raise any error: the rest is still measured
                     missing.append(f"{name}, {shape}, {dtype}: {str(error).splitlines()[0][:160]}")
     rows = []
     for shape in shapes:

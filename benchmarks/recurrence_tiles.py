@@ -1,13 +1,13 @@
-"""Recurrent LIF in one launch: programs that share rows and exchange spikes, against programs that have all columns.
+"""Recurrent LIF in one launch: programs that share rows and exchange spikes, against programs with all columns.
 
     python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
 
 A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
-gradients, and in a training step's forward and backward, come from the profiler; a training step is all of it, replayed
-from a CUDA graph, as is the forward. For each division into tiles, the spikes are compared with those of the exchange,
-for weights and inputs that make all sums exact, and the gradient of the input by its largest difference, relative to
-its largest value. cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds float32 to TF32. After `--seconds`,
-no measurement begins.
+gradients, and in a training step's forward and backward, come from the profiler. The times of a whole forward and a
+whole training step come from replays of a CUDA graph. Results of each division into tiles are compared with those of
+the exchange, for weights and inputs that make all sums exact: the spikes themselves, and the gradient of the input by
+its largest difference, relative to its largest value. cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds
+float32 to TF32. After `--seconds`, no measurement begins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DTYPES = ("float32", "bfloat16")
 
 
 def held(rows: int, num_warps: int) -> Tiles:
-    """Returns tiles of a program that has all columns."""
+    """Returns the tiles of a program with all columns."""
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
-# Choices in the order of measurement; `None`: programs exchange.
+# Choices in the order of measurement; `None`: programs exchange spikes.
 CHOICES: dict[str, Tiles | None] = {
     "exchange": None,
     "8 rows, 4 warps": held(8, 4),
@@ -70,7 +70,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def divided(choice: str) -> Iterator[None]:
-    """Gives these tiles to kernels that are made inside."""
+    """Gives these tiles to the kernels that are made in this context."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
@@ -89,7 +89,7 @@ def divided(choice: str) -> Iterator[None]:
 
 
 def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """Returns a layer, its input and a gradient of the output, of few bits."""
+    """Returns a layer, its input and a gradient of the output, all with numbers of few bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -123,7 +123,7 @@ def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
-    """Returns the microseconds of the kernels over all steps, for each of them: ``"forward"`` and ``"backward"``."""
+    """Returns the microseconds of each kernel, divided by the number of steps: ``"forward"`` and ``"backward"``."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
@@ -200,7 +200,7 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
             times, got = measured(case, expected.get(key))
             expected.setdefault(key, got)
             rows[case] = [f"{one:.3g}" if isinstance(one, float) else str(one) for one in times]
-        except Exception as error:  # from compilers and devices: the rest is still measured
+        except Exception as error:  # compilers and devices may raise any error: the rest is still measured
             rows[case] = [(str(error).splitlines() or [repr(error)])[0][:160]]
         print(*case, *rows[case], flush=True)
     theirs = []

@@ -44,7 +44,7 @@ class EMA(nn.Module):
 
 
 def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Feng et al., Were RNNs All We Needed?, the sequential form; gates are computed before the scan."""
+    """Computes Feng et al., Were RNNs All We Needed?, in the sequential form; gates are computed before the scan."""
     gate = x[0].sigmoid()
     h = (1 - gate) * h + gate * x[1]
     return h, h.clone()
@@ -88,7 +88,7 @@ class HMM(nn.Module):
 
 
 def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, equations 23 to 25."""
+    """Computes Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, equations 23 to 25."""
     query, key, value, rate = x
     old = torch.einsum("bvk,bk->bv", memory, key)
     memory = memory + torch.einsum("bv,bk->bvk", rate * (value - old), key)

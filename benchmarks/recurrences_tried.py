@@ -2,8 +2,8 @@
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
-Inductor compiles each recurrence with its gradient, once with the lowering `compiled_loop`, which needs no other
-package, and once with the installed packages; both are compared with the eager scan. The page shows the form of the
+Inductor compiles each recurrence with its gradient twice: with the lowering `compiled_loop`, which needs no other
+package, and with the installed packages. Both are compared with the eager scan. The page shows the form of the
 forward and the backward, and the reasons for missing kernels. The script ends with status 1 if a result differs.
 """
 
@@ -56,13 +56,13 @@ def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """A diagonal state space as in Mamba, whose small last dimension is summed."""
+    """Computes a diagonal state space as in Mamba, with a sum over the small last dimension."""
     h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """RWKV's recurrence, in a numerically stable form."""
+    """Computes RWKV's recurrence, in a numerically stable form."""
     top, bottom, largest = carry
     now = torch.maximum(largest, x["k"])
     y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
@@ -74,7 +74,7 @@ def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
 
 
 def slstm(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """xLSTM's scalar memory."""
+    """Computes xLSTM's scalar memory."""
     c, n, m = carry
     largest = torch.maximum(x[2] + m, x[1])
     i, f = torch.exp(x[1] - largest), torch.exp(x[2] + m - largest)
@@ -117,7 +117,7 @@ def kalman(belief: Any, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Adam's first moment with a count of steps without dimensions."""
+    """Computes Adam's first moment, with a count of steps as a tensor without dimensions."""
     count, m = carry
     count = count + 1
     m = 0.9 * m + 0.1 * x
@@ -125,7 +125,7 @@ def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def indexed(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reads entries of a captured tensor, by number."""
+    """Reads entries of a captured tensor by their indices."""
     h = h * RATES[0] + x * RATES[1]
     return h, h - RATES[2]
 
@@ -213,7 +213,7 @@ def made(steps: int = 6) -> dict[str, Tried]:
 def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
     """Returns the results, and the gradients of a sum of squares."""
     results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
-    # Elements have different weights, because the squares of a norm's results have a constant sum.
+    # Elements need different weights, because the squares of a norm's results have a constant sum.
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
     loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
     leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
@@ -223,7 +223,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[str]]:
-    """Yields the names of passes for which kernels are made."""
+    """Yields a list that collects the names of passes for which kernels are made."""
     made_for: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[""])
     chosen = parser.parse_args(argv)
     torch.set_num_threads(1)
-    torch._inductor.config.force_disable_caches = True  # kernels from a cache would not be counted
+    torch._inductor.config.force_disable_caches = True  # kernels from a cache are not counted
     rows = []
     for name, tried in made().items():
         if any(text in name for text in chosen.only):

@@ -1,4 +1,4 @@
-"""Two recurrent layers with default settings, trained for a few epochs: the settings that fire and learn: a table.
+"""Two recurrent layers with default settings, trained for a few epochs. A table shows which settings fire and learn.
 
     python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
 

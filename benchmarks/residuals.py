@@ -2,9 +2,9 @@
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times are those of replays of a CUDA graph of the step. `auto` is the choice by bytes: those of inputs that are read
-again and of checkpoints, against residuals, written and read. Gradients of both have to agree to rounding; otherwise,
-the script stops.
+Times come from replays of a CUDA graph of the step. `auto` chooses by bytes: those of inputs that are read again and
+of checkpoints, against those of residuals, which are written and read. The gradients of both ways have to agree to
+rounding; otherwise, the script stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER = ["neuron", "T x NCL", "recompute, ms", "save, ms", "save / recompute", 
 
 
 def four_dendrites(a: Tensor, b: Tensor, c: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes LIF of a weighted sum of four inputs."""
+    """Computes a LIF step on a weighted sum of four inputs."""
     return lif(a + 0.5 * b - c + 0.25 * d, v)
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
-Each process has its own batch (weak scaling). A step is forward, cross entropy of the mean over time, backward, SGD;
-its time is the median of `--repeat` steps of the slowest process. Efficiency is the throughput per GPU over that of one
-GPU in the same run. Each number of processes starts its own group.
+Each process has its own batch (weak scaling). A step is a forward, cross entropy of the mean over time, a backward, and
+SGD; its time is the median of `--repeat` steps of the slowest process. Efficiency is the throughput per GPU over that
+of one GPU in the same run. Each number of processes starts its own group.
 """
 
 from __future__ import annotations

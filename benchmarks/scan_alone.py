@@ -1,11 +1,12 @@
 """`flexsn_hop.scan` without any other package, against its eager form and PyTorch's own scan.
 
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
+        [--compilation NAME ...]
 
-Milliseconds of a forward without gradients and of a training step (forward and backward): the least of several runs,
-which the ways take in turns, in one thread; on a CPU, they are the process's own time. `first` is the first training
-step, including compilation; `first, T = 4` is that for 4 steps.
-Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
+Figures are milliseconds of a forward without gradients and of a training step (forward and backward): the shortest of
+several runs in one thread. The runs of all ways alternate. On a CPU, they are CPU time of the process. `first` is the
+first training step over T steps with empty caches, including compilation.
+Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package replace them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ import recurrences
 import torch
 from measure import publish, synchronize, table, where
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flexsn_hop import scan
+from flexsn_hop.lowering._opaque import _decode
 
 HEADER = [
-    *("recurrence", "way", "first, s", "first, T = 4, s", "forward, ms", "training, ms"),
+    *("recurrence", "way", "first, T = 4, s", "first, T = 4000, s", "forward, ms", "training, ms"),
     *("of eager: forward", "training", "of torch's: forward", "training", "differs by"),
 ]
-ROUNDS = 25
+ROUNDS = 15
+LENGTHS = (4, 4000)
+# On a CPU, CPU time of the process, which other processes on the machine change least.
+CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 
 class Way:
@@ -85,27 +91,33 @@ def ways(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
     return found
 
 
-def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[list[str]]:
+def seconds_to_compile(name: str, steps: int, device: torch.device) -> float:
+    """Returns the seconds of the first training step of a compiled scan, with only headers in the caches."""
+    _decode.cache_clear()
+    with fresh_cache():
+        torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # Inductor precompiles headers with the first kernel
+        torch._dynamo.reset()
+        return ways(name, steps, device, False)[1].timed("training", device, lambda: sum(os.times()[:4]))
+
+
+def rows(name: str, steps: int, device: torch.device, with_torch: bool, with_compilation: bool) -> list[list[str]]:
+    first = {length: f"{seconds_to_compile(name, length, device):.1f}" for length in LENGTHS if with_compilation}
     torch._dynamo.reset()
-    short = {}
-    for way in ways(name, 4, device, with_torch)[1:2]:
-        short[way.name] = f"{way.timed('training', device):.1f}"
-    torch._dynamo.reset()
-    able, first, failed = [], {}, {}
+    able, failed = [], {}
     every = ways(name, steps, device, with_torch)
     for way in every:
         try:
-            first[way.name] = way.timed("training", device)
+            way.timed("training", device)
             way.timed("forward", device)
             able.append(way)
         except Exception as error:
             failed[way.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}"
     expected = able[0].training()
-    # On a CPU, this is the process's own time, which other processes on the machine change least.
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    clock = CLOCKS[device.type]
     for _ in range(ROUNDS):
         for way in able:
             for what in way.times:
+                way.timed(what, device, clock)  # fills the caches, which other ways have emptied
                 way.times[what].append(way.timed(what, device, clock))
     found = []
     reference = {way.name: way for way in able}
@@ -113,10 +125,11 @@ def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
         if way.name in failed:
             found.append([name, way.name, failed[way.name], *[""] * 8])
             continue
-        row = [name, way.name, f"{first[way.name]:.1f}", short.get(way.name, "")]
+        compiled = way.name == "compiled"
+        row = [name, way.name, *(first.get(length, "") if compiled else "" for length in LENGTHS)]
         row += [f"{way.milliseconds(what):.2f}" for what in way.times]
         for base in ("eager", "torch's scan, compiled"):
-            is_there = way.name == "compiled" and base in reference
+            is_there = compiled and base in reference
             row += [
                 f"{way.milliseconds(what) / reference[base].milliseconds(what):.2f}" if is_there else ""
                 for what in way.times
@@ -136,21 +149,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--without-torch", action="store_true", help="without PyTorch's own scan")
+    parser.add_argument("--compilation", nargs="*", default=recurrences.NAMES, help="those whose first step is timed")
     chosen = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
     torch.set_num_threads(1)
     device = torch.device(chosen.device)
     found = []
+    if chosen.compilation:
+        seconds_to_compile("EMA", 3, device)  # imports
     for name in chosen.only:
-        found += rows(name, chosen.steps, device, not chosen.without_torch)
+        found += rows(name, chosen.steps, device, not chosen.without_torch, name in chosen.compilation)
         print("\n".join(table(HEADER, found[-3:])), flush=True)
     lines = [
         f"# `scan` alone, {chosen.steps} steps",
         "",
         "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, the least of",
-        f"{ROUNDS} runs that the ways take in turns, in one thread, by the process's time on a CPU; `first` is the",
-        "first training step, with what is compiled, and `first, T = 4` that for 4 steps. Ratios are of the compiled",
-        "scan's time to that of the other ways.",
+        f"{ROUNDS} runs that the ways take in turns, each after one that is not timed, in one thread, by the process's",
+        "time on a CPU. `first` is the",
+        "first training step for T steps, with what is compiled, with empty caches, by the time of the process and of",
+        "those that it starts. Ratios are of the compiled scan's time to that of the other ways. The machine was",
+        "shared: several other processes ran on its two cores.",
         "`differs by`: the largest difference of a gradient to eager mode's, relative to the largest element.",
         where(device),
         "",

@@ -3,7 +3,7 @@
     python benchmarks/scan_exactness.py [--output FILE] [--steps 100] [--elements 1000000] [--seeds 10]
 
 Half of the seeds draw inputs at random. The other half choose each step's input so that the membrane lands within a
-few of the smallest steps of float32 around the threshold, where any other rounding would flip the spike.
+few ulps of float32 around the threshold, where any other rounding would flip the spike.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    # The number of elements is no multiple of a block.
+    # The number of elements has to be no multiple of a block.
     shape = (chosen.steps, -(-chosen.elements // CHANNELS), CHANNELS)
     rows = []
     for name in NEURONS:

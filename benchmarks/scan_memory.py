@@ -4,7 +4,7 @@
 
 The input and the incoming gradient belong to the caller (4 bytes each in float32), and are left out. `held` is the
 memory allocated between forward and backward, and `peak` the most that is allocated during either. Both include the
-output (4); the peak also includes the input's gradient (4 more). The scan needs the rest for itself.
+output (4 bytes); the peak also includes the input's gradient (4 more). The scan itself needs the rest.
 
 `counted` follows from the design: a checkpoint of the state every K steps, 4 / K, and the final state, 4 / T.
 """

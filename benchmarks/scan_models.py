@@ -31,7 +31,7 @@ class TwoInTwoOut(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A neuron, and its numbers of input and output sequences."""
+    """A neuron with the numbers of its input and output sequences."""
 
     make: Callable[[], FlexSN]
     num_inputs: int = 1
@@ -44,7 +44,7 @@ class Model:
 
     @property
     def training_streams(self) -> int:
-        """Streams of inference; reads of outputs' gradients and the inputs again; writes of the inputs' gradients."""
+        """Streams of inference, plus reads of output gradients and of inputs again, plus writes of input gradients."""
         return self.inference_streams + self.num_outputs + 2 * self.num_inputs
 
 
@@ -59,7 +59,7 @@ MODELS: dict[str, Model] = {
 
 
 class Work:
-    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, with the timed calls, as a user makes them."""
+    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, with the calls that are timed."""
 
     def __init__(
         self, model: Model, steps: int, ncl: int, device: torch.device, dtype: torch.dtype = torch.float32

@@ -2,12 +2,12 @@
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is wall time per call, over many calls and one synchronisation at the end: the least of several runs, which the
-rows take in turns. `issue` is the CPU's part of it, without waiting. `graph` is the time of a replay of the same call
-in a CUDA graph, `of 20` that of a call in a graph of 20 calls, like the layers of a network in one graph, and `kernels`
-that of a call's kernels alone, from the profiler. A single replay takes at least as long as the CPU needs to launch a
-graph with any content. `one thread` rows run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`), which saves the way to the GPU's own thread and back. The compiled
+`call` is wall time per call, over many calls and one synchronisation at the end: the shortest of several runs. The runs
+of all rows alternate. `issue` is the CPU's part of it, without waiting. `graph` is the time of a replay of the same
+call in a CUDA graph. `of 20` is the time of a call in a graph of 20 calls, like the layers of a network in one graph.
+`kernels` is the time of a call's kernels alone, from the profiler. A single replay takes at least as long as the CPU
+needs to launch a graph with any content. `one thread` rows run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`), which saves the switch to autograd's thread and back. The compiled
 launcher launches training steps, except in rows marked for Python.
 """
 
@@ -38,7 +38,7 @@ Call = Callable[[], object]
 
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns wall time per call and the CPU's part of it: the least of several runs, which others disturbed least."""
+    """Returns wall time per call and the CPU's part of it, each the minimum of several runs."""
     return in_turns([function], calls, device)[0]
 
 
@@ -122,7 +122,7 @@ def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: in
 def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
     """Returns the parts of the forward's Python time.
 
-    The profiler itself slows it down, and does not cover autograd's thread.
+    The profiler itself slows the call down, and does not cover autograd's thread.
     """
     profile = cProfile.Profile()
     profile.enable()

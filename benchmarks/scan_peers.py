@@ -7,7 +7,7 @@ them: `sj2` with spikingjelly 2 and loguru (Triton neurons, and its FlexSN), `sj
 neurons; needs cupy). The table names missing peers.
 
 Each peer runs in a separate process, which times it and this project's module side by side, in whole calls through
-autograd. The process is stopped when its time is over; earlier measurements stay in the table.
+autograd. A process is stopped after its time limit; its earlier measurements stay in the table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spikingjelly_cupy() -> Forward:
     importlib.import_module("cupy")  # without it, spikingjelly would continue silently
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # that version still reads it
+        numpy.int = int  # that version of spikingjelly reads it
     return _spikingjelly(_lif_node(backend="cupy"))
 
 
@@ -93,7 +93,7 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: its place in the folder of peers, if it is not installed.
+        folder: its folder below the folder of peers, if it is not installed.
         seconds: time limit of its process.
         longest: largest T that it runs.
     """
@@ -154,10 +154,10 @@ def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> Non
 
 
 def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Starts the process of one peer, and reads its output until its time is over."""
+    """Starts the process of one peer, and reads its output until the time limit."""
     peer = PEERS[name]
     arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
-    # This prevents another implementation in place of the named one.
+    # Without this variable, SpikingJelly may choose another implementation than the named one.
     settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)

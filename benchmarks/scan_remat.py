@@ -2,11 +2,11 @@
 
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
-A training step of `h = h + a (x - h)` with h of `--size` elements, x a number for each step, and a gradient for a. The
-scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. `peak` is the most memory
-that it holds beyond its memory before the step, which has run once for 4 steps, from the system's count (`VmHWM`). It
-includes Python's memory for calling code of steps. Without `remat`, T is smaller: memory is T carries. The gradient is
-compared, in its `bits`, with that without `remat`, at that T.
+The recurrence of the training step is `h = h + a (x - h)`, with `--size` elements in h, a number x for each step, and a
+gradient for a. The scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a separate process. It first
+runs once over 4 steps. `peak` is the most memory that the process then holds, from the system's count (`VmHWM`), less
+its memory before the measured step. It includes Python's memory for code that calls the steps. Without `remat`, T is
+smaller, because memory is T carries. The `bits` of the gradient are compared at that T with those without `remat`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure(way: str, steps: int, size: int, remat: int | None) -> str:
 
 def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
-    # Each carry has its own memory map: in a heap, freed carries remain if smaller objects lie between them.
+    # Each carry has its own memory map: a heap keeps freed carries if smaller objects lie between them.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     limit = f"{2 * math.sqrt(steps):.0f}"

@@ -2,7 +2,7 @@
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor read or written once, and `copy` moves the bytes of the streams that the work needs at
+A stream is one `T x NCL` tensor read or written once. `copy` moves the bytes of the streams that the work needs at
 least. For inference, these are inputs and outputs; for training, also the outputs' gradients, the inputs again, and
 their gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call,
 captured. Gradients of two runs have to agree to the last bit; otherwise, the script stops.
@@ -68,7 +68,7 @@ def assert_gradients_repeat(work: Work, case: Case) -> None:
 
 
 def graph_time(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
-    """Returns the milliseconds of the captured call, or the reason for none."""
+    """Returns the milliseconds of the captured call, or the reason why the capture failed."""
     if device.type != "cuda":
         return None, ""
     try:

@@ -1,11 +1,11 @@
-"""Time of pooling of spikes, forward and backward, against copies of the bytes that it has to move, and torch's.
+"""Time of spike pooling, forward and backward, against copies of the bytes that it has to move, and against torch.
 
     python benchmarks/spike_pooling.py [--output FILE]
 
 A forward reads the input and writes the result; a backward reads the result's gradient and writes the input's. Bytes of
 codes, which store the places of maxima, are extra, and do not count as bytes to move. `kept` is the backward's memory,
-in bytes of the input; torch's keeps the input, and 64 bits for each number of the result. All is replayed from CUDA
-graphs, in turns. The script needs a GPU; `--check` runs small shapes in Triton's interpreter.
+in bytes of the input; torch keeps the input, and 64 bits for each number of the result. All calls are replayed from
+CUDA graphs, and alternate. The script needs a GPU; `--check` runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Case(NamedTuple):
-    """A layer and its input: channels and side."""
+    """A layer and its input: number of channels, side of the images."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -44,7 +44,7 @@ CASES = (
 
 
 class Times(NamedTuple):
-    """Milliseconds of each work."""
+    """Milliseconds of each call."""
 
     copy: float
     forward: float
@@ -60,7 +60,7 @@ def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) ->
     x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()
     theirs, ours = case.make(), case.make()
     spike_pooling(ours)
-    with torch.no_grad():  # a graph that stays alive would have nodes of another stream
+    with torch.no_grad():  # an autograd graph that stays alive would have nodes of another stream
         y = theirs(x)
     gradient = torch.randn_like(y)
     moved = (x.numel() + y.numel()) // 2

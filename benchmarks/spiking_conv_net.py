@@ -1,10 +1,10 @@
-"""A small convolutional network with LIF layers: a training step on every path, and the neurons' share of it.
+"""A small convolutional network with LIF layers: a training step on every path, and the neurons' share of its time.
 
     python benchmarks/spiking_conv_net.py [--output benchmarks/results/spiking_conv_net.md] [--batch 32] [--steps 16]
 
 The network has three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates;
-images of 3 x 32 x 32 are shown for T steps. A training step is forward, cross entropy, backward. The share of the
-neurons is a difference: from the time of an equal network on an equal path, with `nn.Identity` in their places.
+images of 3 x 32 x 32 are shown for T steps. A training step is a forward, cross entropy, and a backward. The share of
+the neurons is the difference from the time of an equal network on an equal path with `nn.Identity` in their places.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexsn_nn import LIF, OverTime
 from flexsn_nn.functional import reset_net
 
 CLASSES = 10
-# The backend of the neurons, and whether the network is compiled with torch.compile(fullgraph=True).
+# The backend of the neurons; True if torch.compile(fullgraph=True) compiles the network.
 PATHS = (("torch", False), ("hop", False), ("triton", False), ("hop", True), ("triton", True))
 
 
@@ -90,7 +90,7 @@ def main() -> None:
         name = f'`backend="{backend}"`' + (" in `torch.compile`" if compiled else "")
         try:
             first, ms = measure(functools.partial(LIF, backend=backend), compiled)
-        except RuntimeError as error:  # a failed path leaves the others' numbers
+        except RuntimeError as error:  # a failed path does not affect the others
             rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
             continue
         loop = loop or ms  # of the first path

@@ -22,7 +22,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
@@ -42,7 +42,7 @@ from step_zoo import (  # noqa: E402
     label,
 )
 
-# An outcome, or an error in its place.
+# An outcome, or the text of an error instead.
 Result = Outcome | str
 
 

@@ -3,7 +3,7 @@
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
 Neurons in step mode "s" keep their state from frame to frame. The network, its linear layers alone and an equal network
-in the loop take turns, a hundred frames each. The table shows the median and the least of the frames: their difference
+in the loop alternate, a hundred frames each. The table shows the median and the minimum over frames; their difference
 shows other work on the machine.
 """
 
@@ -39,7 +39,7 @@ def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
 
 
 def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
-    """Returns median and minimum of a frame."""
+    """Returns the median and the minimum time of a frame, in microseconds."""
     x = torch.rand(1, INPUTS)
     times: dict[str, list[float]] = {name: [] for name in runs}
     with torch.no_grad():

@@ -1,11 +1,11 @@
-"""The time from a step function to kernel source, on the CPU, and its growth with the function's size.
+"""Time from a step function to kernel source, on the CPU, and its growth with the function's size.
 
     python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
 
 The time covers the way from the Python function to the two Triton sources of a training step: the forward graph
 (`trace`), the graph of its gradient (`gradient`), and the scan kernels written from both (`code`). It excludes Triton's
 own compilation. No tensor holds data, so the sizes of the step do not matter. Figures are medians of CPU time in one
-process that has done the same work once before: one thread works, so that is the time on an idle machine.
+process that has done the same work once before. One thread works, so CPU time equals the time on an idle machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from flexsn_codegen import BackwardSpec, ForwardSpec, InputLayout, backward_source, emit_core, forward_source
 from flexsn_graph import trace_step
 
-LIMIT = 0.3  # seconds, of the LIF neuron
+LIMIT = 0.3  # seconds for the LIF neuron
 NODES = (10, 100, 500, 1000, 2000)
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -27,7 +27,7 @@ SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
     """Returns `(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # so that loads have equal bytes for each width
+    scale = 4 // width  # so that loads have equal numbers of bytes for all widths
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),

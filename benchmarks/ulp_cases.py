@@ -23,7 +23,7 @@ HALVES = (torch.float16, torch.bfloat16)
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
 
-# The approximate division of backward kernels, as an op of its own; they use it where it affects gradients alone.
+# The approximate division of backward kernels, as a separate op; they use it where it affects gradients alone.
 _LIBRARY = torch.library.Library("flexsn_sweep", "DEF")
 _LIBRARY.define("fast_div(Tensor x, Tensor y) -> Tensor")
 _LIBRARY.impl("fast_div", torch.div, "CompositeExplicitAutograd")
@@ -69,16 +69,16 @@ _APPROXIMATE = {
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),
     *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
 }
-# These have no integers: half and integer arguments are converted before the call.
+# These ops take no integers: half and integer arguments are converted before the call.
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# The series of these goes up from a negative argument x in steps of one, in about |x| steps.
+# Series of these ops go up from a negative argument x in steps of one, which takes about |x| steps.
 _MOST_NEGATIVE = -64.0
 
 
 def cases() -> tuple[list[Case], dict[str, str]]:
-    """Returns all cases, and for each op without a case the reason."""
+    """Returns all cases, and a reason for each op without a case."""
     found: list[Case] = []
     uncovered: dict[str, str] = {}
     for op in supported_ops():
@@ -112,7 +112,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
             keep = functools.partial(_fits, target)
             yield case(label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers that fit")
     elif name == "signbit":
-        # The prim itself declares its argument's dtype as that of its result.
+        # The prim declares that its result has its argument's dtype.
         yield case(name, torch.signbit, 1)
     elif name == "polygamma":
         for order in range(5):
@@ -136,7 +136,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for exponent in (-0.5, 1.7, -3.0):
             yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # In eager mode, the prim itself refuses real numbers, which are their own conjugates.
+        # In eager mode, the prim refuses real numbers, although they are their own conjugates.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
         yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="not the least number")
@@ -181,7 +181,7 @@ def _fits(target: torch.dtype, x: Tensor) -> Tensor:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-# Around these numbers, functions change their branch, their sign or their finiteness, or have been wrong.
+# Numbers around which functions change their branch, their sign or their finiteness, or were wrong before.
 _CENTRES = (
     *(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0, 34.0, 50.0, 64.0, 100.0),
     *(math.pi / 4, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi, 105615.0),
@@ -240,7 +240,7 @@ def _unary(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     elif dtype.itemsize <= 2:
         yield _all_patterns(dtype, device, 1)
     elif dtype == torch.float32:
-        # The patterns come in pieces, because int64 patterns of all of them are 34 GB.
+        # The patterns come in pieces, because all of them together, in int64, are 34 GB.
         pieces = max(1, 2**32 // size.stride // CHUNK)
         for piece in range(pieces):
             yield _all_patterns(dtype, device, size.stride, piece, pieces)
@@ -258,7 +258,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     special = _thin(_interesting(dtype, 1, device), size.specials)
     yield _product(special, special)
     if dtype in HALVES:
-        # These are pairs of every number and every fifth special one, on either side.
+        # Pairs of every number and every fifth special number, in both orders.
         every = _thin(_all_patterns(dtype, device, 1), size.random)
         yield _product(every, _thin(special, 64))
         yield _product(_thin(special, 64), every)
@@ -266,7 +266,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
         y = x[torch.randperm(x.numel(), generator=generator, device=device)]
         yield x, y
         if dtype.is_floating_point:
-            # These pairs are close together, where comparisons, remainders and differences are decided.
+            # Pairs of adjacent numbers, which decide comparisons, remainders and differences.
             yield x, (x.view(_BITS[x.itemsize]) ^ 1).view(dtype)
         yield x, _thin(special, 512)[torch.arange(x.numel(), device=device) % min(512, special.numel())]
 
@@ -281,7 +281,7 @@ def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: 
 
 
 def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Returns special values and the neighbourhoods of the centres, of both signs."""
+    """Returns special values and the neighbours of all centres, with both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # This precedes the import of triton.
+    # This has to precede the import of triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "benchmarks", "packages/flexsn-codegen/tests")]
@@ -63,7 +63,7 @@ _IGAMMA = (
     "both are sums of hundreds of terms, and eager mode stops and changes the method elsewhere; in the tails, where "
     "one of the two is 1, the other has the digits that are left of a difference or of an exponential"
 )
-# For a case, or a case and dtype: the reason for a larger error. Roots and limits are those of mpmath, to 40 digits.
+# By case, or case and dtype: the reason for a larger error. Roots and limits come from mpmath, to 40 digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
     **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
@@ -86,7 +86,7 @@ _OR_NAN = "eager mode takes a signalling NaN for the result, and of 0 and -0 the
 _EARLY = "eager mode's is infinite before the true value is"
 _IN_HALVES = "eager mode is off by that much from itself in float64, ours by 1 at most"
 _NO_ROOT = "of float16, eager mode calls pow, which has other limits at -0 and -infinity"
-# The reasons for rules in C++, against eager mode on the CPU.
+# Such reasons for rules in C++, compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
     **dict.fromkeys(("pow by the number 0.5 float16", "pow by the number -0.5 float16"), _NO_ROOT),
@@ -109,7 +109,7 @@ CPP_EXCEPTIONS: dict[str, str] = {
         "large terms, noise in both"
     ),
 }
-# Among the exceptions, float32 and half results of these are compared with eager mode in float64 instead.
+# For these exceptions, float32 and half results are compared with eager mode in float64 instead.
 _ACCURATE = {
     *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
     *("special_modified_bessel_i0", "special_modified_bessel_i1"),
@@ -129,10 +129,10 @@ class Row:
         worst: argument with that distance, and the two results.
         nan: number of results that are NaN on one side only.
         zero: number of results that are zero on both sides, with different signs.
-        off: largest distances of this project's and of eager mode's results from eager float64, rounded.
+        off: largest distances from rounded eager float64, of this project's results and of eager mode's.
         skipped: reason for no measurement.
         failed: error in place of a measurement.
-        cpp: whether it is about the rule in C++.
+        cpp: True for the rule in C++.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason for a larger error; empty, too, if a given reason does not hold."""
+        """Reason for a larger error; empty if there is none, or if the listed reason does not hold."""
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
         reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
@@ -177,7 +177,7 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: function in C++, or the reason for none; empty for the function in Triton.
+        kernel: function in C++, or the reason why there is none; empty for the function in Triton.
     """
     begun = time.perf_counter()
     case = _cases()[name]
@@ -195,7 +195,7 @@ def measure(
 
 
 def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
-    """Returns the functions of cases in C++, compiled together, or the reasons for none."""
+    """Returns the functions of cases in C++, compiled together, or the reasons why there are none."""
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
     for name, dtype in tasks:
@@ -211,7 +211,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
 
 
 def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
-    """Adds counts to the row, and returns the reason if there is nothing to count."""
+    """Adds counts to the row. Returns the reason if there is nothing to count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
@@ -336,7 +336,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
     return "\n".join(lines)
 
 
-# Each stands for several rules, of which the table shows one at a time.
+# Remarks on several functions at once, while a row of the table is about one function.
 _FUSED = [
     "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. Eager mode's vectors do so in one",
     "instruction on processors that have it, and round once; kernels round the product, too. Where the sum cancels,",

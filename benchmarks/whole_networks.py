@@ -1,21 +1,21 @@
-"""Whole networks, compared with the same networks with ReLU: a training step's time, its kernels' time, peak memory.
+"""Whole networks, compared with equal networks with ReLU: time of a training step, time of its kernels, peak memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
 
-A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
-T·B frames, is the limit: a network whose neurons cost nothing. The compiled launcher launches eager training steps,
-unless FLEXSN_LAUNCHER names another one. FlexSN's neurons run after the norms; with the norms in their steps
-(`fuse_norms`); the same with pooling in kernels (`spike_pooling`); and with spikes also kept as bits (`PackedSpikes`),
-written by the kernels, or packed afterwards by PyTorch operations. Then ReLU's and FlexSN's networks run compiled, the
-latter with norms and residual additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and
-with both. SpikingJelly's LIFNode (its Triton kernels; its loop; compiled) and, in networks without norms, snnTorch's
-Leaky run if they are installed. Each network runs in each memory format (of the convolutions' weights and of the
-input), eager and as a CUDA graph. Rows "captured" are steps as their users call them: `flexsn_nn.graphs.capture`, and
-SpikingJelly's `StaticCudaGraph` of forward and backward, with the optimizer and resets after it, as in its own training
-script. Such a call copies its arguments into the graph's memory, and its peak is that of the capture. The script also
-draws the ratios to ReLU in a picture with the table's name. Numbers are printed at once. A failed step has its error in
-its row. After `--seconds`, no step begins.
+A step is a forward, cross entropy of the mean over time, a backward, and fused SGD. ReLU in the neurons' places, over
+the same T·B frames, is the limit: a network whose neurons cost nothing. The compiled launcher launches eager training
+steps, unless FLEXSN_LAUNCHER names another one. FlexSN's neurons run in several forms: after the norms; with the norms
+in their steps (`fuse_norms`); also with pooling in kernels (`spike_pooling`); and with spikes also kept as bits
+(`PackedSpikes`), which the kernels write, or which PyTorch operations pack afterwards. Then the networks with ReLU and
+with FlexSN run compiled. FlexSN's also run with norms and residual additions in the neurons' steps
+(`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's LIFNode (its Triton kernels; its loop;
+compiled) and, in networks without norms, snnTorch's Leaky run if they are installed. Each network runs in each memory
+format (of the convolutions' weights and of the input), eager and as a CUDA graph. Rows "captured" are steps as users
+call them: `flexsn_nn.graphs.capture`, and SpikingJelly's `StaticCudaGraph` of forward and backward, followed by the
+optimizer and resets, as in its own training script. Such a call copies its arguments into the graph's memory. Its peak
+memory is that of the capture. The script also draws the ratios to ReLU in a picture with the table's name. Numbers are
+printed at once. A failed step has its error in its row. After `--seconds`, no step begins.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Case:
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
-# Time of a turn, which has at most eight steps.
+# Time of a round of a step, which runs it at most eight times.
 MEASURED_MS = 100
 
 CASES = (
@@ -109,13 +109,13 @@ class Variant:
     """Neurons, and the way to run them.
 
     Attributes:
-        fused: whether norms are in the neurons' steps.
-        packed: whether spikes are kept as bits.
-        by_kernels: whether kernels write the bits.
-        compiled: whether `torch.compile` is used, and with `packed`, `PackingBackend`.
-        absorbed: whether `AbsorbingBackend` is used.
-        pooled: whether `spike_pooling` is used.
-        captured: whether `flexsn_nn.graphs.capture` is used, or SpikingJelly's `StaticCudaGraph` for its neurons.
+        fused: True if norms are in the neurons' steps.
+        packed: True if spikes are kept as bits.
+        by_kernels: True if kernels write the bits.
+        compiled: True if `torch.compile` is used; with `packed`, its backend is `PackingBackend`.
+        absorbed: True if `AbsorbingBackend` is used.
+        pooled: True if `spike_pooling` is used.
+        captured: True if `flexsn_nn.graphs.capture` is used, or `StaticCudaGraph` for SpikingJelly's neurons.
     """
 
     activation: Activation
@@ -217,7 +217,7 @@ def training_step(
     def step() -> None:
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
-            # The next batch begins at the initial states, and the backward has the memory of the last states.
+            # The next batch begins at the initial states, and the memory of the last states is free for the backward.
             reset_net(net)
             for reset in others:
                 reset()
@@ -263,14 +263,14 @@ Steps = dict[RowName, Callable[[], None]]
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
     """Measures steps of one network: wall time in ms, with the backward in the caller's thread, too, and peak memory.
 
-    Both times are the median of several turns, and the least. The steps alternate, so that slow periods of a
-    host affect all of them.
+    Each time is the median and the minimum of several rounds. The steps alternate, so that slow periods of a host
+    affect all of them.
 
     Args:
         until: time in `time.perf_counter` after which no step is prepared.
 
     Returns:
-        The results, and the steps that are not captured: a step without a graph holds little memory.
+        The results, and the steps that are not captured, since only these hold little memory.
     """
     steps: Steps = {}
     found: dict[RowName, Row | str] = {}
@@ -282,7 +282,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
         try:
             before = torch.cuda.memory_allocated()
             step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
-            # A replay allocates nothing: the peak of a captured step is that of the capture.
+            # A replay allocates nothing: the peak of a captured step is the peak of its capture.
             before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
             for _ in range(before_peak):
                 step()
@@ -309,7 +309,7 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
-    """Returns the wall time in ms of one of several steps, the first of which waits for nothing on the GPU."""
+    """Returns the mean wall time in ms of `count` successive steps. The GPU is idle when the first one begins."""
     step()
     torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -320,10 +320,10 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
 
 
 def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
-    """Returns the time of a step's kernels, and of its CUDA graph, in ms; or the reason for none.
+    """Returns the times in ms of a step's kernels and of its CUDA graph, or the reason why there are none.
 
     Args:
-        step: a step that has run; `None` for a new one.
+        step: a step that has run; `None`: a new step is made.
     """
     try:
         return _device_times(row, step)
@@ -348,7 +348,7 @@ def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
 
 
 def said(error: Exception) -> str:
-    """Returns the text of a failure in its row."""
+    """Returns the text that a row shows for a failure."""
     return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
 
 
@@ -360,7 +360,7 @@ def clean() -> None:
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """Returns `count` numbers, with ratios to `limit`, or the reason for none."""
+    """Returns `count` numbers with ratios to `limit`, or the reason why there are none."""
     if isinstance(found, str):
         return [found, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):
@@ -377,7 +377,7 @@ def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple
             value, limit = results[of], limits[of]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
                 ratio = value[column] / limit[column]
-                if math.isfinite(ratio):  # a step without a capture has none
+                if math.isfinite(ratio):  # a step that is not captured has no such number
                     drawn[title][f"{case.name}, {form}", name] = ratio
     return drawn
 

@@ -52,7 +52,7 @@ class KeepsState(nn.Module):
 
 
 class KeepsStateStep(nn.Module):
-    """`KeepsState` after the conversion: `self.v` is an argument and a result, and the three methods are one."""
+    """`KeepsState` after the conversion: `self.v` is an argument and a result, and one method replaces three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class KeepsStateStep(nn.Module):
 
 
 class HandsStateOn(nn.Module):
-    """Leaky integrate and fire with a soft reset in the next step, a decay per neuron, before and after."""
+    """Leaky integrate and fire with a soft reset in the next step and a decay per neuron; not changed by conversion."""
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class HandsStateOn(nn.Module):
 
 
 class Run(NamedTuple):
-    """Spikes `[T, B, N]`, gradients of the input and of the parameter, seconds."""
+    """Spikes `[T, B, N]`, gradients of the input and of the parameter, and seconds."""
 
     spikes: Tensor
     grad_input: Tensor

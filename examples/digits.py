@@ -2,9 +2,8 @@
 
     hatch run demo [--backend auto] [--device cpu] [--steps 8] [--epochs 25] [--seed 0] [--out digits.png]
 
-The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. The network sees
-each image for `--steps` time steps as a constant current (direct coding); the answer is the class whose output neuron
-fires most.
+The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. Each image is a
+constant current for `--steps` time steps (direct coding); the answer is the class whose output neuron fires most.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Network(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         self.hidden.reset()
         self.readout.reset()
-        # The current is equal at every step: a view, without a copy.
+        # The current is equal at every step, so it is a view, without a copy.
         current = self.inward(pixels).expand(self.steps, -1, -1)
         spikes: Tensor = self.readout(self.outward(self.hidden(current)))
         return spikes.mean(0)
@@ -112,7 +111,7 @@ def accuracy(network: Network, x: Tensor, y: Tensor) -> float:
 def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[float], list[float]]:
     """Returns the loss and the held-out accuracy after each epoch."""
     on_gpu = data.train_x.is_cuda
-    # A captured step reads a rate that is a tensor on the GPU; a rate that is a number is a constant in it.
+    # A captured step reads a rate from a tensor on the GPU; a number would be a constant in it.
     rate = torch.tensor(4e-3, device=data.train_x.device) if on_gpu else 4e-3
     optimizer = torch.optim.Adam(network.parameters(), lr=rate, capturable=on_gpu)
     step = graphs.capture(network, lambda rates, labels: nn.functional.cross_entropy(5.0 * rates, labels), optimizer)
@@ -140,7 +139,7 @@ def draw(path: Path, network: Network, image: Tensor, losses: list[float], accur
         current = network.inward(image).expand(network.steps, -1, -1)
         spikes = network.hidden(current)[:, 0].cpu()
         after = network.hidden.state_seqs[0][:, 0].cpu()
-        # These values were compared with the threshold: the step is computed once more, without the reset.
+        # The membrane before its reset, which is compared with the threshold, is computed once more.
         rates = torch.sigmoid(network.hidden_step.w).cpu()
         before = torch.cat([torch.zeros_like(after[:1]), after[:-1]])
         charged = before + (current[:, 0].cpu() - before) * rates
@@ -211,7 +210,7 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
-    # The layers are small: several threads would wait for one another, and for long if other work runs.
+    # The layers are small: several threads would wait for one another, for long if other programs run.
     torch.set_num_threads(1)
     data = load(device, chosen.seed)
     network = Network(chosen.steps, chosen.backend).to(device)

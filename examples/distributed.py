@@ -1,12 +1,13 @@
-"""Trains on several GPUs, or processes, or machines: data parallel or fully sharded, with checkpoints that any
-number of processes can resume from.
+"""Trains on several GPUs, processes or machines: data parallel or fully sharded, with checkpoints.
+
+Any number of processes can resume from a checkpoint.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
 On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU, the processes
 communicate through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every
 batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and a run
-resumes from the last complete one, on any number of processes. On several machines, all of them must see DIR.
+resumes from the last complete one, on any number of processes. On several machines, all of them need access to DIR.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def network(backend: str) -> nn.Sequential:
 
 
 def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network with its parameters on all processes, or a part of them on each."""
-    if device.type == "cuda":  # there, statistics can cover all processes' parts of a batch
+    """Returns the network with all parameters on each process, or with a part of them on each."""
+    if device.type == "cuda":  # on GPUs, statistics can cover all processes' parts of a batch
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     net = net.to(device)
     if strategy == "ddp":
@@ -115,7 +116,7 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 
 def epochs_in(folder: Path | None) -> int:
     """Returns the number of epochs of the last complete checkpoint, or 0 without one."""
-    # The metadata are written last.
+    # Metadata are written last, so a checkpoint that has them is complete.
     found = [] if folder is None else folder.glob("epoch_*/.metadata")
     return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
 
@@ -168,7 +169,7 @@ def run(chosen: argparse.Namespace, device: torch.device) -> int:
     training, held_out = load_data(chosen.seed)
     sampler: DistributedSampler[Any] = DistributedSampler(training, seed=chosen.seed)
     loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
-    # Each process evaluates every count-th image, so that each image is evaluated once.
+    # Each process evaluates every `count`-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
     found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
     if begin and rank == 0:

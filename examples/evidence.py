@@ -1,4 +1,4 @@
-"""Learns time constants to find which of two noisy sources clicked more often, over some hundreds of steps.
+"""Learns time constants to find which of two noisy sources clicks more often over hundreds of steps.
 
     python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
 
@@ -38,7 +38,7 @@ class Integrator(nn.Module):
 
 
 class Network(nn.Module):
-    """Maps clicks `[T, B, 2]` to the evidence `[B, 2]` after the last of them."""
+    """Maps clicks `[T, B, 2]` to the evidence `[B, 2]` after the last step."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Network(nn.Module):
         self.spiking.reset()
         self.memory.reset()
         self.memory(self.outward(self.spiking(self.inward(clicks))))
-        return 10.0 * self.memory.states[0]  # an average of spikes is a small number
+        return 10.0 * self.memory.states[0]  # scaled up, because an average of spikes is a small number
 
     def tau(self) -> list[float]:
         return [1 / rate for rate in torch.sigmoid(self.integrator.w).tolist()]
 
 
 class Result(NamedTuple):
-    """Results of a training."""
+    """Results of a training run."""
 
     losses: list[float]
     accuracy: float

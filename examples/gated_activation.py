@@ -3,7 +3,8 @@
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
 The example needs flexsn-codegen alone. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
-GPU, it also prints the bytes per second that each moves, forward and with the backward, and those of a plain copy.
+GPU, it also prints the bytes per second that each version moves, in the forward and with the backward, and those of a
+plain copy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Computes a gated linear unit's activation: `x`, `gate`: `[rows, columns]`, `bias`: `[columns]`."""
+    """Computes the activation of a gated linear unit. `x` and `gate` are `[rows, columns]`, `bias` is `[columns]`."""
     return x * torch.nn.functional.silu(gate + bias)
 
 
@@ -62,7 +63,7 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
         return lambda: torch.autograd.grad(function(*inputs), inputs, weights)
 
     for what, run, streams in (("forward", forward, 3), ("training step", training, 8)):
-        # A copy reads and writes: a copy of `size * streams // 2` bytes moves `size * streams`.
+        # A copy reads and writes, so a copy of `size * streams // 2` bytes moves `size * streams`.
         source = torch.empty(size * streams // 2, dtype=torch.uint8, device=inputs[0].device)
         target = torch.empty_like(source)
         print(f"{what} ({streams} streams of {size / 1e6:.0f} MB)")

@@ -2,13 +2,13 @@
 
     python examples/long_sequence.py [--task waves] [--backend auto] [--device cpu] [--epochs 4] [--seed 0]
 
-`waves`: one second of sound at 16,000 samples, computed from a formula: one of four tones of any phase and loudness, in
-noise. `pixels`: scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after the other. Spiking
-neurons with time constants from 2 to 40 steps hear the sequence; the answer is linear in their rates in each eighth of
-it.
+`waves` is one second of sound, 16,000 samples computed from a formula: one of four tones of any phase and loudness, in
+noise. `pixels` is scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after the other. The input of
+spiking neurons with time constants from 2 to 40 steps is the sequence; the answer is linear in their rates in each
+eighth of it.
 
-The neurons are few and the steps are many. On a GPU, kernels walk segments of time side by side if this is faster, and
-results do not change: `explain()` shows the number of segments.
+The neurons are few and the steps are many. On a GPU, kernels walk segments of time side by side if this is faster.
+Results do not change; `explain()` shows the number of segments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HIDDEN = 32
 BATCH = 32
 PARTS = 8
 TONES = (200.0, 400.0, 800.0, 1600.0)  # Hz
-RATE = 16_000  # samples of a second
+RATE = 16_000  # samples per second
 
 
 class Data(NamedTuple):
@@ -58,7 +58,7 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Returns digits as 784 pixels: `samples` for training and for the test, at most four fifths and a fifth."""
+    """Returns digits as 784 pixels: `samples` of at most 4/5 of all for training, and of at most 1/5 for the test."""
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
@@ -116,7 +116,7 @@ class Result(NamedTuple):
 
 
 def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
-    """Trains the network; `seconds` are those of the last epoch."""
+    """Trains the network. `seconds` of the result are those of the last epoch."""
     optimizer = optimizer_of(network)
     generator = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []

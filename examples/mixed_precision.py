@@ -7,9 +7,9 @@ Under autocast, `nn.Linear` computes and returns bfloat16. A neuron can handle i
     precision="eager"    compute in the dtype of the input, and round as PyTorch does after every operation
     precision="float32"  compute and keep the state in float32, and return spikes in the dtype of the input
 
-For a fast neuron that resets, both train alike. A slow one needs float32: in bfloat16, with 8 bits of mantissa, a small
-step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways. Then it
-feeds a constant input to a membrane with a time constant of 500 steps.
+A fast neuron that resets trains alike with both. A slow neuron needs float32: in bfloat16, with 8 bits of mantissa, a
+small step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways. Then
+it feeds a constant input to a membrane with a time constant of 500 steps.
 """
 
 from __future__ import annotations

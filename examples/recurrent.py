@@ -1,13 +1,13 @@
-"""Trains two recurrent layers to remember which of four cues came a hundred steps ago.
+"""Trains two recurrent layers to remember which of four cues was shown a hundred steps ago.
 
     python examples/recurrent.py [--backend auto] [--device cpu] [--steps 100] [--epochs 12] [--seed 0]
 
 For the first ten steps, one of four inputs is active; after that, all of them are noise. The answer is read at the
 end. The neurons forget within a few steps, because their time constant is 3. Spikes keep the cue: they circulate
 through the recurrent weights, which start at the identity (Le et al., "A simple way to initialize recurrent networks of
-rectified linear units", 2015). The example trains the network twice: once with weights that stay 0, and once with
-recurrent weights that learn. Each time, it prints the seconds of an epoch, and the code that ran: `--backend torch` is
-the plain loop. On a GPU, a training step is captured as a CUDA graph.
+rectified linear units", 2015). The example trains the network twice: once with recurrent weights that stay 0, and once
+with recurrent weights that learn. Each time, it prints the seconds of an epoch, and the code that ran: `--backend
+torch` is the plain loop. On a GPU, a training step is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ UPDATES = 10  # updates in an epoch
 
 
 class Result(NamedTuple):
-    """Results of a training run: the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and
-    the code that ran, in words."""
+    """Results of a training run.
+
+    They are the mean loss of each epoch, the accuracy on new data, the seconds of an epoch, and a description of the
+    code that ran.
+    """
 
     losses: list[float]
     accuracy: float
@@ -69,14 +72,14 @@ class Network(nn.Module):
         return scores[-1]
 
     def ran(self) -> str:
-        """Reports the code that ran in the first recurrent layer, and the reason."""
+        """Describes the code that ran the first recurrent layer, and the reason for it."""
         first = self.layers[1]
         assert isinstance(first, RLIF)
         return "\n".join(first.explain().splitlines()[:2])
 
 
 def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns spikes `[steps, batch, 4]`, and the input of the cue, `[batch]`."""
+    """Returns spikes `[steps, batch, 4]`, and the index of the cue, `[batch]`."""
     cue = torch.randint(CUES, (batch,), device=device)
     rates = torch.full((steps, batch, CUES), 0.02, device=device)
     rates[:CUE_STEPS, torch.arange(batch, device=device), cue] = 0.6
@@ -87,7 +90,7 @@ def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.dev
     """Trains a network; the seconds are those of the fastest epoch, which compiles nothing."""
     torch.manual_seed(seed)
     network = Network(recurrent, backend).to(device)
-    # A captured step counts on the GPU.
+    # In a captured step, Adam counts its steps on the GPU.
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3, capturable=device.type == "cuda")
     step = graphs.capture(network, lambda scores, cue: cross_entropy(5.0 * scores, cue), optimizer, max_norm=1.0)
     losses, seconds = [], []

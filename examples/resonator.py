@@ -2,10 +2,10 @@
 
     python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
 
-The states `u` and `v` of a resonate-and-fire neuron turn around each other, `omega` radians per step, and lose a little
-of their length. Input in time with that rotation adds up to a spike; other input does not. The example first prints how
-often neurons of four frequencies answer to pulses of each of these frequencies. Then neurons of random frequencies
-learn to distinguish four rhythms.
+The states `u` and `v` of a resonate-and-fire neuron form a vector, which rotates by `omega` radians per step and
+becomes a little shorter. Input in time with that rotation adds up to a spike; other input does not. The example first
+prints how often neurons of four frequencies spike in response to pulses of each frequency. Then neurons of random
+frequencies learn to distinguish four rhythms.
 
 Source: Izhikevich, "Resonate-and-fire neurons", Neural Networks 2001.
 """
@@ -36,7 +36,7 @@ class Resonator(Neuron):
 
     Args:
         omega: radians per step, `[C]`, learned.
-        decay: `d`, the remaining share of the states after a step.
+        decay: `d`, the share of the states that remains after a step.
         backend: backend, as in `FlexSN`.
     """
 
@@ -74,7 +74,10 @@ class Network(nn.Module):
 
 
 def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
-    """Returns a pulse of 0.6 after each period: `[T, B, 1]` for periods `[B]`; jitter changes pulses by chance."""
+    """Returns pulses of 0.6, one after each period: `[T, B, 1]` for periods `[B]`.
+
+    If `jitter` is positive, phases are random, and each step is flipped with this probability.
+    """
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
     beats = (time.remainder(periods) < 1.0).float()
@@ -83,7 +86,7 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
-    """Returns spikes of a neuron of each period (rows) in answer to pulses of each period (columns)."""
+    """Returns numbers of spikes: rows are periods of neurons, columns are periods of pulses."""
     periods = torch.tensor(PERIODS, device=device)
     neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
     with torch.no_grad():

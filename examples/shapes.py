@@ -1,10 +1,10 @@
-"""Neurons whose states have different shapes, defined here: branches of a neuron, two populations, a row of rivals.
+"""Neurons whose states have different shapes: branches of a neuron, two populations, a row of rivals.
 
     python examples/shapes.py [--backend auto] [--device cpu] [--steps 40] [--updates 60] [--seed 0]
 
 A layer of each kind learns to distinguish pairs of pulses: one input line fires, then another one, and the class is the
 first line. The branches of a dendritic neuron remember the first pulse; inhibitory neurons and rivals suppress the
-second one. The example prints the accuracy of each layer, and the way its calls ran.
+second one. The example defines these neurons. It prints the accuracy of each layer, and how its calls ran.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ExcitatoryInhibitory(Neuron):
 
 
 class WinnerTakesAll(Neuron):
-    """Neurons where the largest one of a row fires, and inhibits the others.
+    """Neurons in rows: the largest one of a row fires, and inhibits the others.
 
     Args:
         strength: strength of the inhibition.

@@ -1,9 +1,9 @@
-"""Trains along a sequence in chunks: the memory is that of one chunk for any length of the sequence.
+"""Trains along a sequence in chunks: memory is needed for one chunk, however long the sequence is.
 
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 
-A spiking network predicts a signal `--ahead` steps before it comes. The neurons keep their state from chunk to chunk.
-`detach_net` cuts the graph between them, so that the backward pass ends at the begin of the chunk (truncated
+A spiking network predicts a signal `--ahead` steps in advance. The neurons keep their state from chunk to chunk.
+`detach_net` cuts the graph between chunks, so that the backward pass ends at the start of its chunk (truncated
 backpropagation through time). The example also measures the memory that the forward pass keeps for the backward, and
 the difference of the last chunk's gradient from that of the whole sequence.
 """
@@ -49,7 +49,7 @@ class KeptBytes:
     """Counts the bytes that autograd keeps for the backward pass while it is entered."""
 
     def __enter__(self) -> KeptBytes:
-        self._kept: dict[tuple[int, int], Tensor] = {}  # holds the tensors, so that no address is used twice
+        self._kept: dict[tuple[int, int], Tensor] = {}  # the tensors stay alive, so that no address is used twice
         self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
         self._hooks.__enter__()
         return self
@@ -69,7 +69,7 @@ def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
-    """Returns the mean loss of each pass over the sequence, and the most bytes that were kept at a time."""
+    """Trains. Returns the mean loss of each pass over the sequence, and the most bytes that were kept at one time."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     losses, most = [], 0
     for _ in range(passes):
@@ -89,7 +89,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tupl
 
 
 def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
-    """Returns the bytes that the whole sequence at once keeps."""
+    """Returns the bytes that autograd keeps for the whole sequence at once."""
     functional.reset_net(net)
     with KeptBytes() as kept:
         mse_loss(net(x), y)

@@ -3,15 +3,15 @@
     pip install aeon
     python examples/vowels.py [--data vowels] [--backend auto] [--device cpu] [--epochs 40] [--seed 0]
 
-JapaneseVowels is data of the package `aeon`: nine speakers say /ae/, 12 cepstral coefficients a step, 7 to 29 steps;
-270 recordings for training, 370 for the test. `--data made` needs no package: pulses whose order is the class.
+JapaneseVowels is data of the package `aeon`: nine speakers say /ae/, 12 cepstral coefficients per step, 7 to 29 steps;
+270 recordings for training, 370 for the test. `--data made` needs no package: its class is the order of pulses.
 
     x -> Linear -> Delay (one for each neuron, learned) -> LIF -> Linear -> Recurrent LIF (learned delays) -> Linear
 
-In training, recordings stand side by side, padded, with `lengths`: neurons stop at the end of each recording, and the
-scores are means over its own steps. For the test, the recordings follow each other in eight streams, without padding,
-and `resets` begins each of them at the initial states; silent steps separate them, for the length of the longest
-delay. The scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those
+In training, recordings are padded to a batch with `lengths`: neurons stop at the end of each recording, and the scores
+are means over its own steps. For the test, the recordings follow each other in eight streams, without padding. `resets`
+begins each recording at the initial states. Silent steps separate the recordings, for the length of the longest delay.
+The scores are equal. `fuse_delays` moves the first delays into the kernels of the neurons after them, if those
 support it.
 
 Published results on the same split: 94.9% by time warping and the nearest neighbour (Bagnall et al., "The UEA
@@ -50,8 +50,10 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Losses of epochs, accuracy on streams, the largest difference of a score from that of padded recordings, and the
-    change of delays in steps."""
+    """Losses of epochs, accuracy on streams, a difference of scores, and the change of delays in steps.
+
+    The difference is the largest one between a score on streams and that of padded recordings.
+    """
 
     losses: list[float]
     accuracy: float
@@ -65,7 +67,7 @@ class Network(nn.Module):
     def __init__(self, channels: int, classes: int, backend: str) -> None:
         super().__init__()
         spike = surrogate.ATan()
-        self.inward = nn.Linear(channels, HIDDEN, bias=False)  # silence stays silence
+        self.inward = nn.Linear(channels, HIDDEN, bias=False)  # without a bias, silence stays silence
         self.late = Delay(MOST / 2 * torch.rand(HIDDEN), max_delay=MOST, learn=True)
         self.first = LIF(tau=3.0, surrogate_function=spike, backend=backend)
         self.between = nn.Linear(HIDDEN, HIDDEN)
@@ -121,8 +123,8 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
     """Joins the recordings, one after the other, in `STREAMS` rows of about one length.
 
     Returns:
-        Steps `[T, STREAMS, channels]`; begins of recordings, booleans `[T, STREAMS]`; and for each step, the number of
-        its recording, or -1.
+        Steps `[T, STREAMS, channels]`; booleans `[T, STREAMS]`, True where a recording begins; and for each step, the
+        number of its recording, or -1.
     """
     rows: list[list[int]] = [[] for _ in range(STREAMS)]
     ends = [0] * STREAMS
@@ -138,7 +140,7 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
         for i in members:
             steps = len(recordings[i][0])
             x[t : t + steps, row], owner[t : t + steps, row], resets[t, row] = recordings[i][0], i, True
-            t += steps + MOST  # until the last delayed value of this recording
+            t += steps + MOST  # up to the last delayed value of this recording
     return x, resets, owner
 
 
@@ -153,7 +155,7 @@ def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tens
 
 
 def padded(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Returns scores `[recordings, classes]` of all recordings side by side."""
+    """Returns scores `[recordings, classes]` of all recordings in one padded batch."""
     x, lengths, _ = pad_sequences(recordings)
     return readout(net(x.to(device), lengths), lengths)
 

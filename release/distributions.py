@@ -28,7 +28,7 @@ class Distribution:
 
     @property
     def module(self) -> str:
-        """Name for its import."""
+        """Name under which it is imported."""
         return self.name.replace("-", "_")
 
     @property
@@ -48,12 +48,12 @@ class Distribution:
 
     @property
     def requirements(self) -> list[Requirement]:
-        """All requirements without its extras."""
+        """Its requirements without extras."""
         return [Requirement(line) for line in self.project["dependencies"]]
 
     @property
     def siblings(self) -> list[Distribution]:
-        """Distributions of this repository that it names itself."""
+        """Distributions of this repository that it requires directly."""
         names = {distribution.name for distribution in distributions()}
         return [Distribution(needed.name) for needed in self.requirements if needed.name in names]
 
@@ -65,7 +65,7 @@ def distributions() -> tuple[Distribution, ...]:
 
 
 def with_siblings(wanted: Distribution) -> list[Distribution]:
-    """Returns `wanted` and all distributions that it needs: each follows its own requirements."""
+    """Returns `wanted` and all distributions that it needs. Each distribution comes after its own requirements."""
     found: list[Distribution] = []
     for sibling in wanted.siblings:
         found += [needed for needed in with_siblings(sibling) if needed not in found]
@@ -73,7 +73,7 @@ def with_siblings(wanted: Distribution) -> list[Distribution]:
 
 
 def in_order() -> list[Distribution]:
-    """Returns all distributions: each follows its own requirements. They are published in this order."""
+    """Returns all distributions. Each comes after its own requirements, and they are published in this order."""
     found: list[Distribution] = []
     for distribution in distributions():
         found += [needed for needed in with_siblings(distribution) if needed not in found]

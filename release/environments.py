@@ -1,7 +1,7 @@
 """Environments that hold the declared requirements of a distribution and nothing else, made without a download.
 
 The declared packages are already installed in the running environment: the new environment gets links to them.
-Undeclared packages are then missing there, although they are installed here.
+Undeclared packages are missing in the new environment, although they are installed in the running one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 
 def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> Iterator[Requirement]:
-    """Yields those that hold on this machine; for extras, those of `extras` alone."""
+    """Yields the requirements that apply on this machine, without those of extras other than `extras`."""
     for requirement in requirements:
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -30,7 +30,7 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
     """Returns the names of the installed distributions that `requirements` need, directly or not.
 
     Raises:
-        RuntimeError: one of them is not installed, or in a version that the requirement does not admit.
+        RuntimeError: a distribution is not installed, or its version does not meet the requirement.
     """
     found: set[tuple[str, frozenset[str]]] = set()
     pending = list(requirements)
@@ -63,7 +63,7 @@ def link_distributions(names: Iterable[str], folder: Path) -> None:
 
 
 class Environment:
-    """A virtual environment in `folder` that sees links to installed distributions, and packages installed into it.
+    """A virtual environment in `folder`, with links to installed distributions, and with packages installed into it.
 
     Args:
         folder: folder of the environment.
@@ -78,21 +78,21 @@ class Environment:
         self.site_packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
         links = folder / "third_party"
         links.mkdir()
-        # pip is linked too: it installs from here, and is not under test.
+        # pip is linked too: it installs packages into the environment, and is not under test.
         link_distributions({*third_party([*requirements, Requirement("pip")]), *alone}, links)
         (self.site_packages / "third_party.pth").write_text(f"{links}\n", encoding="utf-8")
 
     def run(
         self, *command: str | Path, cwd: Path, variables: dict[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command, whose `python` and `pip` are the environment's, as for a user without settings.
+        """Runs a command with the environment's `python` and `pip`, as for a user without settings.
 
         Raises:
-            RuntimeError: the command failed and `check` holds; the message has its output.
+            RuntimeError: the command failed and `check` is True; the message contains its output.
         """
         hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
         environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}
-        # pip reads the machine's settings even with --no-index: their folders of wheels may contain another torch.
+        # Even with --no-index, pip reads the machine's settings, which may name folders of wheels with another torch.
         environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
@@ -120,7 +120,7 @@ class Environment:
 
 
 def is_here(environment: Environment, module: str) -> bool | None:
-    """Returns whether Python finds `module` among packages installed into the environment; `None` if nowhere."""
+    """Returns True if Python finds `module` installed in the environment, False if elsewhere, `None` if nowhere."""
     code = f"import importlib.util as u; found = u.find_spec({module!r}); print(found.origin if found else '')"
     origin = environment.run(environment.python, "-c", code, cwd=environment.site_packages.parent).stdout.strip()
     return Path(origin).is_relative_to(environment.site_packages) if origin else None

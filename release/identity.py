@@ -43,10 +43,10 @@ def read() -> Identity:
 
 
 def replaced(text: str, pattern: str, line: str, where: Path) -> str:
-    """Returns `text` with `line` in place of the one line that `pattern` finds.
+    """Returns `text` with `line` instead of the one line that matches `pattern`.
 
     Raises:
-        LookupError: no line matches, or more than one.
+        LookupError: no line matches, or several lines do.
     """
     result, count = re.subn(pattern, lambda _: line, text, flags=re.MULTILINE)
     if count != 1:
@@ -72,7 +72,7 @@ def in_citation(text: str, identity: Identity, where: Path) -> str:
 
 
 def written(identity: Identity) -> dict[Path, str]:
-    """Returns the files with an identity, with their new contents."""
+    """Returns the new contents of all files that name an identity, by path."""
     files = {distribution.folder / "pyproject.toml": in_pyproject for distribution in distributions()}
     files[ROOT / "CITATION.cff"] = in_citation
     return {path: change(path.read_text(encoding="utf-8"), identity, path) for path, change in files.items()}

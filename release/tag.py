@@ -1,4 +1,4 @@
-"""Checks whether the repository is ready for a tag, and prints the text of the release's page.
+"""Checks that the repository is ready for a tag, and prints the text of the release's page.
 
     hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
 
@@ -21,7 +21,7 @@ TAG = re.compile(r"(?P<name>flexsn-[a-z]+)-v(?P<version>\d\S*)")
 
 
 def tag_of(distribution: Distribution) -> str:
-    """Returns the tag of its current version."""
+    """Returns the tag of the current version of a distribution."""
     return f"{distribution.name}-v{distribution.version}"
 
 
@@ -29,7 +29,7 @@ def named_by(tag: str) -> Distribution:
     """Returns the distribution of a tag.
 
     Raises:
-        ValueError: the tag is not NAME-vVERSION of one of the five, or its version is not the source's.
+        ValueError: the tag is not NAME-vVERSION of a distribution, or its version is not the source's.
     """
     match = TAG.fullmatch(tag)
     found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
@@ -44,7 +44,7 @@ def notes(changelog: str, version: str) -> str:
     """Returns a changelog's text about a version.
 
     Raises:
-        ValueError: the text is missing, or its heading has no day, as in `## 0.1.0 (2027-01-31)`.
+        ValueError: the text is missing, or its heading has no day. `## 0.1.0 (2027-01-31)` has one.
     """
     heading = re.search(
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
@@ -59,7 +59,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks the repository, and prints missing parts."""
+    """Checks the repository, and prints what is missing for a release."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
     parser.add_argument("tag")

@@ -1,4 +1,4 @@
-"""Tests supported versions of torch: the tests, the kernels, and the packages that `pip install` brings today.
+"""Tries supported versions of torch: the tests, the kernels, and the packages that `pip install` installs today.
 
     hatch run python release/torch_versions.py test 2.11           the suite with torch 2.11, into the table
     hatch run python release/torch_versions.py test 2.11 --long    with the tests marked long, too
@@ -38,8 +38,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# Tests that show differences between versions first: tracing, generated kernels, the operator, compilers, all backends,
-# usual readouts through Inductor.
+# Tests that are the first to show differences between versions: tracing, generated kernels, the operator, compilers,
+# all backends, usual readouts through Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -52,8 +52,8 @@ SHORT = (
     "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
-# Packages that do not work with a version of torch: the interpreter of Triton 3.6 fails with newer numpy. Also a build
-# for CPUs alone, which comes without Triton, and which pip prefers if an index has it.
+# Packages that do not work with a version of torch. The interpreter of Triton 3.6 fails with newer numpy. A build of
+# torch for CPUs alone lacks Triton, and pip prefers it if an index has it.
 BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
@@ -71,12 +71,12 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables with the packages of this tree, which are not installed: trees may share environments."""
+        """Variables with the packages of this tree. They are not installed, because trees may share environments."""
         sources = [str(member.folder / "src") for member in distributions()]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of its packages."""
+        """Returns the versions of the environment's packages."""
         code = (
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
@@ -86,10 +86,10 @@ class Environment:
 
 
 def make(torch: str, python: str, environments: Path) -> Environment:
-    """Returns the environment of a version, and makes it if it does not exist.
+    """Returns the environment of a version. Makes it if it does not exist.
 
     Raises:
-        subprocess.CalledProcessError: this Python does not exist, or pip found no such torch for it.
+        subprocess.CalledProcessError: the Python does not exist, or pip finds no such torch for it.
     """
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     minor = subprocess.check_output([python, "-c", code], text=True).strip()
@@ -109,7 +109,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
 
 
 def commit() -> str:
-    """Returns the commit of the tree, with a plus after changes."""
+    """Returns the commit of the tree, with a plus if files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
@@ -135,7 +135,7 @@ def parts(extent: Extent) -> list[Sequence[str]]:
 
 
 def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
-    """Runs the suite, and returns the JUnit report of each of its parts. Parts of this commit run once."""
+    """Runs the suite, and returns the JUnit report of each part. Parts that ran at this commit do not run again."""
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -150,7 +150,7 @@ def reports(environment: Environment, extent: Extent, options: Sequence[str], at
         pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
         pytest.append(f"--junitxml={unfinished}")
         done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
-        if done.returncode not in (0, 1):  # 1 means that some failed
+        if done.returncode not in (0, 1):  # 1 means that some tests failed
             raise SystemExit(f"pytest ended with {done.returncode} in {name}: nothing is written down")
         unfinished.replace(report)
     return found
@@ -164,7 +164,7 @@ def _packages() -> str:
 def try_suite(
     torch: str, at: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path
 ) -> bool:
-    """Runs the tests with a version of torch, writes its row, and returns whether none failed.
+    """Runs the tests with a version of torch, and writes its row. Returns True if none failed.
 
     Args:
         at: commit of the tree.
@@ -194,7 +194,7 @@ def try_suite(
 
 
 def notable(report: Path, key: str) -> list[str]:
-    """Returns failures, and skips for any other reason than a missing GPU; a line for each."""
+    """Returns a line for each failure, and for each skip with another reason than a missing GPU."""
     lines = []
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
@@ -220,7 +220,7 @@ skipped are the tests that need a GPU, and what is named below.
 
 
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
-    """Puts a row and its notes into the table, in place of those of equal torch, Python and tests."""
+    """Puts a row and its notes into the table, instead of an earlier row for the same torch, Python and tests."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
     same = _identity(row)
     rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
@@ -359,7 +359,7 @@ def main(arguments: Sequence[str]) -> int:
             make(version, chosen.python, environments)
         return 0
     options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
-    at = commit()  # before the first row changes the table
+    at = commit()  # taken first, because rows change the table
     passed = [
         try_suite(version, at, chosen.python, environments, chosen.extent, options, chosen.table)
         for version in chosen.versions

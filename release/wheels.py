@@ -1,11 +1,11 @@
 """Builds the distributions, and runs each one's own tests against its installed wheel.
 
     hatch run release:build                          every sdist, and the wheel that comes out of it, into dist/
-    hatch run python release/wheels.py test --long   install each from dist/, alone, and run all of its tests there
+    hatch run python release/wheels.py test --long   install each from dist/, alone, and run all of its tests
 
-Names after the command choose distributions: `... build flexsn-graph`. The source tree takes no part in the tests: a
-distribution is installed from its wheel, with the wheels of the siblings that it requires and no others, into its own
-environment, and the tests are those of its sdist. Third-party packages are those of the running environment; nothing is
+Names after the command choose distributions: `... build flexsn-graph`. The tests do not use the source tree. A
+distribution is installed from its wheel into its own environment, with the wheels of the siblings that it requires and
+no others. The tests are those of its sdist. Third-party packages are those of the running environment; nothing is
 downloaded.
 """
 
@@ -34,7 +34,7 @@ from packaging.specifiers import SpecifierSet
 
 
 def stem(distribution: Distribution) -> str:
-    """Returns the begin of the names of its built files, `flexsn_graph-0.1.0`."""
+    """Returns the common prefix of the names of its built files, such as `flexsn_graph-0.1.0`."""
     return f"{distribution.module}-{distribution.version}"
 
 
@@ -70,7 +70,7 @@ def build(distribution: Distribution, folder: Path) -> list[Path]:
 
 
 def is_installed(requirement: Requirement) -> bool:
-    """Returns whether the running environment contains it."""
+    """Returns True if the running environment contains the required distribution."""
     try:
         version(requirement.name)
     except PackageNotFoundError:
@@ -86,7 +86,7 @@ def default_environment() -> dict[str, Any]:
 
 
 def tools_for_tests() -> list[Requirement]:
-    """Returns the tools of the repository's tests, from `hatch.toml`; tests of missing tools are skipped.
+    """Returns the tools of the repository's tests, from `hatch.toml`. Tests whose tools are missing are skipped.
 
     Any installed version of torch and Triton counts, because versions other than the pinned ones are tried, too.
     """
@@ -116,7 +116,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """True if some passed, and none failed."""
+        """True if some tests passed, and none failed."""
         return self.passed > 0 and self.failed == 0
 
 
@@ -131,7 +131,7 @@ def counted(report: Path) -> tuple[int, int, int]:
 def run_tests(
     distribution: Distribution, folder: Path, files: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Outcome:
-    """Installs the wheel of `distribution` from `folder`, with its siblings' alone, and runs its sdist's tests.
+    """Installs the wheel of `distribution` from `folder`, with its siblings' wheels, and runs its sdist's tests.
 
     Args:
         distribution: distribution whose tests run.
@@ -141,7 +141,7 @@ def run_tests(
 
     Raises:
         FileNotFoundError: `folder` lacks one of the files.
-        RuntimeError: it cannot be installed, or an imported package is not the installed one.
+        RuntimeError: the wheel cannot be installed, or the environment finds a package of this repository elsewhere.
     """
     members = with_siblings(distribution)
     begun = time.monotonic()
@@ -154,7 +154,7 @@ def run_tests(
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
             raise RuntimeError(f"imported, but not asked for: {strangers}; not from the wheel: {elsewhere}")
-        # The tree is that of the repository, without the sources of packages.
+        # The tree is the repository without the sources of packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()
         for name in ("conftest.py", "pyproject.toml"):
@@ -171,7 +171,7 @@ def run_tests(
             check=False,
         )
         passed, skipped, failed = counted(report) if report.exists() else (0, 0, 1)
-        failed += done.returncode != 0 and failed == 0  # pytest failed without a failed test
+        failed += done.returncode != 0 and failed == 0  # pytest itself failed, without a failed test
     return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
 
 

@@ -1,7 +1,8 @@
-"""Step functions that read a value from some place, where it can be changed between two calls.
+"""Step functions that read a value from a place where it can change between two calls.
 
-`PLACES` has a function for each kind of place. Given the first value, it returns the step function and a function that
-assigns another value. The values are numbers, tensors or functions; `usable` says which of them a place can hold.
+`PLACES` has a function for each kind of place. The function takes the first value, and returns the step function and a
+function that assigns another value. Values are numbers, tensors or functions; places in `NUMBERS_ONLY` hold numbers
+alone.
 """
 
 from __future__ import annotations

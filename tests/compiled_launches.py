@@ -3,7 +3,7 @@
     python tests/compiled_launches.py
 
 No GPU is needed: networks are compiled for the CPU with a lowering that treats it as a GPU, and launches are recorded
-instead of made. Prints a JSON object.
+instead of made. The program prints a JSON object.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Launch:
 
 
 def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
-    """Returns the generated code, forward and backward."""
+    """Compiles and trains. Returns the generated code of the forward and of the backward."""
 
     def step() -> object:
         return torch.autograd.grad(sum(result.sum() for result in run(*arguments)), leaves)
@@ -116,7 +116,7 @@ def dynamic() -> list[int]:
 
 
 def rests(*lengths: int) -> list[bool]:
-    """For a forward and a backward of scans of these T, returns True if a kernel handles the rest after the chunks."""
+    """Compiles scans of these T. For forward and backward, returns True if a kernel handles a rest after the chunks."""
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     given = [(*p.inputs, *p.states) for p in problems]
 
@@ -130,7 +130,7 @@ def rests(*lengths: int) -> list[bool]:
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
-    """Searches the code of the forward and of the backward."""
+    """For the code of the forward and of the backward, returns True if it handles a rest after the chunks."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
@@ -143,7 +143,7 @@ def rows() -> list[tuple[str, list[Any]]]:
 
 
 def channels_last() -> dict[str, Any]:
-    """Returns strides of the scans' values, and layout copies, in convolution, norm, LIF, convolution, LIF."""
+    """Returns strides of the scans' values, and layout copies, of convolution, norm, LIF, convolution, LIF in a row."""
     core = CASES[1].make(hard_spike, [])
     layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
     for weight in (layers[0].weight, layers[2].weight):
@@ -163,13 +163,13 @@ def channels_last() -> dict[str, Any]:
     begun = len(Launch.made)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
-    # Names of copies for a layout, also in kernels with other operations. (The norm's statistics are copied.)
+    # Names of copies for a layout, also in kernels with other operations. (The norm's statistics do need copies.)
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
     return {"launches": Launch.made[begun:], "copies": copies}
 
 
 def inexact() -> dict[str, int]:
-    """Counts instructions in a kernel that fuse a product and a sum, or flush to zero, for each way of building it.
+    """For each way to build a kernel, counts instructions that fuse a product and a sum, or flush to zero.
 
     AMD's instructions are not counted; for AMD, it suffices that the kernel compiles.
     """

@@ -1,8 +1,8 @@
 """Random step functions that compute with captured tensors in every way, as source text, and calls of them.
 
 Random choices are in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
-without gradients, parameters that are frozen and unfrozen between calls, captured tensors that were computed from
-others, results outside of the loss, short and empty sequences, and a place from `changing_cores.py` with a value that
+without gradients, parameters that are frozen and unfrozen between calls, captured tensors that are computed from other
+tensors, results outside of the loss, short and empty sequences, and a place from `changing_cores.py` with a value that
 changes between the calls. `compare` compares the compiled scan with the loop in values, dtypes and gradients.
 """
 
@@ -70,7 +70,7 @@ class Passed(torch.autograd.Function):
 
 
 class Quantised(torch.autograd.Function):
-    """Quantises with a scale that is computed from all elements; in the form with `setup_context`."""
+    """Quantises with a scale that is computed from all elements, in the form with `setup_context`."""
 
     @staticmethod
     def forward(w: Tensor, levels: int) -> Tensor:
@@ -88,7 +88,7 @@ class Quantised(torch.autograd.Function):
 
 
 class SumAndDifference(torch.autograd.Function):
-    """A function with two arguments, two results, and its own gradients for all of them."""
+    """A function with two arguments, two results, and custom gradients for all of them."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ class Steady(torch.autograd.Function):
 
 
 class Spike(torch.autograd.Function):
-    """1 where `h >= threshold`, with a surrogate's gradient for both arguments."""
+    """Computes 1 where `h >= threshold`, with a surrogate's gradient for both arguments."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ BINARY = (
     "{0} / (1.0 + {1}.abs())",
     "torch.where({1} > 0.1, {0}, {1})",
 )
-# Operations that no step can do.
+# Operations that no step supports.
 MIXING = (
     "{0}.softmax(0)",
     "{0}.flip(0)",
@@ -373,7 +373,7 @@ class Call:
         in_loss: for each output and state result, True if it is in the loss.
         mode: `"grad"`, `"no_grad"` or `"inference"`.
         number: value of the global variable `k0`.
-        replaced: for each parameter, True if it is another tensor from this call on.
+        replaced: for each parameter, True if another tensor replaces it from this call on.
         assigned: value in `Core.place` from this call on; `None`: the value does not change.
     """
 
@@ -392,12 +392,12 @@ class Call:
 class Core:
     """A step function as text, its captured values, and its calls.
 
-    Its first input is the result of the step function `PLACES[place]` of `changing_cores.py`, if `place` is set.
+    If `place` is set, its first input is the result of the step function `PLACES[place]` of `changing_cores.py`.
     """
 
     source: str
     counts: tuple[int, int, int]
-    parameters: dict[str, str]  # name of the shape, by name
+    parameters: dict[str, str]  # name of the shape, by name of the parameter
     derived: dict[str, str]  # captured tensors with a history: an expression of parameters, by name
     calls: list[Call] = field(default_factory=list)
     place: str | None = None
@@ -500,7 +500,7 @@ class _Writer:
 
 
 def random_core(seed: int) -> Core:
-    """Makes a core and calls of it; equal for equal seeds."""
+    """Makes a core and its calls. They are equal for equal seeds."""
     w = _Writer(seed)
     rng = w.random
     num_inputs, num_states = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
@@ -550,7 +550,7 @@ def random_core(seed: int) -> Core:
                 replaced=tuple(i > 0 and rng.random() < 0.15 for _ in parameters),
             )
         )
-    # A separate generator, so that the rest of a core does not depend on the number of places.
+    # A separate generator makes the rest of a core independent of the number of places.
     places = random.Random(f"place {seed}")
     if places.random() < 0.5:
         core.place = places.choice(list(PLACES))
@@ -608,7 +608,7 @@ def build(core: Core, dtype: torch.dtype, device: str) -> Built:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Removes global names and hooks of a place afterwards."""
+    """Removes the global names and hooks of a place at the end."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     try:
         yield
@@ -627,7 +627,7 @@ class Outcome:
         different: calls that differ in values, dtypes or gradients.
         broken: calls that failed with any other error.
         same: number of calls that equal the loop.
-        no_core: number of calls that the loop itself cannot do, so that there is nothing to compare with.
+        no_core: number of calls that fail in the loop itself, so that there is nothing to compare with.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -645,7 +645,7 @@ def compare(
     residuals: str = "auto",
     on_cpu: TargetName = "triton",
 ) -> Outcome:
-    """Makes the calls in the loop and compiled."""
+    """Makes the calls in the loop and in compiled kernels, and compares them."""
     with _restored():
         return _compare(core, dtype, device, residuals, on_cpu)
 
@@ -672,7 +672,7 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
             continue
         got = _run(core, call, function, parameters, program, dtype, device)
         named = isinstance(got, UnsupportedOpError) and got.location is not None
-        # Without steps, the loop does not meet operations that torch refuses in any step.
+        # Without steps, the loop does not reach operations that torch refuses in every step.
         if named or (isinstance(got, TorchError) and call.steps == 0 and " at <core" in str(got)):
             outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
         elif isinstance(got, Exception):
@@ -746,8 +746,8 @@ def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[
             if bool((present != 0).any()):
                 yield f"the gradient of {name} is {'absent' if found is None else 'there'}, not so in the loop"
             continue
-        # An infinite derivative of a parameter is multiplied before the sum over elements, but in the loop after it: an
-        # infinite number there may be NaN here. Neither is compared.
+        # Kernels multiply by an infinite derivative of a parameter before the sum over elements, the loop after it. So
+        # an infinite gradient in the loop may be NaN in kernels. Neither is compared.
         numbers_there = wanted.isfinite()
         scale = tolerance * max(1.0, float(wanted[numbers_there].abs().max()) if numbers_there.any() else 1.0)
         same = torch.equal(found.isfinite(), numbers_there) and torch.allclose(
@@ -759,7 +759,7 @@ def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[
 
 
 def one_call(lines: str) -> Core:
-    """Makes a core of these lines, and a call of it. `w0` is shaped like a row, `w1` like two, `w2` like the step."""
+    """Makes a core of these lines, and a call. `w0` has the shape of a row, `w1` of two rows, `w2` of the step."""
     body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
     call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")
     return Core(f"def core(x0, v0):\n{body}\n", (1, 1, 1), {"w0": "row", "w1": "rows", "w2": "full"}, {}, [call])

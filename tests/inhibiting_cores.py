@@ -16,7 +16,7 @@ class Alone(Cell):
 
 
 class Lateral(Alone):
-    """Every neuron is inhibited by the mean of its row."""
+    """Inhibition of every neuron by the mean of its row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -24,7 +24,7 @@ class Lateral(Alone):
 
 
 class Winner(Alone):
-    """The largest neurons of a row spike, all of them if several are equal. The maximum has a gradient."""
+    """Spikes of the largest neurons of a row; several spike if they are equal. The maximum has a gradient."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -34,7 +34,7 @@ class Winner(Alone):
 
 
 class Least(Alone):
-    """Uses the minimum and the maximum of a sum."""
+    """Uses the minimum and the maximum over the row of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v / 2 + x
@@ -43,7 +43,7 @@ class Least(Alone):
 
 
 class First(Alone):
-    """The first of the largest neurons spikes, and its value inhibits the others; the smallest one is pulled up."""
+    """A spike of the first of the largest neurons, whose value inhibits the others; the smallest one is pulled up."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -76,7 +76,7 @@ class Normed(Cell):
 
 
 class Divided(Cell):
-    """Reduces without `keepdim`, and computes with the rows' numbers before it expands them again."""
+    """Reduces without `keepdim`, and computes with one number per row before the expansion to the row."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.strength = self.extra()
@@ -89,7 +89,7 @@ class Divided(Cell):
 
 
 class ExciteInhibit(Cell):
-    """Excitatory neurons, and fewer inhibitory ones, which are inhibited together."""
+    """Excitatory neurons, and fewer inhibitory ones, which inhibit each other by their mean."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         less = size // 3

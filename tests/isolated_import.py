@@ -21,7 +21,7 @@ MODULES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "fl
 
 
 class TritonWatch:
-    """A finder that finds nothing, and records the modules that import Triton.
+    """A finder that finds no module, and records the modules that import Triton.
 
     `sys.modules` does not suffice, because torch itself imports Triton if it is installed.
     """

@@ -1,4 +1,4 @@
-"""A target outside of the package: kernels as short, slow NumPy functions."""
+"""A target defined outside of the package: kernels are short, slow NumPy functions."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ OTHERS = {
 }
 # Ops that compute with complex numbers, or draw random ones.
 EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
-# Losses, whose samples are reductions unless the reduction is turned off.
+# Losses. Their samples are reductions, unless the reduction is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
 # Ops that differ on purpose.
 EXCEPTIONS = {
@@ -71,7 +71,7 @@ EXCEPTIONS = {
     "polygamma": "the gradient is a zeta function",
     "special.polygamma": "the gradient is a zeta function",
 }
-# Ops whose gradients are small differences of values up to 1: in half precision, mostly rounding error remains.
+# Ops whose gradients are small differences of values up to 1: in half precision, they are mostly rounding error.
 CANCELLING = {
     "special.i0e": "eager mode's half `i0e` is off by a unit, and its gradient is a small difference from `i1e`",
 }
@@ -94,9 +94,9 @@ class Outcome:
         close: number of samples within the tolerance, or as close to float64 as eager mode.
         refused: number of samples refused by name, with an `UnsupportedOpError`.
         why: the first such error.
-        wrong: for each wrong sample, a description.
-        crashed: for each sample with another error, that error.
-        apart: for each sample in which `pointwise` and `FlexSN` disagree, a description.
+        wrong: descriptions of wrong samples.
+        crashed: other errors of samples.
+        apart: descriptions of samples in which `pointwise` and `FlexSN` disagree.
     """
 
     equal: int = 0
@@ -125,7 +125,7 @@ def variant_name(info: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a variant: `arguments` and `keywords` with their tensors, which `call` replaces."""
+    """One call of a variant: `arguments`, `keywords`, and the tensors in them, which `call` replaces."""
 
     info: Any
     arguments: Sequence[Any]
@@ -145,7 +145,7 @@ class Sample:
         def fill(a: Any) -> Any:
             return next(given) if isinstance(a, Tensor) else a
 
-        positional = [fill(a) for a in self.arguments]  # filled before the others
+        positional = [fill(a) for a in self.arguments]  # positional arguments come first
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ def check(
     """Runs some of a variant's samples, then special values.
 
     Args:
-        samples: number of samples, from index `first` on (or the last sample, if there are fewer).
+        samples: number of samples, from index `first` on; the last sample alone if `first` is too large.
         gradient: True: compare gradients as well as results; do nothing if PyTorch has no gradients.
     """
     outcome = Outcome()
@@ -182,7 +182,7 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Yields `info.sample_inputs` without the search for a test case in the stack, which is as slow as a kernel."""
+    """Yields `info.sample_inputs`, without its search for a test case in the stack, which takes as long as a kernel."""
     given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)
@@ -197,7 +197,7 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
 def _special_samples(dtype: torch.dtype, given: Sequence[Sample]) -> Iterator[Sample]:
     for sample in given[:1]:
         if "polynomial" in sample.info.name:
-            return  # eager mode makes as large a number of steps as the largest degree
+            return  # the number of steps in eager mode is the largest degree
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
@@ -214,7 +214,7 @@ def _special_values(dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point:
         return torch.tensor(_SPECIAL, dtype=torch.float64).to(dtype)
     info = torch.iinfo(dtype)
-    # The smallest number is left out: dividing it by -1 ends the process in eager mode.
+    # The smallest number is left out, because its division by -1 ends the process in eager mode.
     numbers = [1, 2, 3, 7, 8, 100, info.max] + ([-1, -2, -7, info.min + 1] if info.min < 0 else [])
     return torch.tensor(numbers, dtype=dtype)
 
@@ -227,7 +227,7 @@ def _pointwise(sample: Sample) -> Function:
 
 
 def _flexsn(sample: Sample) -> Function:
-    """Makes the sample a step without states, run for one time step."""
+    """Makes the sample a step without states, and runs it for one time step."""
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(r.expand(sample.shape) for r in _as_tuple(sample.call(*values)))
@@ -260,7 +260,7 @@ def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> lis
 
 
 def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outcome) -> None:
-    """Compares one run of a sample in each of the two ways; the worse outcome counts."""
+    """Compares a sample in `pointwise` and in `FlexSN` with eager mode. The worse outcome counts."""
     try:
         expected = compute(sample, sample.call)
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
@@ -293,7 +293,7 @@ def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outc
 
 
 def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """True if results agree; gradients may differ by the rounding of a division."""
+    """Returns True if results agree. Gradients may differ by the rounding of a division."""
     return len(one) == len(other) and all(
         a.dtype == b.dtype and a.shape == b.shape and bool(_close(a, b).all()) for a, b in zip(one, other, strict=True)
     )
@@ -308,7 +308,7 @@ def _problem(
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
-        # Eager mode's float32 code has errors, too (gelu(inf) is NaN in vectors of 16).
+        # Eager mode's float32 code has errors, too: gelu(inf) is NaN in vectors of 16.
         try:
             exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
@@ -343,14 +343,14 @@ def _judge(
     """Describes a wrong result; empty if it is right.
 
     Right elements are close to `expected` or `exact`, or as close to `exact` as `expected` is.
-    `scale`: the values whose differences the results are; closeness is relative to them.
+    `scale` is the size of values whose differences are the results; closeness is relative to it.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     wrong = ~_close(actual, expected, scale)
     if exact is not None:
         wrong &= ~_close(actual, exact.to(expected.dtype), scale)
-        # Elements also count as right if they are as close to the exact value as eager mode's.
+        # Elements that are as close to the exact value as eager mode's are right, too.
         wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
     if nan_is_free and expected.is_floating_point():
         wrong &= ~expected.isnan()

@@ -1,11 +1,11 @@
-"""Counts sentences of the source that its rules of prose exclude.
+"""Counts phrases in docstrings and comments that the rules of prose exclude.
 
     python tests/prose.py            prints each place
     python tests/prose.py --write    keeps the counts, which may only fall
 
-A docstring begins with a noun or a verb. Objects are no people: they do not ask, tell or want, and they are not "who".
-Counted are docstrings and comments of packages, tests, benchmarks and examples; `tests/prose_counts.json` has the
-number of places that are left of each kind.
+A docstring begins with a noun or a verb. Objects are no people: verbs of speech and wishes, and pronouns for people, do
+not describe them. The count covers packages, tests, benchmarks and examples; `tests/prose_counts.json` has the number
+of places that are left of each kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = Path(__file__).with_name("prose_counts.json")
 
-# By name: how a docstring may not begin.
+# By name: excluded beginnings of docstrings.
 BEGINNINGS = {
     "begins with What": re.compile(r"What\b"),
     "begins with Whether": re.compile(r"Whether\b"),
@@ -32,7 +32,7 @@ BEGINNINGS = {
     "begins with Those": re.compile(r"Those\b"),
     "begins with The same": re.compile(r"The same\b"),
 }
-# By name: words of docstrings and comments.
+# By name: excluded words of docstrings and comments.
 WORDS = {
     "people for objects": re.compile(r"\b(nobody|somebody|who|whom|whoever)\b"),
     "objects that ask": re.compile(r"\b(ask|asks|asked|asking)\b"),
@@ -46,21 +46,21 @@ Place = tuple[str, int, str]  # rule, line, text
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring, of attributes, too."""
+    """Yields the line and the text of each docstring, including those of attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.lineno, node.value.value
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each comment."""
+    """Yields the line and the text of each comment."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
 def places(source: str) -> Iterator[Place]:
-    """Every place of a source that a rule excludes."""
+    """Yields every place in a source that a rule excludes."""
     found = list(docstrings(ast.parse(source)))
     for line, text in found:
         for rule, pattern in BEGINNINGS.items():
@@ -73,7 +73,7 @@ def places(source: str) -> Iterator[Place]:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Python files, each with the name under which its places are counted."""
+    """Yields Python files, each with the name under which its places are counted."""
     for package in sorted(path for path in (ROOT / "packages").iterdir() if path.is_dir()):
         yield from ((package.name, path) for path in sorted((package / "src").glob("**/*.py")))
     for path in sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]):
@@ -84,7 +84,7 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 @cache
 def counts() -> dict[str, dict[str, int]]:
-    """The number of places by package or folder, and by rule."""
+    """Returns the number of places by package or folder, and by rule."""
     found: dict[str, Counter[str]] = {}
     for name, path in sources():
         found.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))

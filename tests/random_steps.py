@@ -22,13 +22,13 @@ LOWERINGS = ("eager", "aot_eager", "loop", "kernels")
 """Runners of a scan: Python, the operator's own loop, Inductor's call of the loop, and kernel launches."""
 
 CALLS = 3
-"""Number of calls of each compiled function, so that a call meets everything that earlier calls leave behind."""
+"""Number of calls of each compiled function. Later calls meet everything that earlier calls leave."""
 
 SIZE = 3
 SHAPES: tuple[tuple[int, ...], ...] = ((), (SIZE,), (2, SIZE), (1, SIZE), (SIZE, SIZE))
 LARGEST = 60
 
-# Expressions of values `a` and `b`, an index `i` in range(SIZE) and a table `W` [SIZE, SIZE]; `s` is a shape.
+# Expressions of values `a` and `b`, an index `i` in range(SIZE), a table `W` [SIZE, SIZE] and a shape `s`.
 EXPRESSIONS = (
     "torch.tanh({a})",
     "torch.sin({a}) * {b}",
@@ -163,7 +163,7 @@ class Program:
     file: str = "<random scan>"
 
     def step(self) -> Callable[[Any, Any], Any]:
-        """Makes a separate step function whose source compilers can read, as if it were in a file."""
+        """Makes a new step function, whose source compilers can read as if it were in a file."""
         linecache.cache[self.file] = (len(self.source), None, self.source.splitlines(keepends=True), self.file)
         namespace: dict[str, Any] = {"torch": torch, "F": F, **self.captured}
         exec(compile(self.source, self.file, "exec"), namespace)
@@ -175,7 +175,7 @@ class Program:
 
 
 class _Writer:
-    """Writes a step line by line, and runs each line at once with values."""
+    """Writes a step line by line, and immediately runs each line on values."""
 
     def __init__(self, rng: random.Random, names: dict[str, Tensor], captured: dict[str, Tensor]) -> None:
         self.rng = rng
@@ -187,7 +187,7 @@ class _Writer:
         return [name for name, value in self.values.items() if value.is_floating_point()]
 
     def fill(self, template: str, **more: str) -> str:
-        # The last values are chosen most often, so that steps are deep.
+        # Later values are chosen more often, so that steps are deep.
         names = self.floats()
         late = names[-4:]
         indices = [name for name, value in {**self.values, **self.captured}.items() if not value.is_floating_point()]
@@ -250,7 +250,7 @@ class _Writer:
 
 
 def random_program(seed: int) -> Program:
-    """Makes the program of a seed, equal on all machines."""
+    """Makes the program of a seed. It is equal on all machines."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -263,7 +263,7 @@ def random_program(seed: int) -> Program:
     order = range(rng.randrange(1, 5))
     dim = rng.choice((0, 0, 0, 1, -1))
     carried = {f"c{n}": draw(*rng.choice(SHAPES)) for n in range(rng.randrange(1, 4))}
-    # Sequences with other dimensions may have time in one of them.
+    # The time of sequences with other dimensions may be any dimension.
     slices = {f"x{n}": draw(*rng.choice(SHAPES if dim == 0 else SHAPES[1:])) for n in range(rng.randrange(3))}
     if rng.random() < 0.6:
         slices["t"] = torch.full((SIZE,), SIZE - 1)  # the largest index
@@ -325,7 +325,7 @@ class Outcome:
         equal: lowerings with correct results.
         different: for each lowering, differences of results, gradients or changed arguments from the loop.
         failed: errors.
-        no_loop: error of the loop itself, so that there is nothing to compare with.
+        no_loop: error of the loop itself; there is then nothing to compare with.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -353,7 +353,7 @@ def _lowered_to(name: str) -> Iterator[None]:
     os.environ["FLEXSN_HOP_LOWERING"] = "loop" if name == "loop" else "auto"
     try:
         with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")  # one of them says that a scan becomes the loop
+            warnings.simplefilter("always")  # one of them reports that a scan becomes the loop
             yield
     finally:
         os.environ.pop("FLEXSN_HOP_LOWERING")

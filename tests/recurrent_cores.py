@@ -27,7 +27,7 @@ class _Spike(torch.autograd.Function):
 
 
 class _Soft(torch.autograd.Function):
-    """The surrogate as a smooth function, for finite differences: its derivative is that of `_Spike`."""
+    """A smooth function for finite differences, whose derivative is the surrogate of `_Spike`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Cell(nn.Module):
     Args:
         size: H, the size of the step's last dimension.
         matrix: function that makes a matrix of a shape.
-        soft: a smooth function instead of the spikes.
+        soft: True for a smooth function instead of the spikes.
     """
 
     num_states = 2
@@ -87,7 +87,7 @@ class Biased(Cell):
 
 
 class OfMembrane(Cell):
-    """The spikes are no state: a pointwise function of a state is multiplied."""
+    """The factor of the product is no state, but a pointwise function of a state."""
 
     num_states = 1
 
@@ -98,7 +98,7 @@ class OfMembrane(Cell):
 
 
 class Late(Cell):
-    """States that equal others some steps before: a line of three, with a branch that has its own initial values."""
+    """States that equal earlier values of other states: a line of three, and a branch with its own initial values."""
 
     num_states = 6
 
@@ -179,7 +179,7 @@ class MinimalGRU(Cell):
 
 
 class GRU(Cell):
-    """The form of cuDNN."""
+    """A GRU in the form of cuDNN."""
 
     num_states = 1
 
@@ -196,7 +196,7 @@ class GRU(Cell):
 
 
 class GatedGRU(Cell):
-    """The original form, in which a factor of a product depends on another product of the same step."""
+    """A GRU in its original form, in which a factor of a product depends on another product of the same step."""
 
     num_states = 1
 
@@ -224,7 +224,7 @@ class LSTM(Cell):
 
 
 class SLSTM(Cell):
-    """Exponential gates, with the largest exponent so far, which keeps them in range."""
+    """An LSTM with exponential gates. The largest exponent so far keeps them in range."""
 
     num_states = 4
 
@@ -242,7 +242,7 @@ class SLSTM(Cell):
 
 
 class WideInput(Cell):
-    """An LSTM whose gates come from outside as one tensor, so the input is wider than the step."""
+    """An LSTM whose input has all gates in one tensor, and so is wider than the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(4)]))
@@ -256,7 +256,7 @@ class WideInput(Cell):
 
 
 class SigmaDelta(Cell):
-    """Sends changes above a threshold, and multiplies them."""
+    """Sends changes above a threshold, and multiplies them by a matrix."""
 
     num_states = 3
 
@@ -278,7 +278,7 @@ class Synaptic(Cell):
 
 
 class OfInputToo(Cell):
-    """A whole layer: the product of its input is outside of the loop over time."""
+    """A whole layer, including the product of its input, which does not depend on the loop over time."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -290,7 +290,7 @@ class OfInputToo(Cell):
 
 
 class Readout(Cell):
-    """The output is a product of this step's spikes that no later step needs."""
+    """A core whose output is a product of the step's spikes; no later step needs it."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -302,7 +302,7 @@ class Readout(Cell):
 
 
 class Hidden(Cell):
-    """Two products, one after the other, with a function of another width between them."""
+    """Two successive products, with a function of another width between them."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.down = nn.Parameter(matrix(size, size)[: size - 2].clone())
@@ -326,7 +326,7 @@ class Sliced(Cell):
 
 
 class Linear(Cell):
-    """The state is a product, without a function of it."""
+    """A core whose state is a product itself, without a function of it."""
 
     num_states = 1
 
@@ -343,7 +343,7 @@ class Transposed(Cell):
 
 
 class LearnedDecay(Cell):
-    """Captured numbers in addition to the matrix: one for all neurons and one for each."""
+    """Captured numbers in addition to the matrix: one for all neurons, and one for each neuron."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -439,7 +439,7 @@ CELLS: tuple[type[Cell], ...] = (
 
 @dataclass(frozen=True)
 class Powers:
-    """Matrices with one power of two per row and column, so every sum of a product has one term."""
+    """Matrices with one power of two per row and column, so that every sum in a product has one term."""
 
     seed: int = 0
 
@@ -456,7 +456,7 @@ class Dense:
     """Matrices without zeros.
 
     Attributes:
-        bits: number of bits of each number; `None`: all.
+        bits: number of significant bits of each number; `None`: all bits.
     """
 
     bits: int | None = None

@@ -14,13 +14,13 @@ TOGETHER: Any = None  # barrier of the processes
 
 
 def in_step(barrier: Any) -> None:
-    """Makes this process wait for another one later."""
+    """Sets the barrier at which the processes wait for each other."""
     global TOGETHER
     TOGETHER = barrier
 
 
 def differences(launches: int) -> tuple[str, int]:
-    """Describes how a loop runs, and counts the results that differ from the loop's."""
+    """Describes how a recurrent layer runs, and counts its results that differ from those of the loop."""
     core = made(RLIF, 256, Powers())
     tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
     expected = run(core, tensors, None)

@@ -1,4 +1,4 @@
-"""Random steps that return values more than once, and random choices of which results a loss reads."""
+"""Random steps that return some values several times, and random choices of the results that a loss reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Combination:
     """A scan, and the results that a loss reads.
 
     Attributes:
-        choices: for each result of the step, `(value, is_detached)`: an index among the values that the step computes.
+        choices: `(value, is_detached)` for each result of the step; `value` is an index of a value that it computes.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         final: True if the scan returns final states instead of sequences.
         used: indices of the results that the loss reads.
@@ -56,7 +56,7 @@ class Combination:
         return step
 
     def __call__(self, sequence: Scan, final: Scan, core: object, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the results that are read."""
+        """Runs the scan, and returns the results that the loss reads."""
         scan = final if self.final else sequence
         results = scan(core, self.num_inputs, self.num_states, self.num_outputs, *arguments)
         return [results[i] for i in self.used]
@@ -80,7 +80,7 @@ def combination(seed: int) -> Combination:
     )
 
 
-# The usual cases come first: a value is output and state, and the loss reads only the last state.
+# The most usual cases come first: a value is both output and state, and the loss reads only the last state.
 USUAL = [
     Combination(((0, False), (0, False)), 1, 1, 1, True, (1,), False),
     *(Combination(((1, False), (3, False), (1, False)), 1, 2, 1, True, used, True) for used in ((1,), (2,))),
@@ -94,7 +94,7 @@ USUAL = [
 
 
 def _naming(one: Combination) -> Callable[[str], str]:
-    """Adds the combination to a message."""
+    """Returns a function that adds the combination to a message."""
     return lambda text: f"{one}\n{text}"
 
 
@@ -102,7 +102,7 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     """Compiles one network of all combinations; compares results and gradients with those of the loop.
 
     Raises:
-        AssertionError: they differ, or the compiled network has zeros where the loop has no gradient.
+        AssertionError: results or gradients differ, or the compiled network has zeros instead of no gradient.
     """
     generator = torch.Generator().manual_seed(0)
     arguments = [one.arguments(generator, device) for one in combinations]

@@ -1,4 +1,4 @@
-"""Runs generated C++ with the compiler's checks of addresses and of undefined behaviour.
+"""Runs generated C++ with the compiler's sanitizers for addresses and undefined behaviour.
 
     python tests/sanitize_cpp.py [pytest's arguments ...]
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], cache: str) -> int:
         "FLEXSN_TEST_CPP_FLAGS": FLAGS,
         "CXX": f"g++ {FLAGS}",  # a kernel cached without these flags must not be used
         "FLEXSN_CACHE_DIR": cache,
-        # The process that loads such a library must have started with this one. Python never frees all of its memory.
+        # A process can load such kernels only if it starts with this library. Python never frees all of its memory.
         "LD_PRELOAD": where.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -1,4 +1,4 @@
-"""Step functions of the kinds in the field, as cases that every way of running a scan is tested with."""
+"""Step functions of the usual kinds, as cases for the tests of every way to run a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spike = Callable[[Tensor], Tensor]
 
 
 class SigmoidSpike(torch.autograd.Function):
-    """1 where `x >= 0`; backward as if it were `sigmoid(4 x)`."""
+    """Computes 1 where `x >= 0`, with the gradient of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def hard_spike(x: Tensor) -> Tensor:
 
 
 def soft_spike(x: Tensor) -> Tensor:
-    """A smooth stand-in, whose numerical and analytical gradients can be compared."""
+    """Computes a smooth stand-in, whose numerical and analytical gradients can be compared."""
     return torch.sigmoid(4.0 * x)
 
 
@@ -43,11 +43,11 @@ class Case:
     """A step function on its captured parameters.
 
     Attributes:
-        make: from the spike function and the parameters to the core.
+        make: function from the spike function and the parameters to the core.
         parameters: shape of each captured parameter, given the step's shape `[B, C]`.
-        exact_on_cpu: false with exp or tanh: eager CPU computes them in one way in full vectors and in another
-            in the rest of a tensor, so that no other order of the elements equals it to the last bit.
-        smooth: false where the core detaches something, so that its gradient is not its derivative.
+        exact_on_cpu: False with exp or tanh. Eager mode on the CPU computes them in one way in full vectors and in
+            another way in the rest of a tensor, so no other order of the elements has equal bits.
+        smooth: False if the core detaches a value, so that its gradient is not its derivative.
     """
 
     name: str
@@ -144,7 +144,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A case with data: `inputs` and `states` are leaves that require gradients, as are `parameters`."""
+    """A case with data: `inputs`, `states` and `parameters` are leaves that require gradients."""
 
     core: Callable[..., Any]
     counts: tuple[int, int, int]

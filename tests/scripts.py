@@ -1,4 +1,4 @@
-"""Imports of scripts that belong to no package: examples, and scripts that draw for the documentation."""
+"""Imports of scripts outside of the packages: examples, and scripts that draw for the documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(path: str) -> ModuleType:
-    """Imports the script at `path`, from the repository's root, as a module; its `main` does not run."""
+    """Imports the script at `path`, relative to the repository's root, as a module. Its `main` does not run."""
     name = "script_" + path.removesuffix(".py").replace("/", "_")
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / path)
@@ -29,7 +29,7 @@ def load(path: str) -> ModuleType:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Uses one thread, for small networks over many steps: waiting threads would take longer than the work."""
+    """Uses one thread, because in small networks over many steps, threads would wait longer than they work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

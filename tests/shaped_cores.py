@@ -1,4 +1,4 @@
-"""Step functions whose states have different shapes, as users write them; and random ones."""
+"""Step functions whose states have different shapes, as users write them, and random ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Core(nn.Module):
 
 
 class Dendritic(Core):
-    """Two compartments and branches, joined by a small matrix; the largest branch opens the apical compartment."""
+    """Two compartments, and branches that a small matrix joins. The largest branch opens the apical compartment."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons, self.branches)
@@ -89,7 +89,7 @@ class InTheMiddle(Core):
 
 
 class Gates(Core):
-    """Gates that one input contains next to each other; no state is larger than others."""
+    """Gates next to each other in one input. No state is larger than another."""
 
     def build(self) -> None:
         self.bias = self.numbers(3 * self.neurons)
@@ -104,7 +104,7 @@ class Gates(Core):
 
 
 class Line(Core):
-    """Branches that pass on their values, up to the last branch."""
+    """Branches that pass their values to the next branch, up to the last one."""
 
     def build(self) -> None:
         self.weight = self.numbers(self.neurons)
@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor joined, with one more number for each branch."""
+    """Branches that are neither summed nor joined, with an additional number for each branch."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]
@@ -188,7 +188,7 @@ class Random(Core):
         return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
 
 
-# Lines of a value of the soma and a value of the branches.
+# Lines of a random step: functions of a value of the soma and a value of the branches.
 _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a + b.sum(-1),
     lambda core, a, b: a - b.mean(-1),

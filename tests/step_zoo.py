@@ -1,6 +1,7 @@
-"""Step functions for each kind of neuron in the field, for any surrogate; and their comparison with a loop.
+"""Step functions for each kind of neuron, with any surrogate, and their comparison with a loop.
 
-`x` input, `v` membrane, `h` charged membrane, `s` spike; `spike` is 1 where its argument is at least 0.
+`x` is the input, `v` the membrane, `h` the charged membrane, `s` the spike. `spike` is 1 where its argument is at least
+0.
 
 Numbers that are added to tensors are multiples of 1/8, which are exact in every dtype. Eager mode on the CPU rounds
 such a number to the dtype of a half tensor before the addition; eager mode on CUDA, which kernels follow, does not.
@@ -26,8 +27,8 @@ Core = Callable[..., tuple[Tensor, ...]]
 Make = Callable[..., Core]
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# More than two of the interpreter's blocks, and full vectors of the CPU's: eager mode computes exp and tanh in these
-# vectors by another algorithm than in the rest of a tensor.
+# More than two blocks of the interpreter, and a multiple of the CPU's vectors: eager mode computes exp and tanh in
+# these vectors by another algorithm than in the rest of a tensor.
 SHAPE = (9, 64)
 STEPS = 5
 
@@ -40,10 +41,10 @@ class Step:
         make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
         num_states: number of states of the core.
         parameters: for each captured parameter, True if it has a value per channel, False if it is one number.
-        exact_on_cpu: False with functions that eager mode computes differently on the CPU than in the interpreter, for
-            which they consist of other functions (sigmoid), or are functions of one number.
-        functions: True if there are other functions (exp, tanh), which C++ computes within 2 ulp of the true values, as
-            eager mode does, but not with eager mode's bits.
+        exact_on_cpu: False with functions whose bits in eager mode on the CPU differ from those in the interpreter. The
+            interpreter composes them of other functions (sigmoid), or computes them of one number.
+        functions: True with other functions (exp, tanh). C++ computes them within 2 ulp of the true values, as eager
+            mode does, but not with eager mode's bits.
     """
 
     name: str
@@ -186,7 +187,7 @@ def _gated_lif(spike: Spike, a: Tensor, b: Tensor, c: Tensor) -> Core:
 
 @_step()
 def _ilif(spike: Spike) -> Core:
-    """Fires integer spikes: the number of thresholds below `h`."""
+    """Fires whole numbers of spikes: the number of thresholds below `h`."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v * 0.25 + x
@@ -198,7 +199,7 @@ def _ilif(spike: Spike) -> Core:
 
 @_step(parameters=(True,), functions=True)
 def _liaf(spike: Spike, threshold: Tensor) -> Core:
-    """Returns an analog output; the spike resets."""
+    """Returns an analog output. The spike resets the membrane."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -270,7 +271,7 @@ def _alpha(spike: Spike, alpha: Tensor) -> Core:
 
 @_step(parameters=(False,), functions=True)
 def _lapicque(spike: Spike, beta: Tensor) -> Core:
-    """Uses the form with resistance and capacitance."""
+    """Uses the equation with resistance and capacitance."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         rate = torch.nn.functional.softplus(beta)
@@ -293,7 +294,7 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
 
 @_step(num_states=2, exact_on_cpu=False)
 def _clif(spike: Spike) -> Core:
-    """Resets the deeper at each spike, the more the membrane was driven before."""
+    """Resets more deeply at a spike if the membrane was driven more before."""
 
     def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         h = v - v / 2.0 + x
@@ -306,7 +307,7 @@ def _clif(spike: Spike) -> Core:
 
 @_step()
 def _ternary(spike: Spike) -> Core:
-    """Has two thresholds and spikes of two signs."""
+    """Has two thresholds, and spikes of two signs."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - 0.75 - v) / 1.7
@@ -342,12 +343,12 @@ class Outcome:
     """Comparison of a kernel with the loop.
 
     Attributes:
-        values: number of results forward, outputs and states.
+        values: number of results of the forward: outputs and states.
         unequal: number of results with other bits (NaN equals NaN).
-        rate: part of the outputs that is not 0.
+        rate: share of the outputs that is not 0.
         forward: largest error of a result, in eps of the tensor's largest entry.
         gradient: largest error of a gradient of the input or a state, in eps of the neuron's largest gradient times the
-            peak of the surrogate: gradients of this size are summed and may cancel.
+            peak of the surrogate. Gradients of this size are summed, and may cancel.
         parameter: largest error of a captured parameter's gradient, a sum of n terms, in eps of the tensor's largest
             entry times the square root of n.
     """
@@ -365,8 +366,8 @@ def compare(
 ) -> Outcome:
     """Runs the kernel and the eager loop in one dtype, forward and backward, on equal numbers.
 
-    The loss is a weighted sum of all outputs and states. The weights have both signs, and are so small that gradients
-    hardly overflow in float16.
+    The loss is a weighted sum of all outputs and states. The weights have both signs, and are small enough that
+    gradients rarely overflow in float16.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -426,15 +427,15 @@ def _peak(spike: Surrogate) -> float:
 # Limits in the units of `Outcome`: gradients are rounded in each operation, and summed in another order than in the
 # loop.
 MAX_ERROR = 32.0
-# Limit for gradients that are made of functions with errors of their own.
+# Limit for gradients that are computed with functions that are not exact.
 MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
     """Describes a wrong outcome; empty if it is right.
 
-    Forward, all results equal the loop's to the last bit, and gradients are within `MAX_ERROR`. On the CPU, both are
-    within `MAX_INEXACT` if the step function says so.
+    A right outcome equals the loop's results to the last bit, and its gradients are within `MAX_ERROR`. On the CPU,
+    both may be within `MAX_INEXACT` if the attributes of the step function allow it.
 
     Args:
         device: "cuda"; "cpu", in the interpreter; or "cpp".
@@ -460,7 +461,7 @@ def combinations() -> list[Combination]:
 
 
 def covering() -> list[Combination]:
-    """Returns a part of them: each dtype has each step function and each surrogate once, in different pairs."""
+    """Returns some of the combinations: each dtype has each step function and each surrogate, in different pairs."""
     spikes = surrogates()
     shift = len(spikes) // len(DTYPES)
     return [

@@ -19,19 +19,19 @@ from flexsn_nn.surrogate import ATan
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # torch 2.11 warns of its own
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # from torch 2.11 itself
 ]
 
 STEPS, BATCH, MOST = 7, 3, 4
-# Precompiled headers are faster only from the second program on, and there is one program here.
+# Precompiled headers save time only from the second program on, and these tests have one program.
 ONCE = {"aot_inductor.precompile_headers": False}
 QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
-    """A network of `[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it.
+    """A network from `[T, B, 1, 4, 4]` and states to `[T, B, 2]` and later states.
 
-    Its weights are on a grid, by a parametrization in one layer and without it in the other: sums are exact.
+    Its weights are on a grid, in one layer by a parametrization, in the other without it, so that sums are exact.
     """
 
     def __init__(self, step_mode: str = "m") -> None:
@@ -65,7 +65,7 @@ def inputs(num_steps: int) -> Tensor:
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
-    """Compiles a program for the CPU to a file: for any number of steps, if `dynamic`."""
+    """Compiles a program for the CPU to a file; if `dynamic`, it accepts any number of steps."""
     shapes = None
     if dynamic:
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
@@ -112,7 +112,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 @pytest.fixture(scope="module")
 def results(package: Path) -> Path:
-    """Folder with the results of a process without this project, on sequences and frame by frame."""
+    """Returns a folder with results of a process without this project, on sequences and frame by frame."""
     folder = package.parent
     torch.save([inputs(11), *initial()], folder / "sequence.pt")
     frames = inputs(5)
@@ -124,13 +124,13 @@ def results(package: Path) -> Path:
 
 
 def test_by_torchs_own_loader(results: Path) -> None:
-    """Runs two pieces, with the state passed on, and with numbers of steps for which it was not compiled."""
+    """Tests two successive pieces with one state. They have other numbers of steps than at compilation."""
     for got, want in zip(torch.load(results / "of_sequence.pt"), wanted(11), strict=True):
         assert torch.equal(got, want)
 
 
 def test_frame_by_frame(results: Path) -> None:
-    """Checks that one step consists of torch's operators, so the exported program needs no kernel and no project."""
+    """Checks that a step consists of torch's operators, so that the program needs neither kernels nor this project."""
     for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
         assert torch.equal(got, want)
 
@@ -152,7 +152,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
 def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that torch's scan replaces the operator in Python of a step with products in the exported program."""
+    """Checks that the exported program has torch's scan instead of the Python operator of a step with products."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
     network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)

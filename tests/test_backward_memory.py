@@ -1,4 +1,4 @@
-"""A backward with tensors that kernels cannot read is refused with a clear error; zeros need no memory."""
+"""Tensors that a backward cannot read are refused with a clear error; zeros need no memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Te
         torch.autograd.grad(output, learned, torch.ones_like(output))
     reset_net(neuron)
     yield neuron(x), learned
-    reset_net(neuron)  # the state would keep the graph
+    reset_net(neuron)  # otherwise, the state keeps the graph alive
 
 
 def test_zeros_without_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:

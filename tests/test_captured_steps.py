@@ -1,4 +1,4 @@
-"""Captured steps on a GPU: equal to steps without a graph, to the bit; and steps that cannot be captured."""
+"""Captured steps on a GPU, which equal steps without a graph to the bit, and steps that cannot be captured."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def assert_equal_training(
     batches: list[tuple[Tensor, Tensor]],
     after: Callable[[CapturedStep], object] = lambda step: None,
 ) -> None:
-    """Trains one after the other, from equal random states."""
+    """Trains both steps, one after the other, from equal random states."""
     found = []
     for trained in (captured, plain):
         torch.manual_seed(3)
@@ -80,7 +80,7 @@ def assert_equal_training(
             losses.append(captured(x, y) if trained is captured else plain.step.run(x, (y,)))
             after(trained)
         found.append(torch.stack(losses))
-        found.append(torch.rand(3, device="cuda"))  # the generators end at equal positions
+        found.append(torch.rand(3, device="cuda"))  # both generators end at equal positions
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     for a, b in zip(
@@ -104,7 +104,7 @@ def test_a_hundred_steps(make: Callable[[], nn.Module], optimizer: Any, states: 
         make().cuda(), lambda n: graphs.capture(n, loss_of, optimizer(n), states=states, max_norm=1.0)
     )
     assert_equal_training(captured, plain, [data(i) for i in range(100)])
-    # With "carry", the first call begins without states, so it is the only call of its kind.
+    # With "carry", only the first call begins without states, so it is not captured.
     assert graphs_of(captured) == 1
     if states == "carry":
         for (_, a), (_, b) in zip(neurons(captured.step.net), neurons(plain.step.net), strict=True):
@@ -151,7 +151,7 @@ def test_graphs_share_memory() -> None:
         captured(*data(0, 4000))
     torch.cuda.synchronize()
     assert graphs_of(captured) == 2
-    # The second graph uses the first one's memory for activations: only inputs and gradients are its own.
+    # The second graph shares the first one's memory for activations; it allocates inputs and gradients alone.
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 
@@ -190,14 +190,14 @@ def test_validation_between_steps() -> None:
 
 
 class Reading(nn.Module):
-    """Waits for the device."""
+    """A layer that waits for the device."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.amax().item()
 
 
 class Synchronizing(nn.Module):
-    """Waits for the device in a way that a rehearsal does not detect."""
+    """A layer that waits for the device in a way that a rehearsal does not detect."""
 
     def forward(self, x: Tensor) -> Tensor:
         torch.cuda.synchronize()
@@ -224,7 +224,7 @@ def test_what_cannot_be_captured_runs_by_python(module: Callable[[], nn.Module],
     with pytest.warns(CaptureWarning, match=words):
         assert_equal_training(captured, plain, [data(i) for i in range(8)])
     assert graphs_of(captured) == 0
-    # A failed capture leaves nothing behind: another capture works, and draws from the generator.
+    # A failed capture has no effects: another capture works, and draws from the generator.
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, sgd(n)))
     assert_equal_training(captured, plain, [data(i) for i in range(8)])

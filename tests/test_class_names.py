@@ -1,4 +1,4 @@
-"""A class name has one owner, so a search for it finds one idea. Exceptions are listed with their reasons."""
+"""A class name has one owner, so that a search for it finds one idea. Exceptions are listed with reasons."""
 
 from __future__ import annotations
 

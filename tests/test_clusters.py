@@ -1,4 +1,4 @@
-"""The loop of a recurrent step in thread-block clusters: its source compiles, and on a GPU it equals the plain loop."""
+"""Recurrent steps in thread-block clusters: their source compiles, and on a GPU, they equal the plain loop."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from recurrent_cores import (
     Dense,
     GatedGRU,
     Hidden,
+    Late,
     LowRank,
     Masked,
     Powers,
@@ -42,8 +43,8 @@ gpu = pytest.mark.gpu
 HOPPER = (9, 0)
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Divisions with one or several warps for a sum, with matrices in registers, in shared memory, in neither, and in all of
-# them; with one or two slots for sent values.
+# Divisions with one or several warps for a sum; with matrices in registers, in shared memory, in neither, and in both;
+# with one or two slots for sent values.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
@@ -77,7 +78,7 @@ def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memo
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records the outcome of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
+    """Records each loop's kernel for an H100: ``"forward"``, ``"backward"``, or the reason why there is none."""
     if why_no_nvrtc() is not None:
         pytest.skip("NVRTC is not there: a build of torch without CUDA")
     found: list[str] = []
@@ -105,10 +106,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
-@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "LowRank-float32"])
+@pytest.mark.long(all_but=["RLIF-*", "GRU-float32", "Late-float32", "LowRank-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, LowRank, SLSTM], ids=lambda cell: cell.__name__
+    "cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden, Late, LowRank, SLSTM], ids=lambda cell: cell.__name__
 )
 def test_sources_compile_for_a_gpu_that_is_not_there(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
@@ -121,7 +122,7 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
 
 
 def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks that the first one has the fewest turns, then the fewest rows and blocks, and two warps for a sum."""
+    """Checks that the first division has the fewest turns, then the fewest rows and blocks, and two warps for a sum."""
     found: dict[tuple[str, int], Cluster | None] = {}
 
     def kernel(
@@ -148,7 +149,7 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records in words how each loop ran. Loops that fit one program run in clusters, too."""
+    """Records descriptions of how loops ran. Loops that fit into one program run in clusters, too."""
     found: list[str] = []
     original = _one_launch.InClusters.run
 
@@ -176,7 +177,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_is_the_loop(
     batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype != torch.float32:  # exchange through global memory is faster there
+    if dtype != torch.float32:  # in other dtypes, exchange through global memory is faster
         divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
         monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
@@ -199,7 +200,7 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, partly in shared memory or not in it, and one slot if one value is sent."""
+    """Tests several matrices, partly in shared memory or outside of it, and one slot for one sent value."""
 
     def division(loop: Loop, *_: Any, **__: Any) -> Any:
         one = cluster.stored is not None and len(loop.exchanges) == 1
@@ -213,7 +214,7 @@ def test_divisions_of_cells(
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells(cell: type[Cell], told: list[str]) -> None:
-    """Compares the bits of the loop where sums have one term; other results come from the former path."""
+    """Compares bits with the loop, in sums of one term. Cells that do not fit a cluster run in kernels without them."""
     check_equal(cell, "triton")
 
 
@@ -230,10 +231,17 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, told: li
     assert told == ["forward"]
 
 
-def check_dense(cell: type[Cell], size: int) -> None:
-    """Compares dense matrices with float64, within float32's rounding."""
-    core = made(cell, size, Dense(), torch.float32)
-    tensors = sequences(core, 12, 50, size, dtype=torch.float32, bits=10)
+@gpu
+@pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
+def test_gates_in_half_precision(cell: type[Cell], told: list[str]) -> None:
+    check_dense(cell, 144, torch.bfloat16, 6e-2)
+    assert "forward" in told  # in bfloat16, some backwards take several launches
+
+
+def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
+    """Compares results with dense matrices with float64, within the rounding of float32."""
+    core = made(cell, size, Dense(), dtype)
+    tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
     exact = made(cell, size, Dense(), torch.float64)
     wanted, exact_gradients = differentiated(
@@ -242,7 +250,7 @@ def check_dense(cell: type[Cell], size: int) -> None:
     for a, b in zip([*got, *gradients], [*wanted, *exact_gradients], strict=True):
         assert a is not None
         assert b is not None
-        assert (a.double() - b).abs().max() < 2e-5 * b.abs().max().clamp(min=1)
+        assert (a.double() - b).abs().max() < tolerance * b.abs().max().clamp(min=1)
 
 
 @gpu
@@ -254,7 +262,7 @@ def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
 def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives each process the GPU in turn: no block may wait for a block that does not run."""
+    """Tests processes that alternate on one GPU: no block may wait for a block that does not run."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:

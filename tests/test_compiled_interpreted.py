@@ -37,7 +37,7 @@ INTERVAL = 4
 
 
 class Here(KernelLowering):
-    """Lowering to the interpreter, which Inductor has no use for, with checkpoints as in kernels."""
+    """Lowering to the interpreter, which Inductor does not support, with checkpoints as in kernels."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")
@@ -50,7 +50,7 @@ class Here(KernelLowering):
 
 
 def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-    """Replaces states that are zeros in `args` by NaN, because kernels must not read them."""
+    """Replaces the states in `args` that are zeros by NaN, because kernels must not read these."""
     values = list(args)
     for position in layout.zero_positions:
         values[position] = torch.full_like(values[position], torch.nan)

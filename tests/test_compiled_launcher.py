@@ -1,4 +1,4 @@
-"""Training steps of the compiled launcher equal those of Python: results, gradients, refusals."""
+"""Training steps of the compiled launcher, which equal those of Python in results, gradients and refusals."""
 
 from __future__ import annotations
 
@@ -220,9 +220,9 @@ def test_gradients_in_other_layouts(
         (found,) = torch.autograd.grad(neuron(x), x, gradient)
         torch.testing.assert_close(found, _gradient(x, gradient))
     assert len(native_runs) == 6
-    assert python_gradients  # for gradients in other layouts
+    assert python_gradients  # Python runs backwards with gradients in other layouts
     python_gradients.clear()
-    for _ in range(2):  # from the second call on, it is launched by address
+    for _ in range(2):  # from the second call on, the kernel is launched by address
         neuron.reset()
         torch.autograd.grad(neuron(x), x, several[1])
     neuron.reset()
@@ -287,7 +287,7 @@ def test_backward_asks_whether_what_was_read_is_there(
     monkeypatch.setattr(Rectangle, "width", 2.0)
     with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
         y.sum().backward()
-    del neuron  # it exists until here
+    del neuron  # the neuron has to exist until the backward ends
 
 
 def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
@@ -400,7 +400,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
     neuron.reset()
     y = neuron(x)
     gone = weakref.ref(neuron)
-    del neuron  # its state holds the graph
+    del neuron  # until here, its state holds the graph
     native_runs.clear()
     gc.collect()
     assert gone() is None
@@ -437,7 +437,7 @@ def test_layouts_that_take_turns_are_all_told(
 
 
 class _Counting(TorchDispatchMode):
-    """Records the operations that it sees."""
+    """A mode that records the operations in it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -507,7 +507,7 @@ def test_copies_begin_anew(ready: tuple[LIF, Tensor], native_runs: list[NativeSc
     for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
         neuron.reset()
         assert torch.equal(twin(x), neuron(x))
-    assert len(native_runs) == 2  # calls of the neuron itself
+    assert len(native_runs) == 2  # the two calls of the neuron itself
 
 
 def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
@@ -551,7 +551,7 @@ def test_profilers_of_launches_see_them(
 
 
 def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
-    """Tests inputs, and gradients of outputs."""
+    """Tests inputs and gradients of outputs that are one tensor in one call and two tensors in the next."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
     tensors = [_data(4, 33) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Calls without gradients through the compiled launcher: equal to the loop, and launched without Python."""
+"""Calls without gradients in the compiled launcher: they equal the loop, and are launched without Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flexsn_nn import ALIF, LIF, PLIF, FlexSN
 from flexsn_runtime.calls._plan import Plan
-from flexsn_runtime.kernels._inferred import InferredScan
+from flexsn_runtime.native import RepeatedFunction
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -36,7 +36,7 @@ def data(seed: int, device: str) -> Tensor:
 
 
 def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
-    """Makes a neuron with kernels, and the loop."""
+    """Makes a neuron with kernels, and an equal neuron with the loop."""
     found = []
     for backend in ("triton" if device == "cuda" else "cpp", "torch"):
         neuron = NEURONS[name]("auto").to(device)
@@ -70,7 +70,7 @@ def test_equals_the_loop_and_enters_no_python(
     with torch.no_grad():
         for seed in range(4):
             assert_equal(neuron, loop, given(seed))
-        monkeypatch.setattr(Plan, "run", None)  # Python's executor
+        monkeypatch.setattr(Plan, "run", None)  # the executor in Python
         for seed in range(4, 7):
             assert_equal(neuron, loop, given(seed))
 
@@ -100,14 +100,14 @@ def test_a_large_result_stays_with_python(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[InferredScan]] = []
-    make = InferredScan.__init__
+    made: list[weakref.ref[RepeatedFunction]] = []
+    make = RepeatedFunction.__init__
 
-    def noted(scan: InferredScan, *given: Any) -> None:
+    def noted(scan: RepeatedFunction, *given: Any, **options: Any) -> None:
         made.append(weakref.ref(scan))
-        make(scan, *given)
+        make(scan, *given, **options)
 
-    monkeypatch.setattr(InferredScan, "__init__", noted)
+    monkeypatch.setattr(RepeatedFunction, "__init__", noted)
     neuron, _ = pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(3):

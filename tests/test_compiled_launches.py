@@ -27,7 +27,7 @@ def found() -> Any:
 
 
 def test_each_scan_is_one_launch_each_way(found: Any) -> None:
-    # Inductor compiles a kernel once to determine the memory that it writes to.
+    # Inductor compiles each kernel once to determine the memory that the kernel writes to.
     assert {key: found["direct"][key] for key in ("launches", "loops", "warnings", "analyses")} == {
         "launches": [1, 1],
         "loops": 0,
@@ -61,12 +61,12 @@ def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
     dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]  # of [5, 2, 4, 6, 8]: channels last, contiguous
     for i, (_, arguments) in enumerate(launches):
-        # AOTAutograd decides on the layout of a gradient from outside; torch 2.11 makes it contiguous. Kernels read it
+        # AOTAutograd decides on the layout of an incoming gradient; torch 2.11 makes it contiguous. Kernels read it
         # without a copy.
         allowed = (dense, dense[1:], contiguous) if i == 2 else (dense, dense[1:])
         strides = [argument for argument in arguments if isinstance(argument, list)]
         numbers = [argument for argument in arguments if not isinstance(argument, list)]
-        # The initial state is zeros and not read. No other tensor is strided, so no stride is an argument.
+        # The initial state is zeros, which are not read. No other tensor is strided, so no stride is an argument.
         assert all(stride in allowed for stride in strides)
         assert numbers[:2] == [5, 384]
         assert len(numbers) == 5 or contiguous in strides  # T, elements, and the grid
@@ -75,5 +75,5 @@ def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
 
 def test_products_are_rounded_before_something_is_added_and_keep_subnormals(found: Any) -> None:
     counts = found["inexact"]
-    assert counts["fused"] > 0  # Triton fuses, if it is allowed to
+    assert counts["fused"] > 0  # by default, Triton fuses
     assert counts["strict"] == counts["standalone"] == 0

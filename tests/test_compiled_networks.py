@@ -1,4 +1,4 @@
-"""Compiled networks on the CPU: every core in one graph; the first step; gradients of gradients."""
+"""Compiled networks on the CPU: one graph of all cores, the first step, and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *a
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
-    """Compiles one graph of eleven scans, which takes hardly longer than a graph of one."""
+    """Tests one graph of eleven scans, which compiles about as fast as a graph of one scan."""
     problems = [problem(case, 5, (4, 6), seed=i) for i, case in enumerate(CASES)]
 
     def network(final: Any, sequence: Any, *flat: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Usual readouts, losses and inputs of neurons: compiled by Inductor, they equal eager mode."""
+"""Usual readouts, losses and inputs of neurons, which Inductor compiles, against eager mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn.neuron import Neuron
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # a warning of Inductor on a GPU
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # Inductor warns so on a GPU
 ]
 
 STEPS, BATCH, WIDTH = 6, 2, 4
@@ -104,7 +104,7 @@ def _delayed(x: Tensor) -> Tensor:
 
 
 def _in_channels_last(x: Tensor) -> Tensor:
-    """Makes `[T, B, C]` images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
+    """Expands `[T, B, C]` to images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
     images = x.flatten(0, 1)[:, :, None, None].expand(-1, -1, 2, 2)
     result: Tensor = images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
     return result
@@ -281,7 +281,7 @@ def test_readouts_under_autocast(neuron: str) -> None:
             y, states = forward(x)
             return [read(y, states) for read in of("last", "tail", "mean", "states")]
 
-    # Inductor keeps more digits between two operations than eager mode.
+    # Between operations, Inductor keeps more digits than eager mode.
     compare(readouts, module, tolerance=5e-2)
 
 

@@ -84,9 +84,9 @@ def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.Monkey
     expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
     if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs are spikes
         assert_equal_bits(results[0], expected[0])
-    # In one graph, the product adds the bias; in the other, a later operation does.
+    # In one graph, the product adds the bias; in the other graph, a later operation adds it.
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
-    # Autograd sums the terms of a gradient in one order, and the graph of the step's gradient in another order.
+    # Autograd and the graph of the step's gradient sum the terms of a gradient in different orders.
     torch.testing.assert_close(gradients, of_eager, rtol=1e-5, atol=1e-5)
 
 
@@ -176,10 +176,10 @@ def test_the_code_is_as_long_for_any_number_of_steps() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("padded", [False, True])
 def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Inductor pads products if that is faster, and sees those of a step, too.
+    # Inductor pads products if that is faster, including products in a step.
     monkeypatch.setattr(torch._inductor.config, "shape_padding", padded)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)
     layer = Recurrent(LIF(), 64).cuda()

@@ -1,4 +1,4 @@
-"""Results of a step that are one value, and subsets of results that a loss reads: Inductor equals the loop."""
+"""Results of a step that are one value, and losses of some of the results: Inductor equals the loop."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
 def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
-    """Sets an option of torch, with which kernels are launched without Triton's C code."""
+    """Tests an option of torch that launches kernels without Triton's C code."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -114,7 +114,7 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # every module's header contains the name alone
+        assert "reinterpret_tensor(" not in code  # the header of every module has the name without the parenthesis
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
@@ -160,14 +160,14 @@ def test_a_module_in_one_graph(backend: str, layout: torch.memory_format) -> Non
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         result, found = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
         expected, wanted = gradients(eager, x, list(eager.parameters()))
-    # The convolution's last bits differ, and so does a spike now and then.
+    # The convolution's last bits differ, and so do a few spikes.
     assert (result != expected).float().mean() < 1e-3
     for gradient, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
     assert "hop inside torch.compile" in module.neuron.explain()
 
 
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 def test_kernels_under_cuda_graphs() -> None:
     p = problem(CASES[1], 8, (16, 128), device="cuda")
     run = torch.compile(
@@ -202,7 +202,7 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
 def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's code for a step: rows whose addresses are multiples of 16 and others, and several blocks of steps."""
+    """Tests Inductor's code for a step: aligned rows (multiples of 16) and others, and several blocks of steps."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

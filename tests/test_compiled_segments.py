@@ -105,7 +105,7 @@ def test_results_equal_the_serial_ones(
 def test_checkpoints_that_another_lowering_wants_farther_apart(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests other memory orders, too. Kernels need states closer together, and there may be no checkpoints."""
+    """Tests distances that exceed those of kernels, or leave no checkpoint, with inputs in another memory order."""
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -163,7 +163,7 @@ def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """Checks that lengths are a mask there, with which all guesses after the end of a sequence would be wrong."""
+    """Tests lengths, which are a mask in compiled graphs: all guesses after the end of a sequence would be wrong."""
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
@@ -217,7 +217,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph to warm up
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
 def test_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
@@ -251,7 +251,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[Any] | None, str]:
-    """Runs the package in a process without this project. Returns results, or `None`, and what the process printed."""
+    """Runs the package in a process without this project. Returns results, or `None`, and the output of the process."""
     torch.save(sequences, folder / "sequences.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", ALONE]
@@ -262,7 +262,7 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.11 warns of its own
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # from torch 2.11 itself
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
 
 
 class InOnePass(nn.Module):
-    """A network from `[T, B, N]` and the earlier state to spikes and the later state."""
+    """A network from `[T, B, N]` and an initial state to spikes and the final state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The main job as a newcomer runs it: it learns, draws, and reports mistakes in one line."""
+"""The digits demo as a newcomer runs it: it learns, draws, and reports mistakes in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # The interpreter, which the tests turn on, is off, as for a newcomer.
+    # Tests turn the interpreter on; for a newcomer, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would not work from another folder
     return subprocess.run(
@@ -102,7 +102,7 @@ def test_wrong_options_get_one_line(
 def test_kernels_that_cannot_run_get_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # off, as for a newcomer
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a newcomer, the interpreter is off
     monkeypatch.chdir(tmp_path)
     status = load("examples/digits.py").main(["--device", "cpu", "--backend", "triton"])
     assert_one_line(status, *capsys.readouterr(), "set TRITON_INTERPRET=1")

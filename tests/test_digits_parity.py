@@ -1,4 +1,4 @@
-"""The digits demo learns equally on every backend from one seed."""
+"""The digits demo, which learns equally on every backend from one seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def digits() -> ModuleType:
 def learn(
     digits: ModuleType, backend: str, device: str, *, samples: int, steps: int, epochs: int, brightness: float
 ) -> tuple[list[float], list[float]]:
-    """Returns loss and held-out accuracy after each epoch. Bright images make neurons fire from the first batch on."""
+    """Returns loss and held-out accuracy after each epoch. With bright images, neurons fire from the first batch on."""
     torch.manual_seed(0)
     data = digits.load(torch.device(device), seed=0)
     data.train_x, data.train_y = brightness * data.train_x[:samples], data.train_y[:samples]

@@ -19,7 +19,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Returns the names of headings in links: in lower case, without punctuation, with hyphens for spaces."""
+    """Returns the names by which links reach headings: lower case, no punctuation, hyphens for spaces."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
 
 

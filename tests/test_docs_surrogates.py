@@ -1,4 +1,4 @@
-"""The drawing of the surrogates shows all of them, and equals the drawing that the script makes."""
+"""The drawing of the surrogates, which shows all of them, and equals the drawing that the script makes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# Readers of each example's files, and an accuracy that it exceeds after a few epochs; guessing gives 10, 9 and 5 %.
+# By example: the reader of its files, epochs, and an accuracy that it exceeds; guesses reach 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
@@ -31,7 +31,7 @@ def example(name: str) -> ModuleType:
 
 
 def small(name: str, folder: Path) -> None:
-    """Reduces the number of files, so that a test is short."""
+    """Reduces the number of files, to make a test short."""
     module = example(name)
     if name == "images":
         generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def small(name: str, folder: Path) -> None:
 def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
-    # The example runs as from a clone: without settings of the tests, and in an empty folder.
+    # The example runs as for a user: without settings of the tests, and in an empty folder.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
@@ -63,7 +63,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no --data: ")  # the output says that the data are not real
+    assert done.stdout.startswith("no --data: ")  # the output reports that the real data are missing
     reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
     assert reached is not None, done.stdout
     assert float(reached[1]) > beyond
@@ -100,7 +100,7 @@ def test_whoever_resumes_ends_where_one_run_does(
     for key, weights in straight["network"].items():
         assert torch.equal(broken["network"][key], weights)
     assert any(not torch.equal(stopped["network"][key], weights) for key, weights in straight["network"].items())
-    # Training is already complete.
+    # All epochs are already in the checkpoint.
     done = run(2, "broken")
     assert "epoch 2/2" not in done
     assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
@@ -188,7 +188,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
     for number in range(40):
         seconds, channels = audio.synthetic_word(number % 20, random)
         found, _ = words[number]
-        assert found["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are halves, as in the real files
+        assert found["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
         assert found["x"].tolist() == channels.astype(int).tolist()
         counts, _ = counted[number]
         assert counts.shape[1:] == (1, audio.CHANNELS)
@@ -201,7 +201,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
 def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that the mean rate of a batch's samples is the mean of their separate rates."""
+    """Compares the mean rate of a batch with the mean of the rates of its separate samples."""
     module = example(name)
     drawn: list[dict[str, float]] = []
     real = plot.firing_rates

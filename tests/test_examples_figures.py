@@ -1,4 +1,4 @@
-"""Figures of the examples in the documents: they are those of the kept table, and every example has one."""
+"""Figures of the examples in the documents. They equal those of the kept table, and every example has one."""
 
 from __future__ import annotations
 

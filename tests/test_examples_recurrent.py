@@ -1,4 +1,4 @@
-"""examples/recurrent.py: a network with recurrent weights remembers a cue, and one without forgets it."""
+"""examples/recurrent.py: a network with recurrent weights remembers a cue; a network without them forgets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of all examples from the command line, on little data: each prints the lines that it promises."""
+"""Runs of all examples from the command line, on little data; each prints its documented lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripts import ROOT, load, one_thread
 
-# For each example: arguments that make it short, and the output.
+# For each example: arguments for a short run, and a pattern of the output.
 RUNS = {
     "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
     "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
@@ -41,7 +41,7 @@ def test_it_runs(
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main(arguments) == 0
     assert re.search(printed, capsys.readouterr().out)
-    assert list(tmp_path.iterdir()) == []  # it leaves no files behind
+    assert list(tmp_path.iterdir()) == []  # no example writes files by default
 
 
 @pytest.mark.gpu
@@ -50,5 +50,5 @@ def test_it_runs_through_compiled_kernels(name: str, capsys: pytest.CaptureFixtu
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out
-    # In chunks, sums over time have a different order: their gradients agree to rounding.
+    # In chunks, sums over time have another order, so gradients agree to rounding alone.
     assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

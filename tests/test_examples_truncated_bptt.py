@@ -1,4 +1,4 @@
-"""examples/truncated_bptt.py: the memory of one chunk, the gradient of the whole within it, and learning."""
+"""examples/truncated_bptt.py: memory of one chunk, the gradient within it, which equals that of all, and learning."""
 
 from __future__ import annotations
 

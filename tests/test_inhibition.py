@@ -52,14 +52,14 @@ def test_gradcheck(cell: type[Cell]) -> None:
     generator = torch.Generator().manual_seed(3)
     shapes = [(3, 2, 4), (2, 4), (2, 4)]
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
-    if cell is Winner:  # a choice has no gradient; the maximum has one
+    if cell is Winner:  # the choice of a winner has no gradient; the maximum has one
         core.forward = lambda x, s, v: ((x + v).amax(-1, keepdim=True) * s, x + s / 2, v - x.amin(-1, keepdim=True))
     assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
 def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
-    """Checks that equal winners share the gradient of their maximum, and the first one has it with a position."""
+    """Tests equal maxima: they share the gradient, or the first one has it if the position is taken, too."""
     core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
     with torch.no_grad():
@@ -111,7 +111,7 @@ ONE = ("one launch for all steps", "one launch for all steps")
 
 
 def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
-    """Checks results and gradients of kernels, and returns how the forward and the backward ran, in words."""
+    """Checks results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
@@ -169,7 +169,7 @@ def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **cha
 
 
 def test_in_compiled_graphs_exports_and_with_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests reduced rows in all that a neuron does with its step."""
+    """Tests reductions of rows in compiled graphs, in exported programs, and with lengths and resets."""
     core = _Inhibited().double()
     loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")
     x = torch.randn(6, 37, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()

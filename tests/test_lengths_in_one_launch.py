@@ -1,4 +1,4 @@
-"""Lengths and resets of recurrent layers whose loop runs in one launch: equal to the loop."""
+"""Lengths and resets of recurrent layers whose steps run in one launch, against the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records for each loop `"one launch"` or the obstacle."""
+    """For each loop, records `"one launch"` or the obstacle."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -42,7 +42,7 @@ def rlif() -> FlexSN:
 
 
 def adaptive() -> FlexSN:
-    """Returns a neuron that starts at its own values."""
+    """Returns a neuron with initial states other than zero."""
     return Recurrent(ALIF(v_reset=-0.25), 20)
 
 

@@ -24,9 +24,9 @@ def test_what_stays_behind_does_not_grow(
     assert after.generated == before.generated
     assert after.files == before.files
     assert after.modules == before.modules
-    assert after.descriptors <= before.descriptors + 2  # other code of this process may open some
+    assert after.descriptors <= before.descriptors + 2  # other code of this process may open files
     assert after.handles == before.handles
-    # A remaining neuron would hold 36 and more. (torch's own context variables keep a few objects of each call.)
+    # A neuron that remains holds at least 36 objects. (torch's context variables keep a few objects of each call.)
     assert after.objects < before.objects + 10 * (NEURONS - EARLY)
     if backend == "triton":
         assert before.generated > 0

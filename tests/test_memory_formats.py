@@ -1,4 +1,4 @@
-"""Memory formats on every backend: strides are those of elementwise operations, values those of the loop."""
+"""Memory formats on every backend: strides equal those of elementwise operations, values those of the loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """Returns the strides of dimensions of more than one element; without elements, strides mean nothing."""
+    """Returns the strides that matter: those of dimensions with several elements; none in a tensor without elements."""
     if not tensor.numel():
         return []
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -124,7 +124,7 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_do_not_depend_on_the_format(device: str) -> None:
-    """Checks equality to the bit, except for captured tensors, whose sums over elements have a different order."""
+    """Checks equality to the bit, except for captured tensors, whose sums over elements have another order."""
     weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
     reference = None
     for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):
@@ -145,7 +145,7 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
 @pytest.mark.parametrize("pairs", [5, 12])
 @BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
-    """Tests two inputs and a state: as `TensorIterator` decides for the three."""
+    """Tests two inputs and a state. The format is the one that `TensorIterator` chooses for all three."""
 
     def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x * y
@@ -197,7 +197,7 @@ def test_gradients_in_another_format_than_the_output(backend: str, device: str) 
         found.append(torch.autograd.grad(output, x, arriving.copy_(dense))[0])
         assert found[-1].stride() == x.stride()
     assert all(torch.equal(gradient, found[0]) for gradient in found)
-    # In three dimensions, steps of a gradient look like images with channels last.
+    # In three dimensions, steps of this gradient have the strides of images with channels last.
     flat = values(4, 3, 4, 5).to(device).requires_grad_()
     output = FlexSN(lambda x, v: (x * x + v, x + v), 1, 1, 1, backend=backend)(flat)
     assert isinstance(output, Tensor)
@@ -216,7 +216,7 @@ def test_a_kernel_object() -> None:
 
 
 def test_one_kernel_for_all_orders() -> None:
-    """Checks that a permutation of the dimensions has the same kernel, which counts elements in memory order."""
+    """Checks that permuted dimensions share one kernel, since kernels count elements in memory order."""
     neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="triton")
     program = neuron._get_program()
     for name in ("contiguous", "channels_last_frames", "permuted"):
@@ -242,7 +242,7 @@ def test_single_steps() -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["channels_last_frames", "permuted", "batch_first"])
 def test_traced_graphs(name: str, dynamic: bool, final: bool) -> None:
-    """Checks that strides of fake tensors, forward and backward, are those of the results."""
+    """Checks that fake tensors have the strides of the results, forward and backward."""
     weight = weight_of(torch.empty(()))
     scan: Any = flex_sn_scan_final_state if final else flex_sn_scan
     seen: list[list[list[int]]] = []

@@ -1,4 +1,4 @@
-"""The loop of a recurrent step in one launch, against the plain loop: bit for bit where every sum has one term."""
+"""Recurrent steps in one launch, against the plain loop: equal to the bit where every sum has one term."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records for each loop over more than one step ``"one launch"`` or the obstacle."""
+    """For each loop over several steps, records ``"one launch"`` or the obstacle."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -50,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 found.append(str(error))
             raise
 
-    def counted(launch: Any) -> Any:  # repeated calls launch alone
+    def counted(launch: Any) -> Any:  # repeated calls do nothing but launch
         def run(*given: Any) -> None:
             launch(*given)
             found.append("one launch")
@@ -69,7 +69,7 @@ Choose = Callable[[bool], None]
 
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Chooses whether programs share rows and exchange values; if not, programs have all columns that fit."""
+    """Returns a function that chooses: programs exchange values of shared rows, or have all columns that fit."""
 
     def choose(yes: bool) -> None:
         monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
@@ -84,7 +84,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
 
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
-    """Checks that results, and gradients of inputs and initial states, are those of the loop."""
+    """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
     core = made(cell, size, Powers(), dtype)
     tensors = sequences(core, num_steps, batch, size, dtype=dtype)
     expected, wanted = differentiated(core, tensors, None, state_seqs=False)
@@ -93,7 +93,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
         assert a is not None
         assert b is not None
-        # Such small float32 numbers have their last bits in parts below the smallest bfloat16.
+        # The last bits of such small float32 numbers are in parts below the smallest bfloat16.
         tiny = b.abs() < 1e-30
         assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
         assert ((a - b).abs().double() < 1e-36).all()
@@ -150,7 +150,7 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     ids=lambda cell: cell.__name__,
 )
 def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
-    """Tests gates, pieces of a value and products of products, where every sum has one term."""
+    """Compares gates, pieces of a value and products of products, in sums of one term."""
     found = []
     for yes in (True, False):
         exchanged(yes)
@@ -166,7 +166,7 @@ def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
 def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     class Ratio(Cell):
-        """A step with zeros in the padding, where it computes 0 / 0."""
+        """A step that computes 0 / 0 in the padding, which is zeros."""
 
         num_states = 1
 
@@ -241,7 +241,7 @@ def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell]
 
 
 def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
-    """Checks products of absent gradients: zeros in their place would meet an infinite state."""
+    """Checks products of absent gradients: zeros instead would be multiplied by an infinite state."""
 
     class Late(Cell):
         num_states = 1
@@ -260,7 +260,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
     """Returns the gradients of a loss on the outputs alone, in the loop and in kernels.
 
     Args:
-        last: number to add to the input of the last step but one.
+        last: number that is added to the input of the second to last step.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
@@ -274,7 +274,7 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
 
 
 def test_float32_is_float32(launched: list[str]) -> None:
-    """Tests operands and matrices of 24 bits, far apart in size: as close to float64 as a library's product."""
+    """Tests operands and matrices of 24 bits and other magnitudes: errors are as small as of a library's product."""
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
@@ -294,7 +294,7 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched
 
 
 def check_bits(size: int, precision: str, bits: int) -> None:
-    """Products agree with float64 in some bits and not many more, by the number of parts of the setting."""
+    """Checks that products have `bits` bits of the float64 result, but not seven more."""
     core = made(GRU, size, Dense())
     tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()
@@ -328,7 +328,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
             yield tried[-1]
 
     class Crowded(CooperativeKernel):
-        """Kernel without room for the first tiles."""
+        """A kernel without room for the first tiles."""
 
         def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
             return int(tried[-1].chunk == 16)
@@ -350,7 +350,7 @@ def test_infinity_and_nan_come_through(launched: list[str]) -> None:
 
 
 def test_the_largest_numbers_are_no_infinity() -> None:
-    """Checks that a float32 is cut into parts without rounding, which would reach infinity."""
+    """Checks that a float32 is cut into parts without rounding up, which would overflow to infinity."""
 
     class Kept(Cell):
         num_states = 1
@@ -413,7 +413,7 @@ def test_steps(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]
 
 
 def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
-    """Checks 10 000 launches, in turn on two streams, against the loop."""
+    """Compares 10 000 launches, which alternate between two streams, with the loop."""
     core = made(RLIF, size, Powers(), dtype)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
@@ -456,7 +456,7 @@ def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
 
 @gpu
 def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
-    """Removes some programs: the results are NaN, and the next call raises."""
+    """Tests a launch without some of its programs: the results are NaN, and the next call raises."""
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch

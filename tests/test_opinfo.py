@@ -1,7 +1,7 @@
 """A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, in `pointwise` and in `FlexSN`.
 
-Each variant runs one sample in one dtype, where variants begin with dtypes in turn, and every third variant runs the
-gradient. Without `--long`, one of eight parts runs.
+Each variant runs one sample in one dtype; dtypes alternate between variants. Every third variant also runs the
+gradient. Without `--long`, one of eight parts of the variants runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Outcomes = dict[str, dict[str, Outcome]]
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     found: Outcomes = {}
     for i, info in enumerate(variants()):
-        if i // 12 % PARTS != request.param:  # a dozen has some of each outcome below
+        if i // 12 % PARTS != request.param:  # a dozen variants contains each outcome below
             continue
         here = [dtype for dtype in DTYPES if dtype in info.dtypes]
         smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]

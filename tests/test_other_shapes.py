@@ -1,4 +1,4 @@
-"""States with shapes other than the step's: kernels, in each language and way to run, against the loop."""
+"""States with other shapes than the step: kernels, in each language and way to run, against the loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ languages = pytest.mark.parametrize("backend", ["cpp", "triton"])
 
 
 class Layer(FlexSN):
-    """A layer with a core and its states."""
+    """A layer that holds a core and its states."""
 
     core: Core
 
@@ -43,7 +43,7 @@ def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, bat
 
 
 def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns results, and gradients of tensors and parameters for uneven weights."""
+    """Returns results, and gradients of tensors and parameters for a loss with different weights."""
     results = list(call(*tensors))
     loss = torch.zeros((), dtype=torch.float64)
     for i, result in enumerate(results):
@@ -53,7 +53,7 @@ def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> 
 
 
 def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
-    """Returns outputs, final states and state sequences of a call from the given or the first states."""
+    """Returns a call of a layer from given or initial states. It returns outputs, final states and state sequences."""
 
     def call(x: Tensor, *states: Tensor) -> list[Tensor]:
         layer.reset()
@@ -183,7 +183,7 @@ def test_more_random_cores(seed: int, interpreted: None) -> None:
 
 
 class Network(nn.Module):
-    """A layer that begins each call with its first state, and returns its last one."""
+    """A layer that begins each call at its initial state, and also returns its final state."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class Network(nn.Module):
 @pytest.mark.long(all_but=["Apart", "Populations"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
-    """Checks that a graph launches kernels; it would report a loop."""
+    """Checks that a graph launches kernels: a loop would be logged."""
     core = made(make)
     x = sequence(core)
     wanted = trained(Network(Layer(core)), core, [x])
@@ -219,7 +219,7 @@ def test_exported_programs(make: type[Core]) -> None:
 
 
 class Best(Core):
-    """A core where the largest branch wins, or the first one of equal branches."""
+    """A core in which the largest branch wins, or the first one of several equal branches."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
@@ -237,7 +237,7 @@ def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
 
 
 class Noisy(Core):
-    """A core with noise in each branch, drawn as a whole or by branches."""
+    """A core with noise in each branch, drawn at once or branch by branch."""
 
     whole: bool = True
 
@@ -249,7 +249,7 @@ class Noisy(Core):
 
 
 def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Checks that random numbers equal those of one draw for each branch."""
+    """Checks that one draw for all branches has the numbers of separate draws."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
@@ -311,7 +311,7 @@ def test_parameters_that_are_assigned_are_read() -> None:
 
 
 def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
-    """Checks refusals: the last dimension is of neurons, and another call may have more of them."""
+    """Checks a refusal that does not depend on sizes: the last dimension is neurons, and their number may change."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
             ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)

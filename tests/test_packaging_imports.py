@@ -1,7 +1,7 @@
-"""Packages declare all their own imports, because a sibling may require fewer packages in the future.
+"""Packages declare everything that they import, because a sibling may require fewer packages in the future.
 
-Isolated wheels cannot show a gap, because their siblings are installed too. Tests of a package import its own helpers
-alone: its sdist has no others.
+Isolated wheels cannot show a missing declaration, because their siblings are installed, too. Tests of a package import
+no helpers but those of the package, because its sdist has no others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def imported_by(source: str) -> set[str]:
 
 
 def undeclared(modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]) -> set[str]:
-    """Returns those of `modules` that no declared distribution provides."""
+    """Returns the modules that no declared distribution provides."""
     return {
         module
         for module in modules
@@ -77,7 +77,7 @@ HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py
 
 
 def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Returns those of `modules` that the tests of `distribution` find in the repository alone."""
+    """Returns the modules that tests of `distribution` can import in the repository, but not after installation."""
     own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
     strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
     return modules & ((HELPERS - own) | strangers)

@@ -1,4 +1,4 @@
-"""Commands of the documents that install FlexSN: they name all that is needed, and work as they stand."""
+"""Commands in the documents that install FlexSN: they name all required packages, and work unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = tuple(distribution.name for distribution in distributions())
 
 
 def commands_in(document: Path) -> list[str]:
-    """Returns commands that install FlexSN; others install its needs, such as hatch."""
+    """Returns commands that install FlexSN. Others install tools, such as hatch."""
     found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
     return [command for command in found if "packages/" in command or "dist/" in command]
 
@@ -46,14 +46,14 @@ def needed_for(distribution: Distribution) -> tuple[str, ...]:
 
 
 def brought_by(distribution: Distribution) -> set[str]:
-    """Returns the distributions installed with it, besides itself and torch."""
+    """Returns the distributions that are installed with it, without itself and torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_each_package_is_installed_with_what_it_needs(distribution: Distribution) -> None:
-    """Checks the package's README and the table of layers."""
+    """Compares requirements with the package's README and with the table of layers."""
     readme = commands_in(distribution.folder / "README.md")
     assert readme, "its README does not say how to install it"
     assert {named(command) for command in readme} == {needed_for(distribution)}
@@ -100,13 +100,13 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
-    """Runs a command as typed, in a shell: third-party packages are present, FlexSN is not, nothing is downloaded."""
+    """Runs a command in a shell, with third-party packages but without FlexSN; nothing is downloaded."""
     members = [distribution for distribution in distributions() if distribution.name in named(command)]
     needs = [requirement for member in members for requirement in member.requirements]
     extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
     third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)
-    # This leaves out all that needs the internet: the index, and a build backend fetched from it.
+    # These options avoid the internet: the index, and a build backend that pip would download.
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
     cwd = where_wheels_are if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
@@ -116,7 +116,7 @@ def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path,
 
 @pytest.mark.wheels
 def test_a_folder_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    """Installs the runtime without the folders of the packages below it: pip must not find them elsewhere."""
+    """Tests the runtime without the folders of the packages that it requires: pip must not find them elsewhere."""
     needs = [requirement for member in distributions() for requirement in member.requirements]
     third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)

@@ -1,4 +1,4 @@
-"""Requirements of a release: equal files in each distribution, one place for open decisions, tags that fit."""
+"""Requirements of a release: equal files in each distribution, one place for open decisions, matching tags."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ready_means_a_day_and_nothing_undecided(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """Checks for commits, since a tag of another owner's repository can move; `hatch run release:lint` checks more."""
+    """Checks actions by commit, since their owners can move tags. `hatch run release:lint` checks more."""
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
     assert used
@@ -129,7 +129,7 @@ def test_workflows_run_what_is_there() -> None:
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks calls for one wheel by name, after an option, or for all."""
+    """Compares commands in documents with the arguments of the script: one wheel by name, after an option, or all."""
     asked: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:

@@ -38,7 +38,7 @@ SIBLINGS = [
 
 
 def test_both_environments_have_the_same_dependencies() -> None:
-    """Compares the lists of two environments with one `.venv`: different lists would change it in each run."""
+    """Compares the lists of two environments that share one `.venv`: different lists would change it in each run."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     assert environments["hatch-test"]["dependencies"] == environments["default"]["dependencies"]
 
@@ -67,7 +67,7 @@ def test_range_admits_the_sibling(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
-    """Checks the range: a pin would tie the versions together, and an open end would admit a breaking release."""
+    """Checks the range. A pin would tie versions together; a range without an end would admit a breaking release."""
     assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
 
 

@@ -1,8 +1,8 @@
 """Wheels that work with their declared requirements alone.
 
 The test builds the five wheels. It then installs each wheel into its own folder, together with the siblings that its
-metadata require, and imports all of it from there. The importing Python sees two folders: that one, and one with links
-to the third-party distributions that the metadata require. A package that is used but not declared is then missing,
+metadata require, and imports all modules from this folder. The importing Python sees one other folder, with links to
+the third-party distributions that the metadata require. A package that is used but not declared is then missing,
 although the environment has it.
 """
 
@@ -48,7 +48,7 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # As for a user: the interpreter that conftest.py turns on needs more than Triton declares.
+    # The interpreter, which conftest.py turns on, is off as for a user, because it needs more than Triton declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
@@ -138,7 +138,7 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Writes a small wheel by hand, to see the isolation fail where it should."""
+    """Writes a small wheel without a build, for tests in which the isolation has to fail."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""
@@ -168,14 +168,14 @@ def test_a_declared_sibling_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
 def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
-    """Checks that the import fails although both are installed in the environment."""
+    """Checks that the import of an undeclared package fails, although the environment has it."""
     wheels = made_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
-    """Checks that an import of Triton is found in a package that works without it."""
+    """Checks that an import of Triton is recorded for a package that works without Triton."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
     report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]

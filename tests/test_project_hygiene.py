@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 
-# Each pattern has a class of one letter, so that this file does not match.
+# Each pattern contains a character class of one letter, so that this file does not match.
 TRACES = {
     "a path of one machine": rb"(?<![\w.-])/(?:[w]ork|[o]pt|[r]oot|[h]ome/\w+|[U]sers/\w+)/",
     "a temporary environment": rb"/[t]mp/(?:envs|brief)\b",
@@ -70,7 +70,7 @@ def test_an_innocent_text_is_not(text: str) -> None:
     assert traces_in(text.encode()) == []
 
 
-# Calls that measure the machine or give up because of slowness; with classes as above.
+# Calls that measure time, or stop after some time; also with character classes.
 CLOCKS = re.compile(
     r"[p]erf_counter|[m]onotonic\(|[p]rocess_time|[t]hread_time|[g]etrusage|os\.[t]imes\(|[e]lapsed_time"
     r"|mark\.[t]imeout|\b[t]imeout="
@@ -78,7 +78,7 @@ CLOCKS = re.compile(
 
 
 def test_no_test_depends_on_how_fast_the_machine_is() -> None:
-    """Checks that tests have no clocks: the one limit in pyproject.toml ends a process that hangs."""
+    """Checks that tests have no clocks. The limit in pyproject.toml is for processes that hang."""
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
     assert found == {}
@@ -89,12 +89,12 @@ def test_package_has_its_papers(package: Path) -> None:
     module = package.name.replace("-", "_")
     papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
     assert [name for name in papers if not (package / name).is_file()] == []
-    # A source distribution holds the package's folder alone, so the license is in both places.
+    # A source distribution contains the package's folder alone, so the license is in both places.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_file_names_among_the_tests_are_unique() -> None:
-    """Checks names: two test files of one name are one module to mypy, which refuses both."""
+    """Checks that no two test files share a name, because mypy refuses two modules of one name."""
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     files = [path for path in [ROOT / "conftest.py", *files] if "golden" not in path.parts]
     names = Counter(path.name for path in files)
@@ -102,7 +102,7 @@ def test_file_names_among_the_tests_are_unique() -> None:
 
 
 def test_test_files_of_a_package_carry_its_name() -> None:
-    """Checks for `test_<package>_<concept>.py`: the first word of a failure names the package."""
+    """Checks names for `test_<package>_<concept>.py`, so that a failure begins with the package."""
     strangers = [
         str(path.relative_to(ROOT))
         for package in PACKAGES

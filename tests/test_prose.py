@@ -1,4 +1,4 @@
-"""Sentences of the source: phrases that rules of prose exclude become no more frequent."""
+"""Phrases that the rules of prose exclude: their counts do not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network lives twice, as a loop and compiled; after each act of its user, both twins show equal results."""
+"""A network that lives twice, as a loop and compiled: after each act of its user, both twins have equal results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers whose loop and compiled twin share most code: nothing is compiled, so a fault is found quickly.
+# Layers that need no compilation, because loop and compiled twin share most code; faults are found quickly.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
 def test_lives_are_the_same(compiler: None) -> None:
-    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=25, rules=15)
+    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=15, rules=15)
 
 
 def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:
-    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=10, rules=20)
+    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=6, rules=20)
 
 
 @pytest.mark.long
@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants faults in neurons of the operator, which is the loop outside of compilers."""
+    """Tests faults that are planted in neurons of the operator, which is a loop outside of compilers."""
     forward = FlexSN.forward
     spoil, text = FAULTS[fault]
 
@@ -157,7 +157,7 @@ def test_a_program_is_printed_as_python() -> None:
 
 
 def test_twins_that_nothing_distinguishes_live_on(recwarn: pytest.WarningsRecorder) -> None:
-    run(machine((("torch", "auto"),)), runs=10, rules=30)
+    run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
 @pytest.mark.parametrize("family", ["vector", "image"])
@@ -173,7 +173,7 @@ def test_what_a_short_run_leaves_out_exists() -> None:
 
 
 def test_lives_go_on_after_a_refusal(compiler: None) -> None:
-    """Checks both twins after a refusal: Torch copies no pruned network after a call, so both begin again."""
+    """Checks both twins after a refusal. torch cannot copy a pruned network after a call, so both begin again."""
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})
     differentiate = ("differentiate_twice", {"which": -1, "some": 1, "seed": 0})

@@ -1,4 +1,4 @@
-"""Random numbers in a step: one set of numbers, on every backend, in every order of computation."""
+"""Random numbers in a step: they are equal on every backend and in every order of computation."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
 def test_philox_gives_the_published_words(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Compares the published answers of the authors' library, Random123: 4x32 with 10 rounds, 2x32 with 7."""
+    """Compares with published answers of the authors' library, Random123: 4x32 with 10 rounds, 2x32 with 7."""
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
     found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
     assert [int(word) for word in found] == list(expected)
@@ -116,7 +116,7 @@ def test_statistics(over: str) -> None:
     assert (u.mean() - 0.5).abs() < 5 * (1 / 12 / n) ** 0.5
     for values in (u.flatten(), torch.special.ndtr(z.flatten())):
         distances = (values.sort().values - torch.arange(n) / n).abs().max()
-        assert distances < 2.2 / n**0.5  # Kolmogorov and Smirnov, at 1e-4
+        assert distances < 2.2 / n**0.5  # test of Kolmogorov and Smirnov, at 1e-4
     assert u.min() >= 0
     assert u.max() < 1
 
@@ -187,7 +187,7 @@ def trained(
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
 def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: dict[str, Any]) -> None:
-    """Checks that the backward repeats a step with equal numbers, and that time goes on with a carried state."""
+    """Checks that the backward repeats a step with its numbers, and that time continues with a carried state."""
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
     x = torch.rand(13, 5, 37, generator=torch.Generator().manual_seed(0)) * 1.5
@@ -263,7 +263,7 @@ def test_a_reset_draws_another_key(backend: str) -> None:
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
-    """Checks that a row has its numbers by its index: `first_row=3` in a process with the rows from the third on."""
+    """Checks that numbers depend on the index of a row: `first_row=3` is for a process with the rows from 3 on."""
     x = torch.rand(4, 7, 11)
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
     configure(neuron, seed=0)

@@ -34,7 +34,7 @@ def sequences(*shape: int) -> Tensor:
 
 
 def run(neuron: FlexSN, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Returns the output, and the gradient of the input, at the numbers of a seed."""
+    """Returns the output, and the gradient of the input, with the random numbers of a seed."""
     configure(neuron, seed=3)
     neuron.reset()
     given = x.clone().requires_grad_()
@@ -67,7 +67,7 @@ class NoisyInput(Transform):
     ids=["step", "neuron"],
 )
 def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None:
-    """Checks that numbers go on through a reset, and that a short sequence has the numbers of a call alone."""
+    """Checks that numbers continue through a reset, and that a short sequence has the numbers of a separate call."""
     x = sequences(11, 5, 19)
     lengths = torch.tensor([11, 0, 7, 3, 10])
     resets = torch.rand(11, 5, generator=torch.Generator().manual_seed(1)) < 0.2
@@ -85,7 +85,7 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_transform_may_draw(backend: str) -> None:
-    """Runs a core that draws no numbers, and one that draws some."""
+    """Tests a core without random numbers, and one with them."""
     x = sequences(9, 4, 21)
 
     def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def test_a_transform_may_draw(backend: str) -> None:
         plain = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         assert not torch.equal(expected[0], plain[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # repeats an earlier call
+        for _ in range(3):  # later calls repeat the first one
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
         assert_alike(run(neuron, x), plain)
 
@@ -185,7 +185,7 @@ def test_second_derivatives() -> None:
 
 
 def test_vmap_draws_as_torch_does() -> None:
-    """Checks for one key in all samples, or an error without a seed."""
+    """Checks that all samples share one key, and that a call without a seed is an error."""
     x = sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
     with pytest.raises(RuntimeError, match="random"):
@@ -197,7 +197,7 @@ def test_vmap_draws_as_torch_does() -> None:
 
 
 def test_clusters_refuse_draws() -> None:
-    """Checks refusals: CUDA C++ of clusters has no draws, so other kernels run such a recurrent layer."""
+    """Checks a refusal: the CUDA C++ of clusters has no random numbers, so other kernels run such a layer."""
     graph = torch.fx.Graph()
     words = [graph.placeholder(name) for name in ("first", "second", "third", "step")]
     number = graph.call_function(NORMAL_NUMBER, tuple(words), {"stream": 0})
@@ -275,7 +275,7 @@ def test_a_recurrent_layer_on_a_gpu_is_that_of_the_loop() -> None:
 
 @pytest.mark.gpu
 def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
-    """Compares steps without graphs at the same seed; within a step, the states of a neuron go on."""
+    """Compares with steps without graphs at equal seeds. Within a step, the states of a neuron continue."""
 
     def losses(capture: bool) -> list[float]:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))

@@ -64,7 +64,7 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["softmax", "var"])
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests dimensions 0 and -1 of it, which PyTorch accepts. Seed 39 of the programs found this case in kernels."""
+    """Tests dimensions 0 and -1, which PyTorch accepts. Seed 39 of the random programs found this case in kernels."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()
     reduce = REDUCED[name]

@@ -1,6 +1,6 @@
 """Runs every python block of the documents, so that no example becomes outdated.
 
-The blocks of one file run in order, in one namespace, in an empty folder, as a reader would type them.
+The blocks of one file run in order, in one namespace and in an empty folder, as if a reader typed them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DOCUMENTS = [
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
 ]
-# The first example of such a document removes it from the list.
+# Remove a document from this list when it gets its first example.
 WITHOUT_EXAMPLES = {
     "ARCHITECTURE.md",
     "docs/README.md",
     "docs/command-line.md",
 }
-# Documents about an extra, with the module that it brings.
+# Documents about an extra, with the module that the extra installs.
 EXTRAS = {
     "docs/convert.md": "snntorch",
     "docs/data-audio.md": "tonic",
@@ -36,9 +36,9 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
-# These have their own tests, with nothing installed but their package.
+# These documents have separate tests, in which only their package is installed.
 ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons compile for up to half a minute, but which are about something else: kernels wait for
+# Documents whose neurons compile for up to half a minute, although kernels are not their subject. Kernels run with
 # `--long`; otherwise, loops run.
 MANY_KERNELS = [
     "docs/convert.md",
@@ -60,7 +60,7 @@ MANY_KERNELS = [
     "docs/what-this-is-not.md",
 ]
 
-# Documents about one version of torch, where other versions may differ.
+# Documents about one version of torch. Other versions may differ.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
@@ -88,15 +88,15 @@ def python_blocks(text: str) -> list[Block]:
 
 def run_blocks(path: Path, module: ModuleType) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
-        # Empty lines at the front keep line numbers true: tracebacks, and inspect.getsource, find the
-        # example in the document itself.
+        # Empty lines at the front keep line numbers right, so that tracebacks and inspect.getsource find the example in
+        # the document itself.
         source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
-# torch 2.11 warns about its own code, while it loads an exported program.
+# torch 2.11 warns about itself while it loads an exported program.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-# torch's forward mode scripts its own formulas.
+# torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*ALONE, *MANY_KERNELS)])
 @one_thread()

@@ -1,4 +1,4 @@
-"""Cores that mix neurons through matrices: kernels and products step by step, against the loop."""
+"""Cores that mix neurons through matrices: kernels and products, step by step, against the loop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def made(
 def sequences(
     core: Cell, num_steps: int, *step: int, dtype: torch.dtype = torch.float32, bits: int = 3
 ) -> list[Tensor]:
-    """Returns inputs and initial states of few bits: `[T, *step]` and `[*step]`."""
+    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers of few bits."""
     generator = torch.Generator().manual_seed(7)
     scale = 2.0**bits
     shapes = [(num_steps, *step), *[step] * core.num_states]
@@ -86,7 +86,7 @@ def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, sta
 def differentiated(
     core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True
 ) -> Results:
-    """Returns results, and gradients of tensors and parameters for uneven weights of few bits."""
+    """Returns results, and gradients of tensors and parameters for a loss with different weights of few bits."""
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
     for i, result in enumerate(results):
@@ -98,7 +98,7 @@ def differentiated(
 
 # Cells with functions whose last bits differ in eager mode on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
-# Cells with a state that is an output too and is read twice: autograd adds three terms in another order.
+# Cells with a state that is also an output and is read twice: autograd adds three terms in another order.
 _GATED = _ROUNDED  # a state's gradient sums one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
@@ -126,7 +126,7 @@ def test_nothing_differs_in_cpp_of_any_cell(cell: type[Cell]) -> None:
 def check_equal(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Powers())
     tensors = sequences(core, 5, 61, 9)
-    # A state sequence, too, would have a gradient: another term.
+    # Without state sequences, whose gradients would be further terms.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
     got, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
@@ -147,7 +147,7 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
-    """Checks that spikes and states are the loop's: all sums are exact in any order."""
+    """Checks that spikes and states equal the loop's, since all sums are exact in any order."""
     core = made(cell, 37, Dense(bits=3))
     tensors = sequences(core, 5, 17, 37)
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_matrices_are_read_anew() -> None:
 @pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
-    """Replaces parameters, as `load_state_dict(assign=True)` does: gradients go to the new parameters."""
+    """Tests replaced parameters, as by `load_state_dict(assign=True)`: gradients flow to the new parameters."""
     core = made(cell, 6, Powers(), soft=True)
     program = ScanProgram(core, 1, core.num_states, 1)
     tensors = sequences(core, 3, 4, 6)
@@ -345,7 +345,7 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
 
 
 def test_results_are_nobody_elses() -> None:
-    """Checks that changes of results in place do not affect the backward."""
+    """Checks that in-place changes of results do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
     found = []
@@ -361,7 +361,7 @@ def test_results_are_nobody_elses() -> None:
 
 
 def test_no_gradient_comes_to_the_last_state() -> None:
-    """Checks the absent gradient: a zero in its place would meet the infinite derivative of a root at zero."""
+    """Checks that no gradient is passed: a zero would be multiplied by the infinite derivative of a root at zero."""
 
     class Root(Cell):
         num_states = 1

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compi
 class Compiled(list[tuple[str, threading.Thread]]):
     """Names of compiled kernels, each with its thread."""
 
-    fails = False  # whether compilation fails in other threads
+    fails = False  # True: compilation fails in other threads
 
     def note(self, name: str) -> None:
         thread = threading.current_thread()
@@ -40,7 +40,7 @@ class Compiled(list[tuple[str, threading.Thread]]):
 
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
-    """Treats each kernel as new, though the interpreter compiles none."""
+    """Counts each kernel as compiled, although the interpreter compiles none."""
     found = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
@@ -64,13 +64,13 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
-        mock.patch.object(_twins, "_steps", Recent()),  # kernels of earlier tests would be shared
+        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels of earlier tests are shared
     ):
         yield found
 
 
 def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
-    """Returns the output of a scan, and its sequences and matrices."""
+    """Returns the output of a scan, and the tensors that require gradients."""
     tensors = sequences(core, 3, batch, core.size)
     step, arguments = prepare(ScanProgram(core, 1, core.num_states, 1), tensors)
     return scan(step, arguments, state_seqs=False)[0], [*tensors, *core.parameters()]
@@ -78,7 +78,7 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
 def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
-    """Tests one launch, stages that run step by step, and stages for all steps at once."""
+    """Tests a step in one launch, stages that run step by step, and stages for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
     assert 0 < len(compiled.elsewhere) < count
@@ -89,7 +89,7 @@ def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Comp
 
 
 def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
-    """Tests an expanded gradient."""
+    """Tests the expanded gradient of a sum."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
     torch.autograd.grad(output.sum(), leaves)

@@ -15,7 +15,7 @@ Exact = list[tuple[bool, bool]]
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
-    """Records which factors of each sum over time are exact, and takes products in parts at any cost."""
+    """Records the exact factors of each sum over time, and chooses products in parts even if they are slower."""
     found: Exact = []
     original = _weights.summed_product
 

@@ -1,4 +1,4 @@
-"""Calls of recurrent steps whose loop is one launch: recorded in the second call, and repeated as the loop is."""
+"""Calls of recurrent steps in one launch: the second call is recorded, and later calls repeat it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the recording of each recorded call, or the reason for none."""
+    """Collects the recording of each call, or the reason why there is none."""
     found: list[Any] = []
 
     def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
@@ -71,7 +71,7 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records launches of the compiled launcher by addresses of functions that run the interpreter's kernels."""
+    """Records launches of the compiled launcher, with addresses of functions that run the interpreter's kernels."""
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
     run = CooperativeLaunch.__call__
@@ -104,7 +104,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """Tests other data, with and without a state; each call compares all other conditions."""
+    """Tests other data, with and without a state. Each call checks all other conditions."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -160,7 +160,7 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes the environment, autocast, and strides of gradients."""
+    """Tests changes of the environment, of autocast, and of strides of gradients."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -194,14 +194,14 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 @pytest.mark.usefixtures("interpreted")
 def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
-    """Checks for freed graphs: an old autograd graph has nodes of its stream, for which a CUDA graph would wait."""
+    """Checks that autograd graphs are freed: a CUDA graph would wait for the stream of an old graph's nodes."""
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
     gc.collect()
     gc.disable()
     try:
         alive = []
-        for _ in range(3):  # traced, recorded, repeated
+        for _ in range(3):  # the calls are traced, recorded, repeated
             layer.reset()
             y: Tensor = layer(x)
             torch.autograd.grad(y, [x, *layer.parameters()], weight)
@@ -211,7 +211,8 @@ def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -
         assert [one() for one in alive] == [None] * 3
     finally:
         gc.enable()
-    assert all(map(callable, repeats))
+    assert repeats
+    assert all(isinstance(one, Recording) for one in repeats)
 
 
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Results without a dependence on tensors that require gradients require none, compiled as in the loop."""
+"""Results that depend on no tensor with a gradient: they require no gradient, compiled as in the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEIGHT = 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes two neurons side by side."""
+    """Computes two independent neurons."""
     v, w = 0.5 * v + x, 0.5 * w + torch.tanh(y)
     return v * v, w * w, v, w
 
@@ -61,7 +61,7 @@ def test_a_result_requires_grad_as_in_the_loop(core: str, keep: bool) -> None:
     for backend in ("torch", "cpp"):
         neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
-        for _ in range(2):  # the second time, calls are remembered
+        for _ in range(2):  # the second call repeats the first one
             for (mask, _), values in zip(cases, data, strict=True):
                 given = [value.clone().requires_grad_(want) for value, want in zip(values, mask, strict=True)]
                 neuron.states = given[2:]

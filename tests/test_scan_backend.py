@@ -1,4 +1,4 @@
-"""A backend outside of the packages, which runs scans, their gradients and compiled graphs."""
+"""A backend that is defined outside of the packages: it runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# Functions by name: a compiled graph has no other way to name its kernel.
+# Functions by name, because a compiled graph can hold only the name of a kernel.
 _functions: dict[str, Callable[..., None]] = {}
 
 
@@ -43,7 +43,7 @@ def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequenc
 
 
 def _array(tensor: Tensor) -> Any:
-    """Returns the memory from the first element of a tensor."""
+    """Returns the memory of a tensor, from its first element on, as an array."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()
 
@@ -169,7 +169,7 @@ def test_a_compiled_graph_launches_it() -> None:
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A graph from the cache of another process names a function that does not exist here.
+        # A graph from the cache of another process names a function that does not exist in this one.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
             found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)

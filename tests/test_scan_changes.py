@@ -1,4 +1,4 @@
-"""Changes between two calls, of values that a step function reads: the compiled neuron equals the loop in both."""
+"""Values that a step function reads, and that change between two calls: compiled neurons equal the loop in both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Removes global hooks and names afterwards."""
+    """Removes global hooks and names at the end."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -111,7 +111,7 @@ OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor
 
 
 def family() -> list[Any]:
-    """Returns a number in each place, and another kind of change in turn; most of the latter wait for `--long`."""
+    """Returns a changed number for each place, and one other kind of change; most of the latter need `--long`."""
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
     found = {(name, "number"): name not in ALIKE for name in PLACES}
@@ -123,7 +123,7 @@ def family() -> list[Any]:
     return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in found.items()]
 
 
-# On a GPU, autograd runs these in its own thread.
+# Places that a backward reads. On a GPU, it runs in a thread of autograd.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 

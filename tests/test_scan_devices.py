@@ -55,10 +55,10 @@ def per_channel(device: str = "cuda") -> FlexSN:
 
 
 def warmed_up(run: Callable[[], object]) -> None:
-    """Runs once on a side stream, as torch's documentation of CUDA graphs requires.
+    """Runs a function once on a side stream, as torch's documentation of CUDA graphs requires.
 
-    The autograd node of a leaf belongs to the stream on which it was created, and lives as long as the graph of some
-    state. A node of the default stream cannot be part of a capture.
+    The autograd node of a leaf belongs to the stream on which it is created, and exists as long as a graph with it,
+    such as that of a state. A node of the default stream cannot be part of a capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -188,7 +188,7 @@ def test_threads_with_streams_of_their_own() -> None:
 
 @several_devices
 def test_devices_by_turns() -> None:
-    """Runs one program on two devices, where either may be the current device."""
+    """Tests one program on two devices, each of which may be the current one."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
         for device in ("cuda:0", "cuda:1", "cuda:0"):
@@ -212,7 +212,7 @@ def test_a_module_that_moves_to_another_device() -> None:
     assert_close(train(neuron, data(device="cuda:1")), by_the_loop(neuron, data(device="cuda:1")))
 
 
-# -- the same shapes again, but --------------------------------------------------------------------------
+# -- other calls with equal shapes -----------------------------------------------------------------------
 
 
 def shifted(tensor: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def shifted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
 def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
-    """Checks that a remembered launch with kernels for aligned pointers gets no other pointers."""
+    """Checks that a repeated launch of kernels for aligned pointers never gets misaligned ones."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
     v = v[0]
@@ -271,7 +271,7 @@ def test_a_misaligned_parameter() -> None:
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """Changes required gradients and incoming gradients from call to call."""
+    """Tests changes of required and incoming gradients from call to call."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (
@@ -296,7 +296,7 @@ def test_other_gradients_of_the_same_shapes() -> None:
 
 
 def test_autocast_reaches_inside_of_the_core() -> None:
-    """Tests `exp` of half values, which is float32 under autocast on a GPU, before, during and after autocast."""
+    """Tests `exp` of half values before, during and after autocast, under which it is float32 on a GPU."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         grown = torch.exp(x - 1.0)

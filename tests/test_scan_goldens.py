@@ -1,4 +1,4 @@
-"""Complete kernels of the step functions in `scan_cores`: equal to the kept files in `golden/`, to the byte.
+"""Complete kernels of the step functions in `scan_cores`, which equal the kept files in `golden/` to the byte.
 
 Each file holds the kernels of one step in one dtype: for inference, and forward and backward for training.
 """
@@ -36,9 +36,9 @@ class Golden:
     """One file with the kernels of a step.
 
     Attributes:
-        steps: number of steps: up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
-        strided: whether the order of inputs differs from that in memory.
-        rows: whether steps are large enough for programs that walk rows.
+        steps: number of steps. Up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
+        strided: True if the dimensions of inputs have another order than in memory.
+        rows: True if steps are large enough for programs that walk rows.
         options: options of the program.
     """
 
@@ -63,7 +63,7 @@ class Golden:
     def _sources(self) -> Iterator[str]:
         yield from self._run(_infer, states=False)
         yield from self._run(_infer, state_seqs=True)
-        # The backward of outputs alone is compiled with the forward; that of all results, in its first call.
+        # The backward of outputs alone is compiled with the forward, the backward of all results in its first call.
         yield from self._run(_train, residuals="recompute")
         yield from self._run(_train, residuals="save")
         yield from self._run(_train, residuals="recompute", state_seqs=True)
@@ -83,7 +83,7 @@ class Golden:
 
 
 def _functions(source: str) -> list[str]:
-    """Returns the imports and the functions of a source, where citations lack the line number, which changes easily."""
+    """Returns the imports and the functions of a source, without the line numbers of citations."""
     plain = re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
     return [f"{part.rstrip()}\n\n\n" for part in re.split(r"^(?=@triton\.jit)", plain, flags=re.MULTILINE)]
 
@@ -99,7 +99,7 @@ def _train(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[T
 
 
 def _without_lines(source: str) -> str:
-    """Removes line numbers from citations of the step's code, because lines above move them."""
+    """Removes line numbers from citations of the step's code, because changes above the step move them."""
     return re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
 
 

@@ -49,7 +49,7 @@ def _delayed(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
     return core
 
 
-# Twelve cases, with parameters of every kind of shape: one for all, per channel, per sample, per neuron.
+# Twelve cases. Their parameters have all kinds of shapes: one number, per channel, per sample, per neuron.
 SMOOTH = (
     *(case for case in CASES if case.smooth),
     Case("eif", 1, 1, 1, _exponential, lambda step: [(), step[-1:]]),
@@ -81,7 +81,7 @@ def gradcheck(
         with using_segments(rule):
             return scan(*prepare(program, leaves), state_seqs=state_seqs)
 
-    # As arguments, captured tensors have the order in which the core reads them.
+    # Captured tensors are arguments in the order in which the core reads them.
     function(*p.inputs, *p.states)
     lifted = program.lifted()
     assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
@@ -93,7 +93,7 @@ def gradcheck(
 
 @pytest.fixture
 def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several of each."""
+    """Sets blocks of 4 elements and chunks of 2 steps, so that a few entries fill several blocks and chunks."""
     plan = Specialization.plan
 
     def small(self: Specialization, ncl: int) -> Any:
@@ -119,7 +119,7 @@ def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) ->
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
 
 
-# Segments of 2 chunks each, one of them with one more step.
+# Segments of 2 chunks each; one segment has one more step.
 SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
 
 
@@ -139,7 +139,7 @@ def test_every_entry_in_segments_on_the_gpu(case: Case) -> None:
 @cases
 @pytest.mark.gpu
 def test_every_entry_on_the_gpu(case: Case) -> None:
-    # The backward has a block of 32 elements and one more, and chunks of 8 steps; the forward's have 16, and two more.
+    # The backward has a block of 32 elements and one more element, and chunks of 8 steps, the forward 16 and two more.
     assert gradcheck(case, "cuda", 18, (3, 11), fast=False, state_seqs=False)
 
 
@@ -147,5 +147,5 @@ def test_every_entry_on_the_gpu(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("step", [(613, 217), (1001, 1501)], ids=str)
 def test_random_projections_on_the_gpu(case: Case, step: tuple[int, ...]) -> None:
-    """Tests the other size classes, with sizes that have too many entries for one at a time."""
+    """Tests the other size classes by random projections: they have too many entries to test each one."""
     assert gradcheck(case, "cuda", 6, step, fast=True, state_seqs=True)

@@ -1,4 +1,4 @@
-"""Kernels of compiled scans: found with flexsn-runtime, and otherwise missing with a clear message."""
+"""Kernels of compiled scans, which flexsn-runtime provides; without it, a clear message names what is missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_they_are_found_without_an_import() -> None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process that has not looked up the kernels."""
+    """Simulates a process that has not looked up the kernels yet."""
     monkeypatch.setattr(lowering, "_registered", [None])
     monkeypatch.setattr(lowering, "_installed_kernels", lowering._installed_kernels.__wrapped__)
     return monkeypatch

@@ -1,4 +1,4 @@
-"""Scan kernels of every test core, compiled for GPUs that are not present: their states stay in registers."""
+"""Scan kernels of every test core, compiled for GPUs that are not present: states have to stay in registers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-# Every core has the launch plan of large steps. That of small steps unrolls as much in more stages, and takes several
-# times as long to compile; it runs for one core on one target.
+# Every core is compiled with the launch plan of large steps. The plan of small steps unrolls equally, in more stages,
+# and takes several times as long to compile; one core on one target has it.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
-# Limit of a program, on the target with the least shared memory.
+# Limit of a program's shared memory on the target with the least shared memory.
 SHARED_BYTES = 64 * 1024
 
 
 def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """Records the kernels that scans launch from now on, as the runtime makes and launches them on a GPU."""
+    """Records the kernels that later scans launch, as the runtime makes and launches them on a GPU."""
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -75,7 +75,7 @@ def recorded(
     rule: SegmentRule | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, OfflineJob]:
-    """Returns the forward with checkpoints and the backward.
+    """Returns the kernels of a scan: the forward with checkpoints, and the backward.
 
     Args:
         rule: rule of segments, whose kernels are added by the purpose in their names.
@@ -112,7 +112,7 @@ def test_segments_compile_without_spills(
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles the jobs in two processes, in turn."""
+    """Compiles the jobs in two processes, every second job in each."""
     with ThreadPoolExecutor(2) as pool:
         even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
@@ -123,7 +123,7 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 def test_every_core_compiles_without_spills(
     targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Compiles each core for one target in turn, or for all targets."""
+    """Compiles each core for one of the targets, which alternate, or for all targets."""
     jobs: dict[str, OfflineJob] = {}
     for i, case in enumerate(CASES):
         for direction, job in recorded(case, LARGE, monkeypatch).items():
@@ -149,7 +149,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Checks that kernels have no branches either, and that a draw's registers leave room for enough warps."""
+    """Checks that kernels also have no branches, and that the registers of a draw leave room for enough warps."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

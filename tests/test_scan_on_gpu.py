@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def unseen() -> ScanProgram:
-    """Returns LIF with a constant that is unique to it: a process compiles equal sources once."""
+    """Returns LIF with a unique constant, because a process compiles equal sources only once."""
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -39,7 +39,7 @@ def unseen() -> ScanProgram:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """A list that grows by one for each kernel that Triton compiles or reads from its disk cache."""
+    """Yields a list that grows by one for each kernel that Triton compiles or reads from its disk cache."""
     import triton
 
     seen: list[object] = []
@@ -50,7 +50,7 @@ def compilations() -> Iterator[list[object]]:
 
 def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> None:
     program = unseen()
-    # A forward with checkpoints and a backward; short sequences have other kernels, and long sequences have segments.
+    # Two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, long ones segments.
     for steps, count in ((9, 2), (500, 2), (33, 2), (8, 4), (4, 6), (9, 6), (8, 6), (4, 6)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -62,7 +62,7 @@ def test_segments_of_time_have_kernels_of_their_own_for_every_t(
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # without a warm-up from an earlier process
     program = unseen()
-    # The forward is a guess and its repair; the backward computes maps, gradients that enter segments, and gradients.
+    # The forward has a guess and a repair; the backward has maps, gradients that enter segments, and all gradients.
     for steps, count in ((9, 2), (1024, 7), (1280, 7), (2049, 7), (9, 7)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -97,7 +97,7 @@ def test_the_backward_is_compiled_beside_the_forward(compilations: list[object])
 
 def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
-    weight = torch.randn(256, 256, device="cuda").requires_grad_()  # its gradient is a product in parts
+    weight = torch.randn(256, 256, device="cuda").requires_grad_()  # the gradient of a matrix is a product in parts
 
     def core(x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, v = lif(x - 0.3 + shift + s @ weight, v)
@@ -112,7 +112,7 @@ def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Checks the last elements, whose numbers exceed 32 bits; eager mode computes these alone."""
+    """Checks the last elements, whose indices exceed 32 bits; eager mode computes these elements alone."""
     steps, elements, tail = 5, 2**29 + 3, 1000
     program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
     x = torch.empty(steps, elements, device="cuda").uniform_(0.0, 3.0).requires_grad_()
@@ -129,7 +129,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
-    """Checks gradients from values that the forward wrote or the backward recomputed, in every class of sizes."""
+    """Compares gradients with saved and with recomputed values, in every class of sizes."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         found = []
         for residuals in ("save", "recompute"):
@@ -160,7 +160,7 @@ def test_gradients_are_equal_from_run_to_run() -> None:
 
 
 def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() -> None:
-    """Tests a step without a function that has a faster form: the compiler's options alone differ."""
+    """Tests a step whose functions have no faster form, so that only the compiler's options differ."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.37 + x * 0.61
@@ -175,4 +175,4 @@ def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() 
             assert torch.equal(a, b)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(found[0], expected[0])  # otherwise, the option does nothing
+    assert not torch.equal(found[0], expected[0])  # otherwise, the option has no effect

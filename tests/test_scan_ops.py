@@ -1,4 +1,4 @@
-"""Ops of torch that need care, and ops of another project, in kernels of scans as in the loop."""
+"""Ops of torch that need special care, and ops of another project: kernels of scans equal the loop."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() ->
 
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
-    """Registers another project's op: implementation and gradient, one row of facts, and a rule for Triton."""
+    """Registers an op of another project: its implementation, its gradient, a row of facts, and a rule for Triton."""
     from flexsn_codegen import TRITON
     from flexsn_graph.ir._ops import _FACTS
 
@@ -182,7 +182,7 @@ def test_an_op_from_outside_is_one_row_of_facts_and_one_for_the_target(triangle:
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # A number's gradient is a sum over the elements, in which `slope` has to be linear.
+        # The gradient of a number is a sum over the elements, so `slope` has to be linear in the incoming gradient.
         found[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
     for ours, eagers in zip(found["triton"], found["torch"], strict=True):
         torch.testing.assert_close(ours, eagers)

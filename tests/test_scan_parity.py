@@ -1,4 +1,4 @@
-"""The compiled scan equals the eager loop: values to the last bit in float32, gradients to rounding."""
+"""The compiled scan against the eager loop: values to the last bit in float32, gradients to rounding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# Three blocks of 512 elements in the interpreter and a partial one; two of the smallest blocks on the GPU and a part.
+# In the interpreter, three blocks of 512 elements and a part; on the GPU, two of the smallest blocks and a part.
 STEP = (41, 37)
-# Several blocks of 256 elements, which C++ has for small steps, and a partial block.
+# Several blocks of 256 elements, the size for small steps in C++, and a partial block.
 CPP_STEP = (19, 37)
 # Several blocks of every size class on the GPU, but no multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
@@ -103,7 +103,7 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_state_of_whole_numbers_begins_with_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
-    """Checks the zeros that a kernel makes itself without an initial state."""
+    """Checks the zeros that a kernel makes itself if there is no initial state."""
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
     step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
@@ -126,7 +126,7 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-# Each length has one size, because each length has its own kernels, whose compilation takes the time.
+# Each length has one size, because each length needs kernels, and most of the time goes into their compilation.
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "lerp": lambda a, b: a + (b - a) * 0.25,
 }
-# Steps are not continuous: they need results that agree to the last bit.
+# Functions that are not continuous: their arguments have to agree to the last bit.
 STEPS: dict[str, Callable[..., Tensor]] = {
     "spike": lambda a: hard_spike(a - 0.25),
     "greater": lambda a, b: (a > b).to(a.dtype),
     "where": lambda a, b, c: torch.where(a >= 0.1, b, c),
     "masked": lambda a, b: (a * b).masked_fill(b < 0.0, 0.5),
 }
-# Functions are rounded in more than one way.
+# Functions whose rounding differs between implementations.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda a: torch.exp(-a.abs()),
     "tanh": torch.tanh,
@@ -98,7 +98,7 @@ class Recipe:
             values = [*arguments, *captured]
             for name, operands in self.lines:
                 values.append(ops[name](*(values[i] for i in operands)))
-            # Arguments are returned unchanged: an argument may be a result too.
+            # An argument may be a result, too, and is then returned unchanged.
             returned = (*self.outputs, *self.new_states)
             return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
 
@@ -109,7 +109,7 @@ class Recipe:
 def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
     num_inputs, num_states = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     parameters = tuple(draw(st.lists(st.sampled_from(PARAMETER_SHAPES), max_size=2)))
-    # Whether a value has the shape of the step, as all returned values must.
+    # For each value, True if it has the shape of the step, as all returned values must.
     full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
     lines = []
     for _ in range(draw(st.integers(1, 8))):
@@ -162,7 +162,7 @@ def assert_like_the_loop(
     wanted = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
     for value, a, b in zip(leaves, found, wanted, strict=True):
         reference = torch.zeros_like(value) if b is None else b
-        # Where much cancels, an error is small in comparison with what cancelled.
+        # Where much cancels, an error is relative to the terms that cancel.
         scale = max(1.0, float(reference.abs().max()))
         torch.testing.assert_close(
             torch.zeros_like(value) if a is None else a, reference, rtol=gradient, atol=gradient * scale
@@ -177,7 +177,7 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Lengths are short, and around the interpreter's chunks of 8 and 4.
+# Short lengths, close to multiples of the interpreter's chunks of 8 and 4 steps.
 num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
@@ -243,7 +243,7 @@ def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int,
 
 
 @pytest.mark.gpu
-@random_cores(max_examples=8)  # each one compiles its own kernels, for some seconds
+@random_cores(max_examples=8)  # each example compiles its own kernels, which takes seconds
 @given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps, policies)
 def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int, residuals: str) -> None:
     assert_like_the_loop(recipe, steps, torch.float32, device="cuda", residuals=residuals, gradient=1e-4)

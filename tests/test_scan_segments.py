@@ -1,4 +1,4 @@
-"""Scans whose segments of time run side by side: equal to serial kernels, to the bit; gradients to rounding."""
+"""Scans whose segments of time run in parallel, against serial kernels: values to the bit, gradients to rounding."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns gradients of spikes, and none of final states."""
+    """Returns weights for spikes, and none for final states."""
     return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
 
 
@@ -78,7 +78,7 @@ def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def in_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)  # a number has no dimension to view as bytes
+    return tensor.reshape(-1).view(torch.uint8)  # a number without dimensions cannot be viewed as bytes
 
 
 def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
@@ -149,7 +149,7 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
 def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
-    """Starts with a warm-up of 4 steps, too short for all segments; a longer one is enough, or none is."""
+    """Tests a warm-up of 4 steps, too short for all segments. For one core, a longer one is enough, for one, none."""
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
@@ -198,7 +198,7 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["cpp"])
 def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
-    """Tests one element that holds its state over one seam of 8 for longer than the longest warm-up."""
+    """Tests one element that holds its state over a seam of 8 segments, for longer than the longest warm-up."""
     x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
     hold[22:46, 1, 7] = 1.0
     program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
@@ -219,7 +219,7 @@ def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
 def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
     language: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests CUDA graphs, and first calls, which choose the warm-up; other calls are serial."""
+    """Tests CUDA graphs and first calls, which choose the warm-up: both have segments. Other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
@@ -246,14 +246,14 @@ def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_derivatives_that_overflow(language: TargetName) -> None:
-    """Tests an infinite product of a segment's derivatives, and a zero gradient at its end."""
+    """Tests a segment whose product of derivatives is infinite, with a zero gradient at its end."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x > 0.0, v * 1e30, v)
         return h + x, h * 0.5
 
     x = torch.zeros(STEPS, *STEP)
-    x[60:64, 1] = 1.0  # in parts of the first and the second block
+    x[60:64, 1] = 1.0  # elements of the first and of the second block
     x.requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
 
@@ -339,7 +339,7 @@ def ending(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays after its end, and has outputs there."""
+    """Decays after the end of its sequence, and has outputs there."""
     h = 0.0625 * v + torch.where(left > 0, torch.sin(x), 0.0)
     return h, h
 
@@ -347,7 +347,7 @@ def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
 def test_an_input_that_counts_down(core: Callable[..., Any], language: TargetName) -> None:
-    """Tests an affine step with fast math, and a step that computes after the end."""
+    """Tests an affine step with fast math, and a step that continues after the end of its sequence."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
     left = torch.tensor([74, 31, 0], dtype=torch.int32)[:, None].expand(STEPS, 3, 1)
@@ -409,7 +409,7 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # Sequences that end within a segment, in its first chunk, at a seam, at once, after the last whole chunk.
+    # Sequences that end within a segment, in its first chunk, at a seam, at their start, after the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
@@ -449,7 +449,7 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
 def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
-    """Tests guesses that begin after the end, which are wrong but irrelevant."""
+    """Tests guesses that begin after the end of a sequence: they are wrong, but have no effect."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
     results = []
@@ -484,7 +484,7 @@ def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
 )
 def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
-    """Tests 8192 elements, whose input and output keep an H100's memory busy in float32 but not in bfloat16."""
+    """Tests 8192 elements: their input and output saturate an H100's memory in float32, but not in bfloat16."""
     program = PointwiseProgram(forgetting, 1, 1, 1)
     for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
         x = torch.zeros((), dtype=dtype).expand(1024, elements)

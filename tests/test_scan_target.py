@@ -73,7 +73,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     core = emit_core(trace.forward, "step", prune=True, numbers=numbers[0], once=once, target=NUMPY)
     gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=once, target=NUMPY)
     assert bool(core.numbers) == takes_numbers
-    # These are the functions of time constants.
+    # Only functions of parameters, such as time constants, are computed once.
     assert (core.once is not None) == (gradient.once is not None) == (once and bool(given.parameters))
     sizes |= core.integers | gradient.integers
     forward = forward_source(

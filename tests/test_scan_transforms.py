@@ -31,7 +31,7 @@ from flexsn_runtime import (
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-STEPS, BATCH, FEATURES = 5, 7, 90  # an interpreter's block of 512 elements, and a part
+STEPS, BATCH, FEATURES = 5, 7, 90  # a block of 512 elements in the interpreter, and a part
 
 
 class Leaky(nn.Module):
@@ -109,7 +109,7 @@ def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
         return tuple(forward_ad.unpack_dual(spikes))
 
 
-# torch's forward mode scripts its own formulas.
+# torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(
     "transform", [transform_grad, transform_vjp, transform_vmap, transform_jvp, transform_forward_mode]
@@ -131,7 +131,7 @@ def test_function_transforms_are_refused_and_the_way_out_works(
 
 
 def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
-    """Tests transforms that wrap captured tensors, not inputs."""
+    """Tests transforms that wrap captured tensors, but no inputs."""
     compiled, _ = neurons()
     names = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
@@ -176,7 +176,7 @@ def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Calla
 
 
 class Wrapped(Tensor):
-    """A stand-in for a tensor that it holds, as in distributed packages; it has no memory of its own."""
+    """A tensor without memory that stands for another one, which it holds, as in distributed packages."""
 
     held: Tensor
 
@@ -223,7 +223,7 @@ def test_checkpointing(reentrant: bool) -> None:
         parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
         for p in parameters:
             p.grad = None
-        # This calls `backward`, because reentrant checkpointing does not support `autograd.grad`.
+        # Reentrant checkpointing supports `backward`, but not `autograd.grad`.
         result.square().sum().backward()
         return result, *(p.grad for p in parameters if p.grad is not None)
 
@@ -242,7 +242,7 @@ def test_checkpointing(reentrant: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
 def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
-    """Checks that a neuron after a layer in half precision runs in it too; its parameters stay float32."""
+    """Checks that a neuron after a layer in half precision also runs in half precision, with parameters in float32."""
     torch.manual_seed(0)
     linear = nn.Linear(FEATURES, FEATURES)
     neuron = make()
@@ -264,7 +264,7 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
     assert torch.equal(spikes, expected)
     for got, other in zip(gradients, wanted, strict=True):
         assert got.dtype == other.dtype == torch.float32
-        # The loop rounds the gradient of each step to half precision; the kernel rounds the sum of a parameter's.
+        # The loop rounds each step's gradient of a parameter to half precision; the kernel rounds their sum alone.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(got, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
@@ -302,7 +302,7 @@ def test_backward_after_the_module_died() -> None:
 
 
 def test_a_dead_module_leaves_nothing_behind() -> None:
-    """Checks that its kernels are gone, and the tensors saved for a backward that was never called."""
+    """Checks that a module's kernels are freed, and also tensors that are saved for a backward that is never called."""
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)

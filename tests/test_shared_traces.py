@@ -34,7 +34,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the cores that have been traced."""
+    """Records the cores that are traced."""
     seen: list[Any] = []
 
     def noting(core: Any, *args: Any, **options: Any) -> Any:
@@ -153,7 +153,7 @@ def test_the_first_instance_is_not_kept() -> None:
     check(second, sequence())
     gone = weakref.ref(first.recurrent.weight)
     del first
-    for _ in range(3):  # a finalizer may keep a cycle for the next collection
+    for _ in range(3):  # a finalizer may delay a cycle to the next collection
         gc.collect()
     assert gone() is None
     check(second, sequence())

@@ -1,6 +1,6 @@
-"""Step functions of every kind with all surrogates in four dtypes: kernels equal the eager loop and its autograd.
+"""Step functions of every kind with all surrogates in four dtypes: kernels against the eager loop and its autograd.
 
-The tests here cover each pair of a step function and a dtype, and of a surrogate and a dtype.
+These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype.
 `python benchmarks/steps_by_surrogate.py` runs all combinations, and keeps a table.
 """
 
@@ -40,7 +40,7 @@ def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None)
     assert check(combination, compare(*combination, on_cpu="cpp"), "cpp") == ""
 
 
-# Every second combination: each step function and each surrogate in two or three dtypes. The table has all.
+# Every second combination, with each step function and each surrogate in two or three dtypes. The table has all.
 @pytest.mark.gpu
 @pytest.mark.parametrize("combination", covering()[::2], ids=label)
 def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:
@@ -73,7 +73,7 @@ def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
 
 def test_the_part_covers_all_pairs_with_a_dtype() -> None:
     part = covering()
-    assert len(STEP_FUNCTIONS) >= len(surrogates()) >= 22  # otherwise, the part lacks some surrogate
+    assert len(STEP_FUNCTIONS) >= len(surrogates()) >= 22  # otherwise, the selection would lack a surrogate
     assert len(combinations()) == len(STEP_FUNCTIONS) * len(surrogates()) * len(DTYPES)
     assert len(part) == len(STEP_FUNCTIONS) * len(DTYPES)
     assert {(step.name, dtype) for step, _, dtype in part} == {(s.name, d) for s in STEP_FUNCTIONS for d in DTYPES}
@@ -82,7 +82,7 @@ def test_the_part_covers_all_pairs_with_a_dtype() -> None:
 
 
 def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives the loop a surrogate of a slightly different shape."""
+    """Tests a loop whose surrogate has a slightly different shape."""
     step = STEP_FUNCTIONS[1]
     core = step.make(ATan(3.0))
     monkeypatch.setattr("step_zoo.eager_scan", lambda _, *arguments: eager_scan(core, *arguments))
@@ -92,7 +92,7 @@ def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.Monkey
 
 
 def test_a_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the loop's results larger by an eps or two."""
+    """Tests a loop whose results are larger by an eps or two."""
 
     def off(*arguments: Any) -> tuple[Tensor, ...]:
         results = eager_scan(*arguments)

@@ -1,4 +1,4 @@
-"""Names that a version of torch or Triton lacks: reported once, at import; other modules use no private names."""
+"""Private names of torch and Triton: missing ones are reported once, at import; modules without probes use none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_priva
 
 
 def ended(code: str, *options: str) -> tuple[str, str]:
-    """Returns output and warnings of a process that imports nothing before `code` does."""
+    """Returns output and warnings of a process that runs `code`, without earlier imports."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *options, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -86,7 +86,7 @@ def test_a_private_use_is_found(source: str) -> None:
     assert private_uses(source) != []
 
 
-# The name to delete before the import (torch itself imports without it), words of the warning, and a call's outcome.
+# The name to delete before the import (torch itself works without it), words of the warning, the outcome of a call.
 CALL = "LIF(backend='triton')(torch.ones(4, 3))"
 COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
 VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
@@ -122,7 +122,7 @@ except Exception as error:
     printed, warned = ended(code)
     library = module.partition(".")[0]
     said = re.findall(rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned)
-    said = [line for line in said if consequence in line]  # two places may look for one name, each with a consequence
+    said = [line for line in said if consequence in line]  # two places may need one name, each with a consequence
     assert len(said) == 1, warned
     assert TESTED[library][-1] in said[0]
     assert printed.startswith(outcome), printed

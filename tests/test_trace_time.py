@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: the work from a step function to kernel source grows in proportion to its size."""
+"""`benchmarks/trace_time.py`: work from a step function to kernel source grows in proportion to its size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trace_time
 
 
 def calls(nodes: int) -> int:
-    """Counts the function calls on the way, in Python and in C."""
+    """Counts the function calls from step to source, in Python and in C."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -34,7 +34,7 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Tests four times the ops; quadratic work would have 16 times the calls."""
+    """Compares the calls for four times as large a step; quadratic work would have 16 times the calls."""
     trace_time.source_times(trace_time.chain(20))  # fills torch's own caches
     assert calls(200) < 5 * calls(50)
 

@@ -1,4 +1,4 @@
-"""Tutorials run as scripts; each becomes a page and a notebook with its output and figures."""
+"""Tutorials: they run as scripts, and become pages and notebooks with their output and figures."""
 
 from __future__ import annotations
 

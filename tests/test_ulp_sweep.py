@@ -1,4 +1,4 @@
-"""`benchmarks/ulp_sweep.py` covers every rule, and finds wrong results; its numbers come from a GPU."""
+"""`benchmarks/ulp_sweep.py`: it covers every rule, and finds wrong results; its kept numbers come from a GPU."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
     used = set()
     for (dtype, arity), functions in alike.items():
         arguments = [torch.empty(3, dtype=dtype, device="meta")] * arity
-        for begin in range(0, len(functions), 8):  # eight in a trace, which takes hardly longer than one
+        for begin in range(0, len(functions), 8):  # a trace of eight functions takes about as long as a trace of one
             step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
             used |= {str(node.target) for node in step.graph.nodes}
-    # A graph of real numbers contains no trace of it.
+    # The remaining op leaves no trace in a graph of real numbers.
     assert {str(op) for op in RULES} - used - set(UNCOVERED) == {"prims.conj_physical.default"}
 
 

@@ -83,7 +83,7 @@ def test_where_no_user_is_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
     for n in range(32):
         fused(torch.ones(3), float(n))
-    # The first frame of the thread is the kernel's: the warning names the line of the function.
+    # The first frame of the thread is that of the kernel, so the warning names the line of the function.
     assert files(in_a_thread_of_its_own(fused)) == [__file__]
 
 

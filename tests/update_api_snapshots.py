@@ -1,9 +1,9 @@
-"""Writes the public API of each package to files, so that no name comes, goes or changes unnoticed.
+"""Writes the public API of each package to files, so that each added, removed or changed name is noticed.
 
     hatch run python tests/update_api_snapshots.py
 
-rewrites `tests/api/<import name>.json`; `tests/test_public_api.py` compares. Run it after an intended change of a
-public name or signature, and read the diff: users see this change.
+The files are `tests/api/<import name>.json`; `tests/test_public_api.py` compares them with the packages. Run the script
+after an intended change of a public name or signature, and read the diff, because users see this change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def signature_of(obj: Any) -> str | None:
         text = str(inspect.signature(obj))
     except (TypeError, ValueError):  # a class or builtin without a signature
         return None
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # a default's address differs from run to run
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # the address of a default differs between runs
 
 
 def describe_member(obj: Any) -> Description:
@@ -46,7 +46,7 @@ def describe_member(obj: Any) -> Description:
 
 
 def describe_class(cls: type) -> Description:
-    """Describes a class by its bases, its constructor and its own public members, or a part of it."""
+    """Describes a class, or a part of one, by its bases, its constructor and its own public members."""
     parts = [base for base in cls.__mro__[1:] if base.__module__.startswith(PARTS)] if cls.__bases__ else []
     parts = parts if parts and cls.__bases__[0] is parts[0] else []
     defined = {name: member for base in (*reversed(parts), cls) for name, member in vars(base).items()}

@@ -2,9 +2,9 @@
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
-With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: spoken digits in English and German, 8156 for
-training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them: in
-each word, three tones rise or fall. Their accuracy shows that the pipeline works, and nothing about speech.
+With `--data DIR`, tonic finds the spikes in DIR, or downloads them to DIR: spoken digits in English and German, 8156
+for training, 2264 held out. Without it, the script writes synthetic words in files of the same format and reads them:
+in each word, three tones rise or fall. Accuracy on them shows that the pipeline works, and nothing about speech.
 
 `--paper` is for the real files: adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate gradient
 spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits and 77.4%
@@ -35,8 +35,8 @@ from flexsn_nn import LI, LIF, RALIF, OverTime, Recurrent
 from flexsn_nn.data import pad_sequences, readout
 from flexsn_nn.surrogate import ATan
 
-CHANNELS = 140  # of the cochlea model's 700
-WINDOW = 10_000  # microseconds of a step
+CHANNELS = 140  # the cochlea model has 700
+WINDOW = 10_000  # duration of a step in microseconds
 WORDS = 20  # ten digits in two languages
 COMMANDS = 35  # words of the Spiking Speech Commands
 
@@ -49,7 +49,7 @@ class Network(nn.Module):
 
         def neurons() -> nn.Module:
             neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
-            # Weights are small at first, so that the returning spikes do not drown the incoming ones.
+            # Weights are small at first, so that recurrent spikes do not drown the incoming ones.
             return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
 
         self.layers = nn.Sequential(
@@ -95,8 +95,8 @@ def frames() -> Compose:
 
 
 def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sorted times in seconds, and channels of a word's spikes: each word has its own three tones."""
-    tones = np.random.default_rng(1000 + word)  # equal for all speakers of the word
+    """Returns sorted times in seconds, and channels, of a word's spikes. Each word has its own three tones."""
+    tones = np.random.default_rng(1000 + word)  # equal tones for all speakers of a word
     begin, end = tones.uniform(50, 650, (2, 3))
     seconds = random.uniform(0.4, 0.9)  # the duration of the word
     count = int(1200 * seconds)

@@ -2,11 +2,11 @@
 
     python examples/datasets/events.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out events.png]
 
-With `--data DIR`, tonic finds the recordings in DIR, or downloads them there: 1077 gestures for training, 264 held out.
-Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves over
-the sensor in one of eleven ways. Their accuracy shows that the pipeline works, and nothing about gestures.
+With `--data DIR`, tonic finds the recordings in DIR, or downloads them to DIR: 1077 gestures for training, 264 held
+out. Without it, the script writes synthetic recordings in files of the same format and reads them: a blob that moves
+over the sensor in one of eleven ways. Accuracy on them shows that the pipeline works, and nothing about gestures.
 
-`--paper` is for the real recordings: five convolutions at the sensor's resolution on 20 frames with learned time
+`--paper` is for the real recordings: 20 frames at the sensor's resolution, and five convolutions with learned time
 constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%. This has not
 been run here, since the files are absent:
 
@@ -33,8 +33,8 @@ from flexsn_nn.data import pad_sequences, readout
 from flexsn_nn.layer import SharedDropout
 from flexsn_nn.surrogate import ATan
 
-SIDE = 32  # pixels of a frame, of the sensor's 128
-WINDOW = 100_000  # microseconds of a frame
+SIDE = 32  # pixels of a frame; the sensor has 128
+WINDOW = 100_000  # duration of a frame in microseconds
 CLASSES = len(DVSGesture.classes)
 
 
@@ -44,7 +44,7 @@ class Network(nn.Module):
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            # Norms cover one frame each: statistics of a batch would include its padding.
+            # Each norm covers one frame, because statistics of a batch would include its padding.
             OverTime(nn.Conv2d(2, 16, 5, stride=2, padding=2), nn.GroupNorm(4, 16)),
             LIF(surrogate_function=ATan(), backend=backend),
             OverTime(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32)),
@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Classifies frames `[20, B, 2, 128, 128]` with five convolutions, two linear layers, ten votes a class."""
+    """Classifies frames `[20, B, 2, 128, 128]` with five convolutions, two linear layers, and ten votes per class."""
 
     def __init__(self, backend: str, width: int = 128) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
     else:
         centre, angle = np.broadcast_to(begin, (count, 2)), random.uniform(0, 2 * np.pi, count)
     offset = random.normal(0, 8, (count, 2))
-    # Brighter pixels are ahead of a bright blob, and darker ones behind it; a fifth of the events is noise.
+    # Pixels ahead of a bright blob become brighter, and those after it darker; a fifth of the events is noise.
     polarity = (offset * np.stack([np.cos(angle), np.sin(angle)], 1)).sum(1) > 0
     place = np.floor(centre + offset) % 128
     noise = random.random(count) < 0.2

@@ -2,9 +2,9 @@
 
     python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
 
-With `--data DIR`, torchvision finds MNIST in DIR, or downloads it there. Without it, the script writes scikit-learn's
+With `--data DIR`, torchvision finds MNIST in DIR, or downloads it to DIR. Without it, the script writes scikit-learn's
 bundled digits, which are handwritten too, as files of MNIST's format and reads them: 1797 images of 8 x 8 pixels,
-enlarged, of which a fifth is held out. The accuracy is theirs and not MNIST's.
+enlarged, of which a fifth is held out. The accuracy is then that of these digits, not MNIST's.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Network(nn.Module):
         self.readout = nn.Linear(32 * 7 * 7, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        current = encoding.direct(self.code(images), STEPS)  # computed once: a view
+        current = encoding.direct(self.code(images), STEPS)  # computed once; the steps are a view
         scores: Tensor = self.readout(self.spiking(current).mean(0))
         return scores
 
 
 def write_idx(path: Path, values: Tensor) -> None:
-    """Writes a file as MNIST's: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
+    """Writes a file in MNIST's format: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
     head = struct.pack(f">4B{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
     path.write_bytes(head + values.to(torch.uint8).numpy().tobytes())
 

@@ -1,7 +1,7 @@
-"""Shared parts of the examples on data sets: the loop with its progress bar, checkpoints from which runs resume to the
-bit, and the picture at the end.
+"""Shared parts of the examples on data sets: the training loop, checkpoints, and the picture at the end.
 
-A batch is `(*inputs, targets)`; the network maps the inputs to scores `[B, C]`.
+A run that resumes from a checkpoint equals an uninterrupted one to the bit. A batch is `(*inputs, targets)`; the
+network maps the inputs to scores `[B, C]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from matplotlib import pyplot as plt
 
 @dataclass
 class History:
-    """Numbers for each epoch."""
+    """The loss and the accuracy of each epoch."""
 
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     if done:
         print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
     for epoch in range(done, chosen.epochs):
-        # The order depends on the seed and the epoch, so that a resumed run has an equal order.
+        # The order depends on the seed and the epoch alone, so that a resumed run has an equal order.
         order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
         loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
         total = torch.zeros((), device=chosen.device)
@@ -115,7 +115,7 @@ def keep(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimiz
     folder.mkdir(parents=True, exist_ok=True)
     content = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "history": asdict(history)}
     torch.save(content, folder / "writing.pt")
-    os.replace(folder / "writing.pt", folder / "last.pt")  # the file is whole, or absent
+    os.replace(folder / "writing.pt", folder / "last.pt")  # so that the file is either complete or absent
 
 
 def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> int:
@@ -131,7 +131,7 @@ def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optim
 
 @torch.no_grad()
 def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
-    """Draws the accuracy, the first neuron layer's spikes for a batch's first sample, and the rates of spiking layers.
+    """Draws the accuracy, the first neuron layer's spikes for the batch's first sample, and rates of spiking layers.
 
     Args:
         batch: `(sequences, lengths, targets)` from `pad_sequences`, or `(images, targets)`.
@@ -153,7 +153,7 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     curve.set(xlabel="epoch", ylabel="held-out accuracy", ylim=(0, 1), title="accuracy")
     first, sequence = next(iter(spikes.items()))
     plot.raster(sequence[: int(lengths[0]), 0], ax=raster).set(title=f"spikes of layer {first}, one sample")
-    # Padding is silent: its steps would lower the rates.
+    # Steps of padding are silent, and would lower the rates.
     means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
     plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
     figure.savefig(chosen.out, dpi=110)

@@ -18,10 +18,10 @@ class Act:
     """One action of a user.
 
     Attributes:
-        perform: `perform(life, **arguments)` acts and returns everything that is visible afterwards.
-        arguments: strategies of plain values.
+        perform: function that is called as `perform(life, **arguments)`; it acts, and returns all visible results.
+        arguments: strategies for the arguments, which are plain values.
         weight: frequency relative to other acts.
-        when: function that is true for lives in which the act has an effect.
+        when: function that returns True for lives in which the act has an effect.
         alone: name of an argument that turns a transparent wrapper on; the loop runs without the wrapper.
     """
 
@@ -59,7 +59,7 @@ yes_or_no = st.booleans()
 
 
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Performs an act of the register; in a loop, without the wrapper, which changes no results."""
+    """Performs an act of the register. The loop runs without the wrapper, which changes no results."""
     found = ACTS[name]
     if found.alone is not None and not life.compiled:
         arguments = {**arguments, found.alone: None}

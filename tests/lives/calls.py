@@ -43,7 +43,7 @@ def forward(
 
 @act(weight=2, when=lambda life: life.inputs is not None)
 def forward_again(life: Life) -> dict[str, Any]:
-    """Calls the network with the tensor of the call before."""
+    """Calls the network with the input of the previous call."""
     if life.inputs is None:
         return {}
     return _called(life, life.net, life.inputs)
@@ -96,9 +96,10 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
     """Trains the network from its initial states under activation checkpointing. The loop runs without it.
 
-    The checkpointed function resets the states; or it only runs the network, which neurons refuse.
+    If `inside`, the checkpointed function resets the states. Otherwise, it runs the network alone, which neurons
+    refuse.
 
-    The states are not compared: reentrant checkpoints run the first time without gradients.
+    The states are not compared, because the first run in a reentrant checkpoint is without gradients.
     """
 
     def run(x: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, 
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
     call: Callable[[Tensor], Tensor] = run
-    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # a second run would change them
+    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # a second run changes all of these
         call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
     y = call(x) if life.step_mode == "m" else call(x[0])
     if y.requires_grad:
@@ -161,7 +162,7 @@ def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str,
 
 @act(weight=2, which=which, steps=lengths, seed=seed, given=st.sampled_from(["none", "own", "new", "learned"]))
 def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str, Any]:
-    """Calls `step` of a neuron, from the initial states, its own states, or others."""
+    """Calls `step` of a neuron with the initial states, its own states, or other states."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -231,7 +232,7 @@ def _begin(life: Life, batch: int | None, fresh: bool) -> None:
 
 
 def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
-    """Returns the outputs of a call; in step mode `"s"`, of one call for each step, at most 9."""
+    """Returns the outputs of a call, or, in step mode `"s"`, of a call for each step, at most 9."""
     before, version = x.detach().clone(), None if x.is_inference() else x._version
     steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
     results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}

@@ -34,7 +34,7 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss of some results of a kept graph, again if `keep`; all gradients accumulate."""
+    """Runs the backward of a loss of some results of a kept graph. If `keep`, the graph stays for another one."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:
@@ -75,7 +75,7 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Negates the gradient of a result in its backward, if that has not run yet."""
+    """Adds a hook that negates the gradient of a result, if its backward has not run yet."""
     graph = _graph(life, which)
     if graph is not None:
         found = [value for value in graph.results.values() if value.requires_grad]
@@ -88,7 +88,7 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
     """Calls `retain_grad` on all results of a graph, except on outputs of neurons that count them.
 
-    The loop's counts are sums of the outputs, which get a part of the counts' gradient; kernels count separately.
+    In the loop, counts are sums of outputs, so outputs get a part of the counts' gradient. Kernels count separately.
     """
     graph = _graph(life, which)
     if graph is not None:
@@ -101,7 +101,7 @@ def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
 
 @act(when=lambda life: bool(life.graphs))
 def drop_graphs(life: Life) -> dict[str, Any]:
-    """Drops all graphs without a backward."""
+    """Drops all graphs without running a backward."""
     life.drop_graphs()
     return {}
 
@@ -115,7 +115,7 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """Runs one step of an optimizer, which is made in the first call; weights stay on their grid."""
+    """Runs one step of an optimizer, which the first call makes. Weights stay on their grid."""
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
@@ -138,7 +138,7 @@ def _graph(life: Life, which: int) -> Graph | None:
 
 
 def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """Makes a weighted sum of some of the results; of all of them, if none of these has a gradient."""
+    """Makes a weighted sum of some of the results, or of all results if none of these has a gradient."""
     able = [value for value in graph.results.values() if value.requires_grad]
     chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
     if not chosen:

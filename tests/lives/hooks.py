@@ -1,4 +1,4 @@
-"""Hooks of users: they record, change values, or raise. They can be copied and pickled."""
+"""Hooks that users add: they record, change values, or raise. They can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HalveGradient:
 
 
 class Interrupted(Exception):
-    """Raised by `Interrupt`, in the middle of a call."""
+    """Error that `Interrupt` raises in the middle of a call."""
 
 
 class Interrupt:

@@ -1,4 +1,4 @@
-"""One life of a network: the network, and everything that its user holds of it."""
+"""One life of a network: the network, and everything that its user keeps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lives.networks import FAMILIES, Plan, build
 
 @dataclass(eq=False)
 class Graph:
-    """A call whose graph exists.
+    """A call whose autograd graph is kept.
 
     Attributes:
         results: by name, all results that may enter a loss.
-        leaves: tensors that may get a gradient, besides the parameters.
+        leaves: tensors that may get a gradient, without the parameters.
     """
 
     results: dict[str, Tensor]
@@ -28,13 +28,13 @@ class Graph:
 
 @dataclass(eq=False)
 class Life:
-    """A network and everything that its user has made of it.
+    """A network and everything that its user has made with it.
 
     Attributes:
         compiled: True for the twin whose neurons run kernels.
         batch: batch size of inputs that fit the states.
         inputs: inputs of the last call, for a repeated call.
-        rounded: True from the first call under autocast on; graphs of later calls may depend on it.
+        rounded: True from the first call under autocast on, because graphs of later calls may depend on that call.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class Life:
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Gives neurons the backend of this life; `"auto"` in step mode `"s"`, where Triton is refused by name."""
+        """Gives neurons the backend of this life, but `"auto"` in step mode `"s"`, where `"triton"` is refused."""
         for module in net.modules():
             if isinstance(module, FlexSN):
                 refused = self.backend == "triton" and module.step_mode == "s"
@@ -76,7 +76,7 @@ class Life:
         return [neuron for _, neuron in neurons(self.net)]
 
     def neuron(self, which: int) -> FlexSN | None:
-        """Returns one of the neurons; `None` if there are none."""
+        """Returns one of the neurons; `None` in a network without neurons."""
         found = self.neurons
         return found[which % len(found)] if found else None
 

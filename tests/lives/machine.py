@@ -1,4 +1,4 @@
-"""Hypothesis' state machine of random lives, and its runs."""
+"""State machine of Hypothesis for random lives, and its runs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
     """Runs lives of at most `rules` acts.
 
     Args:
-        seed: seed of the lives; `None`: equal lives each time.
+        seed: seed of the lives; `None`: lives are equal in each run.
 
     Raises:
         DifferenceError: the error of the shortest program that was found.
@@ -111,7 +111,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # `shortest` shrinks programs, which are data, in bounded time
+            phases=[Phase.generate],  # not Phase.shrink: `shortest` shrinks programs in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),

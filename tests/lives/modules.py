@@ -28,7 +28,7 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
     modules = [m for m in life.net.modules() if m is not life.net] if inside else list(life.net.children())
     module = modules[which % len(modules)]
     if kind not in ("scale", "scale input") and any(module in _inside(neuron) for neuron in life.neurons):
-        return {}  # a trace would call it once, the loop at each step
+        return {}  # a trace calls it once, the loop at each step
     if kind in _FORWARD:
         handle = module.register_forward_hook(_FORWARD[kind]())
     elif kind in _PRE:

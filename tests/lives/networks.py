@@ -1,4 +1,4 @@
-"""Small random networks that are built from a plan. Two networks from one plan are equal to the bit at first."""
+"""Small random networks that are built from a plan. Two new networks from one plan are equal to the bit."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _delays(family: str) -> Tensor:
 
 
 def _gated(family: str) -> FlexSN:
-    """Makes a step that is a function whose closure captures a parameter and a tensor."""
+    """Makes a neuron whose step is a function with a closure of a parameter and a tensor."""
     decay, bias = nn.Parameter(torch.full((1,), 0.5)), torch.full((1,), 0.125)
     spike = Sigmoid()
 
@@ -131,11 +131,11 @@ def _gated(family: str) -> FlexSN:
     return neuron
 
 
-# Epsilon of norms: equal sequences have no variance, and a small epsilon multiplies the noise of their gradients by
+# Epsilon of norms. Constant sequences have no variance, and a small epsilon multiplies the noise of their gradients by
 # thousands.
 EPS = 0.125
 
-# By name, functions that make a layer for a family. `x` is `[T, B, *FAMILIES[family]]`, and so is the output.
+# By name, functions that make a layer for a family. Input and output are `[T, B, *FAMILIES[family]]`.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
     "lif soft": lambda family: LIF(v_reset=None, detach_reset=True),
@@ -197,8 +197,9 @@ def _layer(name: str, family: str) -> nn.Module:
 def to_grid(net: nn.Module) -> None:
     """Rounds all parameters, in place, to multiples of `GRID` of moderate size.
 
-    A `w` whose sigmoid a neuron takes becomes a multiple of 1/2 from -1.5 to 1.5. For some other values, such as -1.75
-    and 0.3125, PyTorch's sigmoids of one number and of many differ by a rounding, and kernels may compute either.
+    If a neuron takes the sigmoid of a `w`, this `w` becomes a multiple of 1/2 from -1.5 to 1.5. For some other values,
+    such as -1.75 and 0.3125, PyTorch's sigmoids of one number and of a tensor differ in the last bit, and kernels may
+    compute either.
     """
     logits = {id(module.w) for module in net.modules() if isinstance(module, PLIF)}
     for parameter in net.parameters():

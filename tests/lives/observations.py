@@ -1,4 +1,4 @@
-"""Everything that is visible of a life, as plain values, and the difference between two lives."""
+"""Everything visible of a life, as plain values, and the difference between two lives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lives.life import Life
 Seen = dict[str, Any]
 # Attributes in which a loop and kernels may differ: programs, choices, and their traces.
 _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
-# Changes by the order of a sum, relative to the largest number of a gradient.
+# Largest effects of the order of a sum, relative to the largest number of a gradient.
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
-# A gradient below this part of the largest one may be nothing but noise, such as that of a bias before a norm.
+# A gradient below this part of the largest one, such as that of a bias before a norm, may be noise alone.
 _CANCELLED = 0.1
-# The gradient of one parameter is a sum of hundreds of numbers around 1, which may cancel, so its noise is at least
-# that of such a sum. The loop rounds each of these numbers to a half dtype.
+# The gradient of one parameter is a sum of hundreds of numbers around 1, which may cancel. So its noise is at least the
+# noise of such a sum. In half dtypes, the loop rounds each of these numbers.
 _SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
-# Changes relative to the largest count: for outputs that are no whole numbers, kernels choose the order of the sum.
+# Largest difference relative to the largest count. If outputs are no whole numbers, the order of their sum matters.
 _COUNTED = 1e-6
 
 
@@ -33,8 +33,8 @@ class Noise(NamedTuple):
     """Largest allowed difference between gradients of equal lives.
 
     Attributes:
-        scale: largest number in all gradients; a gradient that cancels to 0 has noise of the others' size.
-        rounded: True if autocast has rounded values: a gradient is then a sum of bfloat16 numbers.
+        scale: largest number in all gradients. A gradient that cancels to 0 has noise of this scale.
+        rounded: True if autocast has rounded values, so that a gradient is a sum of bfloat16 numbers.
     """
 
     scale: float
@@ -78,7 +78,7 @@ def observe(life: Life) -> Seen:
 
 
 def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
-    """Yields the places in a value with tensors without data, or symbols, that a trace has made."""
+    """Yields the places in a value where a trace has left tensors without data, or symbols."""
     if isinstance(value, FakeTensor | torch.fx.Proxy | torch.SymInt | torch.SymFloat | torch.SymBool):
         yield place
     elif isinstance(value, Tensor):
@@ -109,12 +109,12 @@ def difference(
 ) -> str | None:
     """Describes the first difference between two observations; `None` if they are equal.
 
-    Tensors are equal if they agree to the bit, in dtype, shape and strides, and in having a graph. Gradients and
-    counts, which are recognised by name, may differ by the order of sums.
+    Tensors are equal if they agree to the bit, in dtype, shape and strides, and if both or neither have a graph.
+    Gradients and counts, which are recognised by name, may differ by the order of sums.
 
     Args:
         place: place of the values, in words.
-        noise: noise of all gradients; `None`: computed from the values.
+        noise: noise of all gradients; `None`: it is computed from the values.
         rounded: as in `Noise`.
     """
     if noise is None:

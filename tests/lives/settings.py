@@ -48,7 +48,7 @@ def save_states(life: Life) -> dict[str, Any]:
 
 @act(when=lambda life: life.saved_states is not None, learned=yes_or_no)
 def restore_states(life: Life, learned: bool) -> dict[str, Any]:
-    """Sets the stored states, or leaves made from them."""
+    """Sets the stored states, as they are or, if `learned`, as leaves that require a gradient."""
     if life.saved_states is None or list(life.saved_states) != list(get_states(life.net)):
         return {}
     states = life.saved_states

@@ -12,7 +12,7 @@ _MOST_TRIES = 200
 
 
 def shortest(error: DifferenceError) -> DifferenceError:
-    """Returns the difference of the shortest program that is found by leaving out acts and layers.
+    """Leaves out acts and layers, and returns the difference of the shortest program that still has one.
 
     Any difference of a shorter program counts, since it is a fault, too. The search ends after `_MOST_TRIES` programs.
     """

@@ -31,11 +31,11 @@ from lives.networks import Plan
 from lives.observations import Seen, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
-# Errors of kernels in acts that differentiate, for operations that the loop supports. Each names the operation.
+# Errors of kernels in acts that differentiate, each about an operation that the loop supports. They name it.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
 # Error of layers with a state under a checkpoint.
 _CHECKPOINT = "activation checkpointing"
-# Autograd's errors about saved tensors: kernels save all arguments, while the loop saves what its operations need.
+# Autograd's errors about saved tensors. Kernels save all arguments; the loop saves what its operations need.
 _OF_AUTOGRAD = (
     "modified by an inplace operation",
     "changed in place since the forward",
@@ -45,7 +45,7 @@ _OF_AUTOGRAD = (
 
 
 class DifferenceError(AssertionError):
-    """The twins differ.
+    """Error about a difference between the twins.
 
     Attributes:
         text: the difference.
@@ -76,7 +76,7 @@ class Twins:
         """Performs an act in both lives.
 
         Raises:
-            DifferenceError: the lives differ afterwards.
+            DifferenceError: the lives differ after the act.
         """
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):
@@ -86,14 +86,14 @@ class Twins:
         failed = isinstance(loop, Exception), isinstance(compiled, Exception)
         if all(failed):
             self.counts[f"{name}: raised"] += 1
-            # A backward that stops midway has reached other gradients and graphs. A call in a reentrant checkpoint has
-            # left states outside of any graph, while the loop runs without a checkpoint.
+            # A backward that stops midway leaves different gradients and graphs in the twins. A call in a reentrant
+            # checkpoint leaves states outside of any graph, while the loop runs without a checkpoint.
             in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
             if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
                 self._heal()
             loop, compiled = {}, {}
         elif _is_refusal(compiled) or isinstance(loop, ExampleError):
-            # The loop cannot determine the result of a sequence without steps.
+            # The loop cannot compute the result of a sequence without steps.
             self.counts[f"{name}: refused"] += 1
             self._heal()
             loop, compiled = {}, {}
@@ -141,7 +141,7 @@ class Twins:
 
     @torch.no_grad()
     def _share_gradients(self) -> None:
-        """Copies the loop's gradients to the compiled twin, which may differ by the order of sums."""
+        """Copies the loop's gradients to the compiled twin, whose gradients may differ by the order of sums."""
         for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
             if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
                 b.grad.copy_(a.grad)
@@ -169,7 +169,7 @@ class Twins:
 
 
 def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:
-    """Runs the life of a program again.
+    """Runs a program with new twins.
 
     Raises:
         DifferenceError: the twins differ.

@@ -57,3 +57,28 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
 def test_a_device_without_a_target_is_refused_by_name() -> None:
     with pytest.raises(DeviceError, match="arguments of neg are on meta"):
         pointwise(torch.neg)(torch.zeros(3, device="meta"))
+
+
+def rounded_often(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    z = torch.where(x <= y, -x / (y + 1.5), x * scale)
+    return torch.relu(z * y + 0.25) - z, torch.where(x == y, 1.0, z * 3)
+
+
+@pytest.mark.parametrize("other", [torch.float16, torch.float32])
+def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    every = bits.view(torch.float16)  # all numbers of float16; NaN among them
+    shuffled = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(0))].to(other)
+    kernel = pointwise(rounded_often)
+    arguments = [(every, shuffled), (every[5:], shuffled[:-5])]
+    # Rows that are no multiple of a vector, one value for a row, and one row for all.
+    rows = every[: 1927 * 34].view(34, 1927)
+    arguments += [
+        (rows, shuffled[:34, None]),
+        (rows, shuffled[:1927]),
+        (rows, shuffled[: 1927 * 34].view(1927, 34).t()),
+    ]
+    for x, y in arguments:
+        for found, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert "dev::load_floats(" in kernel.source(every, shuffled, 0.3, target=CPP).source

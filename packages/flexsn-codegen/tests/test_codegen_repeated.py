@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from flexsn_codegen import pointwise
+from flexsn_codegen import TransformError, pointwise
 from flexsn_codegen.functions import _autograd
 from flexsn_codegen.functions._kernel import Kernel
 
@@ -149,3 +150,23 @@ def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> Non
     fused(x, weight).sum().backward()
     expected = torch.autograd.grad(scaled(x, weight).sum(), (x, weight))
     torch.testing.assert_close((x.grad, weight.grad), expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints(use_reentrant: bool) -> None:
+    fused: Any = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    (expected,) = torch.autograd.grad(scaled(x, weight).sum(), x)
+    for _ in range(3):
+        x.grad = None
+        checkpoint(fused, x, weight, use_reentrant=use_reentrant).sum().backward()
+        torch.testing.assert_close(x.grad, expected)
+
+
+def test_gradients_that_autograd_batches_are_refused() -> None:
+    fused = pointwise(scaled)
+    x, weight = tensor(6, 8), tensor(8)
+    for _ in range(2):
+        result = fused(x, weight)
+        with pytest.raises(TransformError, match=r"torch\.func\.jacrev"):
+            torch.autograd.grad(result, x, torch.ones(2, 6, 8, dtype=x.dtype, device=DEVICE), is_grads_batched=True)

@@ -180,6 +180,7 @@ def test_sources() -> None:
     x, weight = torch.empty(64, 300, device="meta"), torch.empty(300, device="meta")
     kernel = pointwise(rms_norm)
     assert "dev::row_sum" in kernel.source(x, weight, target=CPP).source
+    assert pointwise(softmax).source(x, 0.7, target=CPP).source.count("= dev::exp(") == 1
     source = kernel.source(x, weight, target=TRITON)
     assert source.source.count("dev.row_sum") == 1
     (use,) = compile_offline([OfflineJob(source, "sm_90")])

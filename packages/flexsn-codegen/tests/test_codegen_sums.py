@@ -90,6 +90,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "alike": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(50, 30)]),
     "alike, and summed": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(30)]),
     "a norm": lambda: (layer_norm, [tensor(150, 70), tensor(70), tensor(70)]),
+    "a softmax": lambda: (lambda x, y: torch.softmax(x / y, -1) * y.exp(), [tensor(150, 70), tensor(70)]),
     "pieces": lambda: (rotary, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
     "interleaved pairs": lambda: (rotary_pairs, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
     "interleaved colours": lambda: (colours, [tensor(5, 20, 30, 3)]),
@@ -136,7 +137,7 @@ def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm"])
+@pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm", "a softmax"])
 def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     if DEVICE == "cuda":
         pytest.skip("compares kernels on the CPU")

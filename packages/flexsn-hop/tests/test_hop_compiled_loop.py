@@ -254,3 +254,24 @@ def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
             gradients = torch.autograd.grad(loss(results), leaves)
             torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
     assert len(compiles) == 2
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "diagonal": lambda x: x.diagonal(),
+    "another diagonal": lambda x: x.diagonal(1),
+    "as_strided": lambda x: x.as_strided((2, 2), (3, 2)),
+    "of a part": lambda x: x[1:].diagonal(),
+    "row": lambda x: x[1],
+    "window": lambda x: x.unfold(0, 2, 1),
+}
+
+
+@pytest.mark.long(all_but=["diagonal", "as_strided"])
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("name", PARTS)
+def test_gradients_that_are_written_into_zeros(name: str) -> None:
+    """Inductor makes zeros of the gradient of a part, and writes to a part of these: they are no zeros then."""
+    part = PARTS[name]
+    assert_equal_to_loop(
+        lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()
+    )

@@ -159,6 +159,52 @@ def test_export_for_every_length(strict: bool) -> None:
         torch.testing.assert_close(loaded(h, x), looped(network.step, h, x, dim=1))
 
 
+class OverTime(torch.nn.Module):
+    """A cell of PyTorch's, whose operator checks sizes in C++."""
+
+    def __init__(self, kind: type[torch.nn.RNNCellBase]) -> None:
+        super().__init__()
+        self.cell = kind(3, 4).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def step(state: tuple[Tensor, ...], x: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+            state = self.cell(x, state) if len(state) == 2 else (self.cell(x, state[0]),)
+            return state, state[0].sum(-1)
+
+        zeros = x.new_zeros(x.shape[1], 4)
+        (last, *_), ys = scan(step, (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,), x)
+        return last, ys
+
+
+@pytest.mark.long(all_but=["True-GRUCell"])
+@pytest.mark.parametrize(
+    "kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
+    """A symbolic size stays one, though operators of recurrent cells compare sizes as numbers."""
+    sizes = {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}
+    network = OverTime(kind)
+    program = torch.export.export(network, (draw(6, 5, 3),), strict=strict, dynamic_shapes=(sizes,))
+    x = draw(9, 2, 3)
+    torch.testing.assert_close(program.module()(x), network(x))
+
+
+def test_options_that_change() -> None:
+    """Dynamo makes numbers symbolic that change from call to call: these ones shape the graph."""
+
+    def run(x: Tensor, dim: int, remat: int) -> Any:
+        return scan(lambda h, x: (torch.tanh(h + x), h * x), x.select(dim, 0), x, dim=dim, remat=remat)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    x = draw(3, 4, 5).requires_grad_()
+    for dim, remat in ((0, 1), (1, 2), (2, 3), (-2, 4)):
+        (last, ys), expected = compiled(x, dim, remat), run(x, dim, remat)
+        torch.testing.assert_close((last, ys), expected)
+        gradients = [torch.autograd.grad(carry.sum(), x) for carry in (last, expected[0])]
+        torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", ["minimal_gru", "counting"])
 def test_inductor(name: str) -> None:

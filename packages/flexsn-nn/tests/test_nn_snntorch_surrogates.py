@@ -126,6 +126,6 @@ def test_the_two_ways_are_not_mixed(call: Callable[[], object], message: str) ->
         call()
 
 
-def test_a_factory_can_be_told_to_fire_at_the_threshold() -> None:
+def test_a_factory_can_be_native_to_fire_at_the_threshold() -> None:
     assert surrogate.fast_sigmoid(slope=10).strict
     assert surrogate.fast_sigmoid(slope=10, strict=False) == surrogate.FastSigmoid(10)

@@ -23,7 +23,7 @@ from flexsn_runtime import (
 )
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 from flexsn_runtime.kernels._forward import ForwardScan, checkpoint_rows
-from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
+from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk, scattered, size_class
 from flexsn_runtime.program import _arguments as arguments_module
 
 
@@ -52,6 +52,9 @@ def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int,
             assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied ahead of their use"
         in_flight = (config.stages - 1) * config.chunk * config.block * sum(inputs)
         assert in_flight <= 2**16 or interpreted, "bytes of shared memory"
+    apart = scattered(size_class(ncl), plan)
+    assert (apart.forward.chunk, apart.backward.chunk) == (plan.forward.chunk, plan.backward.chunk)
+    assert {c.block // (32 * c.num_warps) for c in (apart.inference, apart.forward, apart.backward)} == {1}
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 16])

@@ -57,7 +57,7 @@ def test_calls_of_several_layouts_need_no_python() -> None:
 
 
 def test_what_reads_numbers_stays_with_python() -> None:
-    repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))  # type: ignore[union-attr]
+    repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))
     for seed in range(4):
         x = numbers(4, seed)
         assert torch.equal(repeated((x,))[0], x * x.sum().item())
@@ -91,7 +91,7 @@ def test_moments_are_computed_without_python(monkeypatch: pytest.MonkeyPatch) ->
         assert found is not None
         var, mean = torch.var_mean(x, (0, 2), correction=0)
         torch.testing.assert_close(found, (mean, var))
-        torch.nn.functional.batch_norm(x, *moved, training=True, momentum=0.25)
+        torch.nn.functional.batch_norm(x, moved[0], moved[1], training=True, momentum=0.25)
         torch.testing.assert_close(list(running), moved)
         assert int(tracked) == call + 1
     assert running[0]._version == 4

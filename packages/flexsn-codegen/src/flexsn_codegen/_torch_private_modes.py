@@ -16,6 +16,12 @@ _NOT_DIRECT = "pointwise kernels in compiled code are launched by an operator, n
 
 _are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
 _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
+is_batched_by_autograd = private(
+    "torch._C",
+    "_functorch.is_legacy_batchedtensor",
+    "torch.autograd.grad(is_grads_batched=True) is refused in other words",
+    default=lambda tensor: False,
+)
 _EXPORT, _IS_EXPORTING = "torch.export._trace", "custom_triton_ops_decomposition_disabled"
 expect(_EXPORT, [_IS_EXPORTING], _NOT_DIRECT)
 if TYPE_CHECKING:

@@ -280,7 +280,8 @@ class Delay(Stateful):
         else:  # relative to the nearest step, whose weight is 1, so narrow ones do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
-        spread = total / (width * width if self.interpolation == "triangle" else _added(weights))
+        # A gradient is multiplied by the reciprocal, for each value of the past, and not divided.
+        spread = total * (1 / (width * width if self.interpolation == "triangle" else _added(weights)))
         return spread.to(past[0].dtype)
 
     def _bounded(self, delay: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,10 +21,12 @@ _NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
 # `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`, which takes time.
 if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
     SingleLevelFunction = torch.autograd.Function
 else:
+    OpOverload = private("torch._ops", "OpOverload", "calls are not launched by the compiled launcher", default=())
     TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
     SingleLevelFunction = private(
         "torch.autograd.function",

@@ -26,7 +26,7 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
     for node in step.graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
             alike.add(node)
-    slow = {node for node in alike if node.op == "call_function" and _is_slow(node)}
+    slow = {node for node in alike if node.op == "call_function" and is_slow(node)}
     if not slow:
         return ()
     needed = needed_for(step, slow)
@@ -45,7 +45,8 @@ def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _is_slow(node: fx.Node) -> bool:
+def is_slow(node: fx.Node) -> bool:
+    """True if loading a floating-point value is quicker than computing it from its operands."""
     if node.target is ELEMENT_WORD:
         return True
     facts, value = facts_of(node.target), node.meta.get("val")

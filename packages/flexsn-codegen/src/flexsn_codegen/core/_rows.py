@@ -1,18 +1,20 @@
 """Splits the graph of a function that reduces rows into stages, each a function of one element.
 
 A stage computes the operands of the next reductions from the arguments and from earlier reductions. Two stages
-that need one value both compute it: the operands are read again from the nearest cache, or are in registers.
+that need one value both compute it: the operands are read again from the nearest cache, or are in registers. Where a
+target keeps values of a row, the first of these stages alone computes the results of slow ops.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import fx
 
 from flexsn_codegen.core._core import emit_core
+from flexsn_codegen.core._once import is_slow
 from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, RowStage, identifier
@@ -37,11 +39,19 @@ def emit_rows(
         raise UnsupportedOpError(f"{name} reduces rows, for which {target.name} has no kernels.", "row_sum")
     levels = _levels(step.graph)
     reduced: list[fx.Node] = []
+    kept: list[fx.Node] = []
     stages: list[RowStage] = []
+    reductions = [
+        [node for node, own in levels.items() if node.target in ROW_OPS and own == level]
+        for level in range(1, max(levels.values(), default=0) + 1)
+    ]
+    computed = [[_argument(node) for node in here] for here in reductions] + [
+        [entry for entry, one in zip(step.entries, whole, strict=True) if one]
+    ]
 
-    def core_of(nodes: Sequence[fx.Node]) -> CoreSource:
+    def core_of(nodes: Sequence[fx.Node], *, of_elements: bool = True) -> CoreSource:
         return emit_core(
-            _cut_out(step, nodes, reduced),
+            _cut_out(step, nodes, reduced, kept if of_elements else []),
             name,
             prune=True,
             precision=numerics.precision,
@@ -50,22 +60,25 @@ def emit_rows(
             numbers=None if numbers is None else f"{numbers}_{len(stages)}",
         )
 
-    for level in range(1, max(levels.values(), default=0) + 1):
-        here = [node for node, own in levels.items() if node.target in ROW_OPS and own == level]
-        core = core_of([_argument(node) for node in here])
+    for level, here in enumerate(reductions):
+        keeping = _kept(computed[level:], reduced, kept) if target.keeps_rows else []
+        core = core_of([*computed[level], *keeping])
         kinds = tuple((node.target, node.meta["val"].dtype) for node in here)
-        stages.append(RowStage(core, kinds))  # type: ignore[arg-type]
+        saved = ports(Role.SAVED, len(kept) + len(keeping))[len(kept) :]
+        values = tuple(zip(saved, (node.meta["val"].dtype for node in keeping), strict=True))
+        stages.append(RowStage(core, kinds, kept=values))  # type: ignore[arg-type]
         reduced += here
+        kept += keeping
     for kind in (True, False):
         places = [i for i, one in enumerate(whole) if one == kind]
         if places:
-            core = core_of([step.entries[i] for i in places])
+            core = core_of([step.entries[i] for i in places], of_elements=kind)
             dtypes = tuple(step.entries[i].meta["val"].dtype for i in places)
             stages.append(RowStage(core, (), tuple(step.results[i] for i in places), kind, dtypes))
     used = {port for stage in stages for port in stage.core.arguments if port.role is Role.INPUT}
     arguments = tuple(port for port in step.arguments if port in used) or step.arguments[:1]
     source = "\n\n".join(dict.fromkeys(stage.core.source for stage in stages))
-    kinds_text = [(s.core.name, s.reductions, s.written, s.whole, s.core.arguments) for s in stages]
+    kinds_text = [(s.core.name, s.reductions, s.written, s.whole, s.core.arguments, s.kept) for s in stages]
     digest = hashlib.sha256(repr(kinds_text).encode()).hexdigest()[:12]
     all_numbers = tuple(number for stage in stages for number in stage.core.numbers)
     whole_name = f"{identifier(name, reserved=target.reserved)}_{digest}"
@@ -86,12 +99,56 @@ def _levels(graph: fx.Graph) -> dict[fx.Node, int]:
     return levels
 
 
-def _cut_out(step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node]) -> StepGraph:
-    """The part of a step that computes the nodes, from its inputs and reduced values."""
+def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes that the first of some stages keeps for the others, because they are slow to compute again.
+
+    Args:
+        stages: for each, the nodes that it computes for its reductions or results.
+        reduced, kept: nodes that earlier stages have computed.
+    """
+    given = {*reduced, *kept}
+    ends = {node for nodes in stages[1:] for node in nodes}
+    others = _behind(ends, given)
+    both = _behind(stages[0], given) & others
+    slow: set[fx.Node] = set()
+    found: list[fx.Node] = []
+    of_elements = {*kept, *(node for node in both if node.op == "placeholder")}
+    for node in stages[0][0].graph.nodes:
+        if node not in both or node.op != "call_function":
+            continue
+        if of_elements.isdisjoint(node.all_input_nodes):
+            continue  # one value for the row
+        of_elements.add(node)
+        if is_slow(node) or not slow.isdisjoint(node.all_input_nodes):
+            slow.add(node)
+        is_read = node in ends or any(user in others and user not in both for user in node.users)
+        if node in slow and is_read and node.meta["val"].dtype.is_floating_point:
+            found.append(node)
+            slow.discard(node)
+    return found
+
+
+def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that some nodes are computed from, these included, as far as the given ones, which are left out."""
+    found: set[fx.Node] = set()
+    sought = list(nodes)
+    while sought:
+        node = sought.pop()
+        if node not in found and node not in given and node.target not in ROW_OPS:
+            found.add(node)
+            sought += node.all_input_nodes
+    return found
+
+
+def _cut_out(
+    step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Node], kept: Sequence[fx.Node]
+) -> StepGraph:
+    """The part of a step that computes the nodes, from its inputs, reduced values and kept ones."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    lifted = ports(Role.LIFTED, len(reduced))
-    for port, node in [*step.placeholders.items(), *zip(lifted, reduced, strict=True)]:
+    lifted, saved = ports(Role.LIFTED, len(reduced)), ports(Role.SAVED, len(kept))
+    earlier = [*zip(lifted, reduced, strict=True), *zip(saved, kept, strict=True)]
+    for port, node in [*step.placeholders.items(), *earlier]:
         copies[node] = graph.placeholder(port.name)
         copies[node].meta["val"] = node.meta["val"]
     needed = set(nodes)
@@ -103,4 +160,4 @@ def _cut_out(step: StepGraph, nodes: Sequence[fx.Node], reduced: Sequence[fx.Nod
             copies[node] = graph.node_copy(node, copies.__getitem__)
     results: Any = tuple(copies[node] for node in nodes)
     graph.output(results)
-    return StepGraph(graph, (*step.arguments, *lifted), ports(Role.OUTPUT, len(nodes)), {})
+    return StepGraph(graph, (*step.arguments, *lifted, *saved), ports(Role.OUTPUT, len(nodes)), {})

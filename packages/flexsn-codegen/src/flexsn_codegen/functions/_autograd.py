@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
 from flexsn_codegen.functions._by_values import like
-from flexsn_codegen.functions._checks import is_followed
+from flexsn_codegen.functions._checks import check_batched, is_followed
 from flexsn_codegen.functions._forward_mode import tangents_of
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_of
@@ -52,7 +52,7 @@ class Differentiated(torch.autograd.Function):
         def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
             return call(kernel, tensors, ctx.numbers, scalars, summed=True)
 
-        return (None, None, None, *gradients(ctx, cotangents, ctx.needs_input_grad[3:], apply))
+        return (None, None, None, *gradients(ctx, ctx.saved_tensors, cotangents, ctx.needs_input_grad[3:], apply))
 
     @staticmethod
     def jvp(ctx: Any, _kernel: None, _numbers: None, _scalars: None, *tangents: Tensor | None) -> Any:
@@ -112,6 +112,7 @@ class Repeated(torch.autograd.Function):
         tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
         given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
         every = [*tensors, *given]
+        check_batched(given)
         is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
         is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
         key = (wanted, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
@@ -131,7 +132,7 @@ class Repeated(torch.autograd.Function):
             trained.backwards[key] = trace, kernel.plan(trace, tensors)
             return ran
 
-        return None, None, *gradients(ctx, cotangents, wanted, apply)
+        return None, None, *gradients(ctx, tensors, cotangents, wanted, apply)
 
 
 def call(
@@ -175,15 +176,17 @@ def setup(
 
 
 def gradients(
-    ctx: Any, cotangents: Sequence[Tensor | None], wanted: Sequence[bool], apply: Apply
+    ctx: Any, tensors: Sequence[Tensor], cotangents: Sequence[Tensor | None], wanted: Sequence[bool], apply: Apply
 ) -> Sequence[Tensor | None]:
     """The gradients of a call's tensors.
 
     Args:
         ctx: from `setup`.
+        tensors: that it has saved. (Checkpoints unpack them once.)
         apply: calls the kernel of the gradient.
     """
-    tensors, differentiable = ctx.saved_tensors, ctx.differentiable
+    differentiable = ctx.differentiable
+    check_batched(cotangents)
     if any(wanted) and list(wanted) != ctx.wanted:
         target = target_of(tensors[0].device)
         traced = ctx.kernel.variant(tensors, like(ctx.numbers), wanted, target, ctx.scalars).graph

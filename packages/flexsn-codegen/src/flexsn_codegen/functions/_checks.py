@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flexsn_codegen._torch_private_modes import is_forward_mode
+from flexsn_codegen._torch_private_modes import is_batched_by_autograd, is_forward_mode
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._layout import plan_layout
@@ -145,6 +145,16 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
             f"a tensor that {name} reads requires a gradient, and it was made with autograd=False. Make it with "
             "pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
+
+
+def check_batched(cotangents: Sequence[Tensor | None]) -> None:
+    """Raises `TransformError` for cotangents that autograd itself has batched."""
+    for cotangent in cotangents:
+        if cotangent is not None and is_batched_by_autograd(cotangent):
+            raise TransformError(
+                "a kernel computes no batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). Use "
+                "torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
+            )
 
 
 def has_tangents(tensors: Sequence[Tensor]) -> bool:

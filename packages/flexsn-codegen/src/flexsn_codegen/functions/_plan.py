@@ -296,11 +296,6 @@ class Plan:
     constants: tuple[tuple[int, Any], ...] = ()
     totals: tuple[Total, ...] | None = None
 
-    @property
-    def is_one_launch(self) -> bool:
-        """True if one launch is all of the plan."""
-        return len(self.launches) == 1 and not self.sums and not self.constants and self.totals is None
-
     def allocated(self, like: Tensor) -> list[Tensor]:
         """Allocates the new memory."""
         return [memory.on(like) for memory in self.new]

@@ -128,7 +128,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
 
     # The result has the structure of the arguments, in which an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
-    return list(gradients(ctx, grads, ctx.needs_input_grad[0], apply)), *rest
+    return list(gradients(ctx, ctx.saved_tensors, grads, ctx.needs_input_grad[0], apply)), *rest
 
 
 pointwise_op.register_autograd(_backward, setup_context=_setup)

@@ -187,7 +187,7 @@ class _Gathering:
         return before, behind, [gather for gather, _ in gathers.values()]
 
     def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
-        """The condition that a number is one of those of a group."""
+        """True, by element, for a number that a group has."""
         low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
         high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
         floor = _called(graph, _prims.floor.default, (number,), term.number)

@@ -112,13 +112,13 @@ class RowStage:
     """A part of a function on rows: its results are reduced, or written.
 
     Attributes:
-        core: the function of one element. Its arguments of role `LIFTED` are results of earlier stages' reductions,
-            which are counted across all stages.
-        reductions: for each of its results, the op that reduces it and the dtype; empty if the results are written.
-        written: its results as results of the whole function.
-        whole: True if its results have an element for each element of a row, False if they have one for the row.
-        dtypes: dtypes of its results.
-        again: numbers of results that are written twice; they are the last ones in `written`.
+        core: the function of one element. Of role `LIFTED` it takes what earlier stages reduced, counted over all.
+        reductions: of each of its results, by which op and as which dtype; none: they are written.
+        written: which results of the whole function its results are.
+        whole: they have an element for each of a row; else there is one for the row.
+        dtypes: of its results.
+        again: numbers of results that are written twice, as the last of `written`.
+        kept: its last results, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -127,6 +127,7 @@ class RowStage:
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
     again: tuple[int, ...] = ()
+    kept: tuple[tuple[Port, torch.dtype], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:

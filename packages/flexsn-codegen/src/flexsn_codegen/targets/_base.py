@@ -159,9 +159,10 @@ class Target(ABC):
         segments: True if programs can walk segments of time side by side.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
         weaves: True if it has kernels that write interleaved results (`woven_kernel`).
-        columns_in_runs: True if kernels on rows and columns need columns that are evenly spaced in each operand.
-        most_columns: the largest number of columns of a row that these kernels sum fast.
-        rules: the rule of each op.
+        keeps_rows: True if these keep values of a row from one stage to a later one.
+        columns_in_runs: True if these need columns that are evenly spaced in each operand.
+        most_columns: of a row that they sum best.
+        rules: how each op is written.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Target(ABC):
     segments: bool = False
     reduces_rows: bool = False
     weaves: bool = False
+    keeps_rows: bool = False
     columns_in_runs: bool = False
     most_columns: int = sys.maxsize
 

@@ -1,4 +1,4 @@
-"""Launches of compiled kernels by their addresses, and the observation of launches."""
+"""Launches of compiled kernels by their addresses, and observers of launches."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class _Watching(threading.local):
 
 
 watching = _Watching()
-"""The observer of launches in this thread. It is called with the function, its arguments, the tensors first, and the
-data for a launch by address."""
+"""The observer of this thread's launches of pointwise kernels and of kernels written by hand: it receives the launching
+function, its arguments, tensors first, and its `Entry`."""

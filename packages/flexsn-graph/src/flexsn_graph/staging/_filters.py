@@ -1,8 +1,8 @@
 """Expresses gradients of a filter over past steps as a filter over later steps.
 
-If a state equals another state some steps later, its gradient passes through these steps. Each step adds a part: a
-function of a product in this step, with weights that are equal in all steps. So the gradient at the end of this chain
-is a function of the products of later steps. A backward has computed these before it, so no gradient has to be carried.
+The gradient of a state that is shifted by some steps passes through these steps. Each step adds a part to it: a product
+of that step, times a weight that all steps have in common. So the gradient at the end is a function of the products of
+later steps. A backward has computed these before it, and carries none of the gradients between.
 """
 
 from __future__ import annotations

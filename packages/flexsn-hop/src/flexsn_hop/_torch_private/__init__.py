@@ -20,7 +20,7 @@ from flexsn_hop._torch_private._dynamo import (
 from flexsn_hop._torch_private._inductor import InductorCall, LowersItself
 from flexsn_hop._torch_private._ops import HigherOrderOperator, OpOverload
 from flexsn_hop._torch_private._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
-from flexsn_hop._torch_private._step_code import ALIGNMENT, StepCode, compile_step, fake_results, rows_of
+from flexsn_hop._torch_private._step_code import ALIGNMENT, RowsOf, StepCode, compile_step, fake_results
 from flexsn_hop._torch_private._tracing import (
     capture_with_dynamo,
     is_tracing,
@@ -43,6 +43,7 @@ __all__ = [
     "InductorCall",
     "LowersItself",
     "OpOverload",
+    "RowsOf",
     "StepCode",
     "TreeCaptureHooks",
     "TreeParts",
@@ -61,7 +62,6 @@ __all__ = [
     "outside_of_tracing",
     "refuse_autograd",
     "register_with_dynamo",
-    "rows_of",
     "trace_step",
     "tree_flatten",
     "tree_flatten_with_path",

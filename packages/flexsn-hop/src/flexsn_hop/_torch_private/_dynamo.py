@@ -278,6 +278,11 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
                     items[index] = SourcelessBuilder.create(tx, None)
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
+    def specialized(tx: Any, variable: Any) -> Any:
+        """A number that shapes the graph, as `dim` does, where Dynamo has made it symbolic."""
+        value = example(variable)
+        return SourcelessBuilder.create(tx, int(value)) if isinstance(value, torch.SymInt) else variable
+
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
         """The graph of one step, from the input sequences, states and lifted tensors; see `DynamoStep`.
 
@@ -366,7 +371,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         def _call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
             assert isinstance(hooks, TreeCaptureHooks)
             args, _ = LazyVariableTracker.realize_all((args, kwargs))
-            step_variable, init, xs, *options_given = args
+            step_variable, init, xs, length, *options = args
+            options_given = [length, *(specialized(tx, variable) for variable in options)]
+            args = (step_variable, init, xs, *options_given)
             parts = LazyVariableTracker.realize_all(inline(tx, hooks.parts.flatten, init, xs).items)
             call = CapturedTreeCall(
                 _callable_behind(tx, step_variable),

@@ -29,6 +29,7 @@ get_proxy_mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode",
 _without_pre_dispatch_mode = private(
     "torch.fx.experimental.proxy_tensor", "_temp_remove_pre_dispatch_torch_function_mode", _NO_GRAPH
 )
+_enable_python_dispatcher = private("torch._dispatch.python", "enable_python_dispatcher", _NO_GRAPH)
 suspend_functionalization = private("torch._dispatch.python", "suspend_functionalization", _NO_GRAPH)
 _is_functional_tensor = private("torch", "_is_functional_tensor", _NO_GRAPH)
 _disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_GRAPH)
@@ -95,6 +96,8 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
+        # Composite operators in C++, as those of recurrent cells, compare sizes as numbers: a symbolic one becomes one.
+        stack.enter_context(_enable_python_dispatcher())
         stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():
             fakes = [fake(value) for value in values]

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
-from flexsn_hop._torch_private import fake_results, rows_of
+from flexsn_hop._torch_private import RowsOf, fake_results
 from flexsn_hop.formats import Order, copy_in_order, dense_strides, order_like, sequence_order, state_order
 from flexsn_hop.loop._absent import StepVJP, zeros
 from flexsn_hop.loop._loop import differentiated, needed_carried
@@ -93,7 +93,7 @@ class CompiledForward:
             columns = [
                 *(befores for befores, _ in of_states),
                 *([value] * (last - first) for value in constants),
-                *(rows_of(sequence, first, last) for sequence in outputs),
+                *(RowsOf(sequence, range(first, last)) for sequence in outputs),
                 *(afters for _, afters in of_states),
             ]
             plan.step.run(range(last - first), [sequence[first:last] for sequence in sequences], columns)
@@ -217,13 +217,14 @@ class _StateMemory:
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
         """The state before and after each of these steps. Call this for adjacent blocks of steps, in order."""
         if self._sequence is not None:
-            afters = rows_of(self._sequence, first, last)
+            afters = [*RowsOf(self._sequence, range(first, last))]
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which must not share memory
-            for index in self._kept_within(first, last):
-                afters[self._kept[index] - first] = self.checkpoints[index]
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which shares memory with nothing
+            kept = self._kept_within(first, last)
+            for index, checkpoint in zip(kept, RowsOf(self.checkpoints, kept), strict=True):
+                afters[self._kept[index] - first] = checkpoint
         befores = [self._current, *afters[:-1]]
         self._current = afters[-1]
         return befores, afters
@@ -393,7 +394,7 @@ class _BackwardRun:
         columns = [
             *([value] * count for value in self._constants),
             *before,
-            *(rows_of(sequence, begin, last)[::-1] for sequence in _needed(self._input_grads, step.inputs)),
+            *(RowsOf(sequence, range(last - 1, begin - 1, -1)) for sequence in _needed(self._input_grads, step.inputs)),
             *after,
             *([value] * count for value in _needed(self._sums, step.lifted)),
         ]
@@ -433,9 +434,9 @@ class _BackwardRun:
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
             columns = [
-                *(rows_of(sequence, start, start + count) for sequence in memory),
+                *(RowsOf(sequence, range(start, start + count)) for sequence in memory),
                 *([value] * count for value in self._constants),
-                *(rows_of(sequence, start + 1, start + count + 1) for sequence in memory),
+                *(RowsOf(sequence, range(start + 1, start + count + 1)) for sequence in memory),
             ]
             self._graphs.forward.run(
                 range(count), [sequence[begin : begin + count] for sequence in self._inputs], columns

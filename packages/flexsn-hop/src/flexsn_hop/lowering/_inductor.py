@@ -16,6 +16,7 @@ from flexsn_hop._torch_private import InductorCall
 from flexsn_hop.callers import warn
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.loop._eager import describe
+from flexsn_hop.lowering._functional import without_writes
 from flexsn_hop.lowering._lowering import (
     LOWERING_VARIABLE,
     NO_KERNELS,
@@ -36,8 +37,8 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lowers one call of an operator; ``name`` is the requested lowering."""
-    call = replace(call, graphs=tuple(map(without_padding, call.graphs)))
+    """Lower one call of an operator; ``name`` is the requested lowering."""
+    call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)
     for lowering in found.lowerings:

@@ -40,7 +40,7 @@ KERNELS = "flexsn_runtime"
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
-CODE_VERSION = 8
+CODE_VERSION = 9
 """Raised whenever the code that this package generates for a scan or its gradient changes.
 
 It is among the operator's arguments, and so in the key by which Inductor finds compiled code on

@@ -35,9 +35,6 @@ from flexsn_hop.loop._eager import Tensors, alike, are_plain_and_of, describe, k
 
 __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims", "check_tree_call", "fill"]
 
-TreeStep = Callable[[Any, Any], tuple[Any, Any]]
-"""``step(carry, x) -> (new_carry, y)``."""
-
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
     """The tree of this structure, with these tensors where ``present`` is True, and None elsewhere."""

@@ -369,7 +369,8 @@ class Runs(Chooses):
             none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
             if key_of(used) != program.key:
                 return none
-            left_out = not states and _start_at_zero(used) and self._kernels_start_alike(inputs)
+            left_out = not states and _start_at_zero(used)
+            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as was found above
             more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
             tensors = (*inputs, *more_inputs)
             changes = program.changes(used)

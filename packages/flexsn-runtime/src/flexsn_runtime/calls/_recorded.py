@@ -39,8 +39,8 @@ _FILE = "<flexsn_runtime.calls>"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Represents a tensor of a call among arguments, by its number; the first numbers are those of given tensors."""
+class TensorNumber:
+    """Stands for a tensor of a call among arguments, by its number: first those that are given."""
 
     number: int
 
@@ -77,10 +77,10 @@ class Called(NamedTuple):
     """A line that calls a function.
 
     Attributes:
-        into: numbers of the results; empty if the results are known tensors.
-        function: an operator, or a function that was passed to `noted`.
-        arguments, options: the arguments, with a `Place` for each tensor.
-        entry: data for a launch by address; the first argument then is a list of the kernel's tensors.
+        into: the numbers of what it returns; without any, what it returns is known.
+        function: an operator, or what `noted` was given.
+        arguments, options: with a `TensorNumber` for each tensor.
+        entry: how to launch it by its address; its first argument are the kernel's tensors.
     """
 
     into: tuple[int, ...]
@@ -129,7 +129,7 @@ class Recording:
             return name
 
         def text(value: Any) -> str:
-            if isinstance(value, Place):
+            if isinstance(value, TensorNumber):
                 return f"value_{value.number}"
             if type(value) in (list, tuple) and any(True for _ in places((value,))):
                 inner = "".join(f"{text(one)}, " for one in value)
@@ -170,12 +170,12 @@ class Recording:
         return cast(Repeat, constants["repeat"])
 
 
-class _Current(threading.local):
+class _RecorderOfThread(threading.local):
     recorder: CallRecorder | None = None
 
 
-current = _Current()
-"""The recorder of calls in this thread."""
+current = _RecorderOfThread()
+"""The recorder of this thread's present call."""
 
 
 def noted(
@@ -245,7 +245,7 @@ def recorded(
 
 
 @dataclass(slots=True)
-class _Memory:
+class _RecordedMemory:
     """Memory of a call's tensors.
 
     Attributes:
@@ -270,14 +270,14 @@ class CallRecorder(TorchDispatchMode):
         self._paused = False
         self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
         self._numbers: dict[int, int] = {}
-        self._memory: dict[int, _Memory] = {}
-        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with the numbers it reads, and True if it writes
+        self._memory: dict[int, _RecordedMemory] = {}
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with what it reads, and whether it writes
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
             if tensor is not None:
                 self._alive[i], self._numbers[id(tensor)] = tensor, i
-                self._memory[_address(tensor)] = _Memory(None, True)
+                self._memory[_address(tensor)] = _RecordedMemory(None, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options: dict[str, Any] = kwargs or {}
@@ -327,7 +327,7 @@ class CallRecorder(TorchDispatchMode):
     def fix(self, tensor: Tensor) -> None:
         """Implements `same_in_each_call`."""
         if id(tensor) not in self._numbers:
-            self._memory[_address(tensor)] = _Memory(None, True)
+            self._memory[_address(tensor)] = _RecordedMemory(None, True)
             self._lines.append((Fixed(self._new(tensor), tensor), frozenset(), False))
 
     def refuse(self, why: str) -> None:
@@ -432,7 +432,7 @@ class CallRecorder(TorchDispatchMode):
         number = self._new(tensor)
         if _address(tensor) not in self._memory:
             base = number if tensor.untyped_storage().nbytes() == tensor.nbytes else None
-            self._memory[_address(tensor)] = _Memory(base, not empty)
+            self._memory[_address(tensor)] = _RecordedMemory(base, not empty)
         return number
 
     def _known(self, tensor: Tensor) -> int:
@@ -449,9 +449,9 @@ class CallRecorder(TorchDispatchMode):
                 self.refuse("something writes to its memory that is not noted")
 
     def _placed(self, value: Any) -> Any:
-        """A value with each tensor replaced by a `Place`."""
+        """A value with a `TensorNumber` for each tensor."""
         if isinstance(value, Tensor):
-            return Place(self._known(value))
+            return TensorNumber(self._known(value))
         if type(value) in (list, tuple):
             return type(value)([self._placed(one) for one in value])
         return value
@@ -459,7 +459,7 @@ class CallRecorder(TorchDispatchMode):
 
 def places(value: Any) -> Iterator[int]:
     """The numbers of all tensors among arguments."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorNumber):
         yield value.number
     elif isinstance(value, list | tuple):
         for one in value:

@@ -16,7 +16,7 @@ from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
-from flexsn_runtime.native import NativeScan, can_be_told, compiled_launcher, may_launch, weakly
+from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch, weakly
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -53,11 +53,12 @@ class Known:
     """A backward that has been run before.
 
     Attributes:
-        needed: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
-        layout: layout of the tensors.
-        has_layout: a fast comparison with this layout, which may wrongly return False.
-        call: the function that computes the backward.
-        recordings: by state of the environment, the recording of the backward, if it is recorded separately.
+        needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is needed.
+        layout: of the tensors.
+        has_layout: the same, compared at once; it may say no, wrongly.
+        call: what computes it.
+        recordings: of it, where it is recorded by itself; by what the environment says.
+        registered: the environments for which it was offered to the compiled launcher.
     """
 
     needed: tuple[bool, ...]
@@ -65,8 +66,7 @@ class Known:
     has_layout: Callable[[Given], bool]
     call: Call
     recordings: dict[Hashable, Recording | str | None] = field(default_factory=dict)
-    # The states of the environment in which it was offered to the compiled launcher.
-    told: set[Hashable] = field(default_factory=set)
+    registered: set[Hashable] = field(default_factory=set)
 
 
 class Trained:
@@ -97,7 +97,7 @@ class Trained:
 
     @property
     def native(self) -> NativeScan | None:
-        """The scan that runs without Python; `None` if none does."""
+        """The compiled launcher's scan, which does without Python; `None`: there is none now."""
         return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:
@@ -155,10 +155,10 @@ class Trained:
     def _hand_over(self, module: ModuleType, forward: Recording | str | None, known: Known, tensors: Given) -> None:
         """Passes calls like this one to the compiled launcher, if it can make them."""
         now = self._environment()
-        known.told.add(now)
-        with untraced():  # hides this from all dispatch modes
+        known.registered.add(now)
+        with untraced():  # no dispatch mode sees it
             native = self._natives.get(now)
-            if native is None and isinstance(forward, Recording) and can_be_told(forward):
+            if native is None and isinstance(forward, Recording) and can_be_native(forward):
                 native = NativeScan(
                     module,
                     weakly(self, self.step.trace.core),
@@ -167,9 +167,9 @@ class Trained:
                     first_kept=self.first_kept,
                     fixed=self.fixed,
                 )
-            asks = self.step.trace.reads.reads_for_backward
+            reads = self.step.trace.reads.reads_for_backward
             backward = known.recordings.get(now)
-            if native is not None and native.follow(tensors, known.needed, backward, asks=asks):
+            if native is not None and native.follow(tensors, known.needed, backward, reads=reads):
                 self._natives[now] = native
 
     def _environment(self) -> Hashable:
@@ -177,7 +177,7 @@ class Trained:
         return None
 
     def _prepared(self, tensors: Given, needed: tuple[bool, ...]) -> Call:
-        """The function that computes a backward over tensors of this layout."""
+        """Prepares a backward over tensors of this layout."""
         raise NotImplementedError
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
@@ -254,7 +254,7 @@ class TrainedScan(Trained):
         return plan.run
 
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
-        is_due = not known.told and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
+        is_due = not known.registered and (bool(self._natives) or self._count % _ASKED_EVERY == 1)
         module = compiled_launcher(self._device, self._count) if is_due else None
         found = known.call(tensors)
         if module is None:
@@ -262,8 +262,8 @@ class TrainedScan(Trained):
         del found  # this call has compiled and traced the launches, so that the recording does not
         found, known.recordings[None] = recorded(known.call, tensors)
         self._hand_over(module, self._recording, known, tensors)
-        if not self._natives:  # record the next forward again, because its launches may then have addresses
-            known.told.clear()
+        if not self._natives:  # the next forward is recorded again: its launches may have addresses then
+            known.registered.clear()
             self.__dict__.pop("run", None)
         return found
 

@@ -93,7 +93,7 @@ class CooperativeLaunch:
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
-        """The data for launching this number of programs by address; `None` if not yet launched, or impossible."""
+        """Launches of this number of programs by an address; `None`: there was none, or there is no such way."""
         return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton._launcher import load
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
@@ -64,7 +65,7 @@ class Launch:
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors with these dtypes and alignments, without launching."""
         with on_device(self._device):
-            self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options)
+            load(self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flexsn_codegen.targets._entry import Entry, watching
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
+from flexsn_codegen.targets.triton._launcher import load
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._launch import allocator
@@ -58,7 +59,7 @@ class PreparedKernel:
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors with these dtypes and alignments, without launching."""
         with on_device(self._device):
-            self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options)
+            load(self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors with the dtypes and alignments of the first call."""

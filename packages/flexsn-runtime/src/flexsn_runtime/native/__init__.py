@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flexsn_runtime.native._function import RepeatedFunction
 from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words, may_launch
-from flexsn_runtime.native._program import can_be_told
+from flexsn_runtime.native._program import can_be_native
 from flexsn_runtime.native._saving import saving_hooks
 from flexsn_runtime.native._scan import NativeCall, NativeScan, Owner, weakly
 
@@ -14,7 +14,7 @@ __all__ = [
     "NativeScan",
     "Owner",
     "RepeatedFunction",
-    "can_be_told",
+    "can_be_native",
     "compiled_launcher",
     "launcher_in_words",
     "may_launch",

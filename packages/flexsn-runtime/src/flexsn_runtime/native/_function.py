@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from torch import Tensor
-
+from flexsn_codegen.targets._entry import unwatched
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import current, recorded
 from flexsn_runtime.native._launcher import compiled_launcher, may_launch
-from flexsn_runtime.native._program import NativeProgram, can_be_told
+from flexsn_runtime.native._program import NativeProgram, can_be_native
 from flexsn_runtime.operands._operands import layout_key
 
-# The largest number of layouts that are passed to the launcher; Python makes calls with others.
+# Layouts that are registered; calls of others stay with Python.
 _MOST = 32
 # The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
@@ -25,36 +24,37 @@ class RepeatedFunction:
     """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
 
     Args:
-        function: a function that reads only its tensors, and may change some of them. Its results are tensors.
+        function: computes with nothing but its tensors, of which it may change some. Its results are tensors.
+        alike: the tensors of all calls have one layout, and a device that may have the launcher.
     """
 
-    def __init__(self, function: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
+        self._function, self._alike = function, alike
         self._times: Counter[Hashable] = Counter()
-        self._told: Any = None  # the launcher's object for these calls
-        self._watched: Callable[[], bool] | None = None
+        self._calls: Any = None  # those of several layouts
+        self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
+        self._watched: Callable[[], bool] = unwatched
 
-    def __call__(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """Calls the function; returns its results."""
-        if self._watched is not None and current.recorder is None and not self._watched():
-            found: Sequence[Tensor] | None = self._told.run(tensors)
+    def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The results."""
+        if self._run is not None and current.recorder is None and not self._watched():
+            found = self._run(tensors)
             if found is not None:
                 return found
-        first = tensors[0]
-        assert first is not None
-        if number_of_modes() or len(self._times) > _MOST or not may_launch(first.device):
+        if number_of_modes() or len(self._times) > _MOST or not (self._alike or may_launch(tensors[0].device)):
             return self._function(tensors)
-        layout = layout_key(tensors)
+        layout = None if self._alike else layout_key(tensors)
         self._times[layout] += 1
         is_due = self._times[layout] % _ASKED_EVERY == _RECORDED
-        module = compiled_launcher(first.device, sum(self._times.values())) if is_due else None
+        module = compiled_launcher(tensors[0].device, self._times.total()) if is_due else None
         if module is None:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
-        if not isinstance(recording, str) and can_be_told(recording):
-            with untraced():  # hides this from all modes
+        if not isinstance(recording, str) and can_be_native(recording):
+            with untraced():  # no mode has to see it
                 program = NativeProgram(module, recording)
-                self._told = self._told or module.Calls()
-                self._told.add(tensors, program.told)
-                self._watched = program.watched
+                if not self._alike:
+                    self._calls = self._calls or module.Calls()
+                    self._calls.add(tensors, program.program)
+                self._run, self._watched = (self._calls or program.program).run, program.watched
         return results

@@ -138,7 +138,7 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
 
 def loaded_launcher() -> ModuleType | None:
-    """The module, if it is loaded already and `FLEXSN_LAUNCHER` does not select Python.
+    """The module, if it is loaded already, and `FLEXSN_LAUNCHER` is not `python`.
 
     Raises:
         LauncherError: see `launcher_choice`.

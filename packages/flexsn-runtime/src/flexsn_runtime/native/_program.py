@@ -7,24 +7,24 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from flexsn_codegen.targets._entry import Entry, unwatched
-from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Place, Recording, Viewed, places
+from flexsn_runtime._torch_private import OpOverload
+from flexsn_runtime.calls._recorded import Allocated, Called, Checked, Fixed, Recording, TensorNumber, Viewed, places
 
 
 class NativeProgram:
-    """A recorded call that was passed to the compiled launcher.
+    """A recorded call, registered with the compiled launcher.
 
     Args:
         module: the compiled launcher.
-        recording: a recording that satisfies `can_be_told`.
-        slots: numbers of the given tensors of each call, some of which may be absent; `None`: numbers of all present
-            ones.
+        recording: of a call that `can_be_native`.
+        slots: numbers of what is given in each call, of which some may be absent; `None`: of all that is there.
         results: numbers of the results; `None`: those of the recording.
 
     Attributes:
-        watched: returns True if a hook watches launches that this call would bypass.
+        program: the launcher's own.
+        watched: True if a hook watches launches that this call would bypass.
     """
 
     def __init__(
@@ -38,26 +38,25 @@ class NativeProgram:
         lines = recording.lines
         count = 1 + max([len(recording.given) - 1, *(number for line in lines for number in _made(line))])
         there = [i for i, one in enumerate(recording.given) if one]
-        # The launcher's own object.
-        self.told = module.Program(count, there if slots is None else list(slots))
+        self.program = module.Program(count, there if slots is None else list(slots))
         for line in lines:
-            self._tell(line)
+            self._add(line)
         returned = list(recording.results if results is None else results)
         self._see(returned)
-        self.told.returns(returned)
+        self.program.returns(returned)
         watches = [entry.watched for entry in _entries(recording) if entry.watched is not unwatched]
         self.watched: Callable[[], bool] = watches[0] if watches else unwatched
 
-    def _tell(self, line: Any) -> None:
+    def _add(self, line: Any) -> None:
         match line:
             case Allocated(into, shape, strides, dtype, device):
-                self.told.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
+                self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
-                self.told.fix(into, tensor)
-            case Viewed():  # a kernel only receives its address
+                self.program.fix(into, tensor)
+            case Viewed():  # to a kernel, it is an address
                 self._views[line.into] = line
             case Checked(number, check):
-                self.told.check(number, check)
+                self.program.check(number, check)
             case Called(_, _, (tensors, *_), _, Entry() as entry):
                 self._launch(entry, [place.number for place in tensors])
             case Called():
@@ -69,7 +68,7 @@ class NativeProgram:
             view = self._views.get(number)
             found.append(number if view is None else view.base)
             offsets.append(0 if view is None else view.offset * view.dtype.itemsize)
-        self.told.launch(
+        self.program.launch(
             entry.address,
             found,
             offsets,
@@ -87,7 +86,7 @@ class NativeProgram:
         stand_ins: list[torch.Tensor] = []
 
         def stand_in(value: Any) -> Any:
-            if isinstance(value, Place):
+            if isinstance(value, TensorNumber):
                 used.append(value.number)
                 stand_ins.append(torch.empty(0))
                 return stand_ins[-1]
@@ -99,18 +98,18 @@ class NativeProgram:
         schema = line.function._schema  # type: ignore[attr-defined]
         arguments = stand_in(line.arguments)
         options = {key: stand_in(value) for key, value in line.options.items()}
-        self.told.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
+        self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
 
     def _see(self, numbers: Iterable[int | None]) -> None:
         """Makes views of which more than the address is used."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:
-                self.told.view(*view[:5])
+                self.program.view(*view[:5])
 
 
-def can_be_told(recording: Recording) -> bool:
-    """True if all calls are operators of torch, or kernels that are launched by their address."""
+def can_be_native(recording: Recording) -> bool:
+    """True if all calls are of torch's operators, and of kernels that are launched by address."""
     calls = [line for line in recording.lines if isinstance(line, Called)]
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
-from flexsn_runtime.native._program import NativeProgram, can_be_told
+from flexsn_runtime.native._program import NativeProgram, can_be_native
 
 
 class NativeCall:
@@ -20,7 +20,7 @@ class NativeCall:
 
     Args:
         module: the compiled launcher.
-        recording: a recording that satisfies `can_be_told`.
+        recording: of a call that `can_be_native`.
 
     Attributes:
         watched: returns True if a hook watches launches that this call would bypass.
@@ -30,22 +30,19 @@ class NativeCall:
     def __init__(self, module: ModuleType, recording: Recording) -> None:
         program = NativeProgram(module, recording)
         self.watched = program.watched
-        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = program.told.run
+        self.run: Callable[[Sequence[Tensor | None]], list[Tensor]] = program.program.run
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
-        """The call; `None` if a part of it needs Python."""
-        return None if isinstance(recording, str) or not can_be_told(recording) else cls(module, recording)
+        """`None`: the call does what only Python does."""
+        return None if isinstance(recording, str) or not can_be_native(recording) else cls(module, recording)
 
 
 class Owner(Protocol):
     """Continues in Python where the compiled launcher cannot continue."""
 
     def reads_hold(self) -> bool:
-        """True if all values that backward formulas read are unchanged.
-
-        A backward begins with this check, if any values are read.
-        """
+        """True if what backward formulas read is unchanged. A backward that `reads` begins with it."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         """The gradients of a backward unlike all those that `follow` has registered.
@@ -59,15 +56,14 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: returns the `Owner`. If the owner is freed and not needed (`False`), returns `None`: see `weakly`. An
-            owner with links also has `refuse_hooks()`, which raises an error, because a hook would miss gradients that
-            come through links.
-        forward: a recording that satisfies `can_be_told`. It writes `first_kept` results, which are bits from
-            `first_bits` on, followed by tensors that are kept for the backward.
-        fixed: the results through which no gradient flows.
-        saved: positions in `[*given, *results]` of the tensors that a backward receives, instead of all given and kept
-            tensors; `None` for a tensor that it does not receive.
-        links: True if gradients of later results may come from a reader that hooks of the first result do not see.
+        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
+            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
+        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on
+            bits, and then what is for the backward.
+        fixed: the results that no gradient flows through.
+        saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
+            backward; `None` among them: nothing.
+        links: gradients of results but the first may come from a reader that hooks of the first do not see.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class NativeScan:
         if saved is not None:
             places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
         self._scan = module.Scan(
-            owner, list(forward.given), program.told, first_bits, first_kept, list(fixed), places, links
+            owner, list(forward.given), program.program, first_bits, first_kept, list(fixed), places, links
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -115,26 +111,26 @@ class NativeScan:
         return results
 
     def follow(
-        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, asks: bool
+        self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
         """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
-            recording: the recording of this backward.
-            asks: True if `reads_hold` has anything to check.
+            recording: of what that does.
+            reads: `reads_hold` has something to compare.
 
         Returns:
             False if a part of the backward needs Python.
         """
-        if not isinstance(recording, Recording) or not can_be_told(recording):
+        if not isinstance(recording, Recording) or not can_be_native(recording):
             return False
         absent = {i for i, one in enumerate(self._there) if not one}
         slots = [i for i in range(len(given)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
         needs = [need for i, need in enumerate(needed) if i not in absent]
-        self._scan.follow([given[i] for i in slots], needs, program.told, asks)
+        self._scan.follow([given[i] for i in slots], needs, program.program, reads)
         return True
 
 

@@ -737,7 +737,7 @@ PYBIND11_MODULE(flexsn_launcher, module) {
         const py::gil_scoped_release others_may_run;
         return program.run(these);
       }));
-  py::class_<SavingHooks::Whole>(module, "Whole");
+  py::class_<SavingHooks::Whole>(module, "Whole").def_readonly("tensor", &SavingHooks::Whole::tensor);
   py::class_<SavingHooks>(module, "SavingHooks")
       .def(py::init<py::object, py::object, std::size_t, std::unordered_set<std::string>>())
       .def("pack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& given) {

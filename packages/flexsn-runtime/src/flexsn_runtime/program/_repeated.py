@@ -21,10 +21,11 @@ from flexsn_runtime._torch_private import (
     tracing_state,
     transform_at_work,
 )
+from flexsn_runtime.calls._plan import Plan
 from flexsn_runtime.kernels._autograd import run_trained, scan_pointwise
-from flexsn_runtime.kernels._inferred import executed
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
+from flexsn_runtime.native import RepeatedFunction, may_launch
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
@@ -243,7 +244,7 @@ def remember(
     run = _run_of(step, arguments, False) if completed is None else partial(run_trained, completed)
     if single and isinstance(step, Specialization) and not _is_training(arguments):
         plan = forward_scan(step, arguments, state_seqs=False, training=False).single
-        run = executed(plan)
+        run = _executed(plan)
     elif single:
         run = partial(_run_single, step, run)
     note(program, inputs, states, step, arguments, run, instead=instead, single=single, formula=formula)
@@ -307,7 +308,12 @@ def _run_of(step: CoreSpecialization, arguments: Arguments, state_seqs: bool) ->
         wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
         return partial(run_trained, trained_scan(step, arguments, wanted, state_seqs=state_seqs))
     plan = forward_scan(step, arguments, state_seqs=state_seqs, training=False).plan
-    return executed(plan)
+    return _executed(plan)
+
+
+def _executed(plan: Plan) -> Run:
+    """The fastest execution of a plan without gradients."""
+    return RepeatedFunction(plan.run, alike=True) if may_launch(plan.device) else plan.run
 
 
 def _run_scan(step: CoreSpecialization, state_seqs: bool, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:

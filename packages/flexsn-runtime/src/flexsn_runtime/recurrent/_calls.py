@@ -129,7 +129,7 @@ class TrainedStaged(Trained):
     def _computed(self, known: Known, tensors: Given) -> Sequence[Tensor | None]:
         now = environment()
         found = repeated(known.call, tensors, known.recordings, now, self._device, once=self._is_empty)
-        is_due = known.recordings.get(now) is not None and now not in known.told
+        is_due = known.recordings.get(now) is not None and now not in known.registered
         if is_due and (now in self._natives or self._count % _ASKED_EVERY == _RECORDED):
             module = compiled_launcher(self._device, self._count)
             if module is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.recurrent import Loop, Multiply, NotOneLaunchError
 from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, why_no_nvrtc
 
 _VARIABLE = "FLEXSN_CLUSTERS"
@@ -30,9 +30,10 @@ _MOST_OF_MATRICES = 192
 # Bytes of matrices that a block reads again in every step. With more than the first number, clusters are slower than
 # launches step by step; up to the second number, the reads are hidden.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# On an H100, wider steps are faster in clusters only in forwards of gates and if all rows run at a time; steps in half
-# precision are slower (benchmarks/results/clusters.md, cluster_divisions.md). Spikes are sent as bits.
-_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS = 384, 512
+# On an H100, of wider steps forwards are faster than others, where all rows run at a time and a block has all of its
+# matrices; in half precision, gates of few columns are (benchmarks/results/clusters.md, cluster_divisions_h200.md).
+# Spikes are sent as bits.
+_MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
 def clusters_wanted() -> bool:
@@ -64,7 +65,7 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     """
     dtypes = {exchange.dtype for exchange in loop.exchanges}
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
-    if dtypes != {torch.float32}:
+    if dtypes != {torch.float32} and not (_of_gates(loop) and loop.width <= _MOST_COLUMNS_OF_HALF):
         return
     fitting = [
         cluster
@@ -84,8 +85,20 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
         return *few, 1, -cluster.blocks if of_bits else cluster.blocks, _SPLITS_OF_PARTS.index(cluster.splits)
 
     most = most_turns(loop, from_zero=from_zero, backwards=backwards)
-    found = sorted((preferred(cluster), i) for i, cluster in enumerate(fitting))
-    yield from (fitting[i] for (in_turn, *_), i in found if most is None or in_turn <= most)
+    if most is not None:
+        fitting = [
+            cluster
+            for cluster in fitting
+            if turns(loop, cluster, processors, from_zero=from_zero) <= most
+            and not cluster_needs(loop, cluster, from_zero=from_zero).away
+        ]
+    yield from sorted(fitting, key=preferred)
+
+
+def _of_gates(loop: Loop) -> bool:
+    """True for several matrices side by side, or gradients of their products."""
+    products = [part for part in loop.parts if isinstance(part, Multiply)]
+    return any(len(part.pieces) > 1 or part.operand.width > loop.width for part in products)
 
 
 def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
@@ -93,7 +106,7 @@ def most_turns(loop: Loop, *, from_zero: bool, backwards: bool) -> int | None:
     of_bits = all(exchange.parts(from_zero=from_zero) == 1 for exchange in loop.exchanges)
     if loop.width <= (_MOST_COLUMNS_OF_BITS if of_bits else _MOST_COLUMNS):
         return None
-    return 0 if of_bits or backwards else 1
+    return 0 if backwards else 1
 
 
 def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None:

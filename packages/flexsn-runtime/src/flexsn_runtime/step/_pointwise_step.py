@@ -30,7 +30,7 @@ from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.backend import TargetName
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans import _tuned as tuned
-from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk, scattered
 from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
 from flexsn_runtime.step._specialization import CoreSpecialization
@@ -87,6 +87,8 @@ class Specialization(CoreSpecialization):
         once = {*counts, *(delays.by for delays in late.values())}
         loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # in each step
         self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
+        if late:  # what is made of delays alone is computed before the steps
+            self.cost = replace(self.cost, num_ops=self.cost.num_ops - _ops_on_lifted(trace.forward))
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
@@ -132,6 +134,8 @@ class Specialization(CoreSpecialization):
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
             usual = self.backend.plan(limit, self.cost, carried)
+            if self.late and not self.backend.interpreted:
+                usual = scattered(limit, usual)
             plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
         return plan
 
@@ -342,6 +346,17 @@ class Specialization(CoreSpecialization):
         with self._lock:
             super().close()
             self.plans.clear()
+
+
+def _ops_on_lifted(step: StepGraph) -> int:
+    """The number of operations on lifted tensors alone."""
+    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    count = 0
+    for node in step.graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
+            alike.add(node)
+            count += 1
+    return count
 
 
 def _followers(step: StepGraph, late: Mapping[int, Late]) -> tuple[tuple[int, int], ...]:

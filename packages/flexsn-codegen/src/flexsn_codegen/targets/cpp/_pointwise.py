@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
@@ -271,6 +272,8 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
     loop.append(f"const auto results = {core.name}({arguments});")
     loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
+    if _is_in_floats(core, [*inputs, *results]):
+        return [*before, *_in_floats(core, inputs, results, arguments), *_rest(loop)]
     return [
         *before,
         "DEV_LANES",
@@ -278,6 +281,45 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
         *("    " + line for line in loop),
         "}",
     ]
+
+
+# Operations that are the same on vectors of float as on a float.
+_OF_FLOATS = re.compile(
+    r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
+)
+
+
+def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
+    """True if vectors of float compute a function of float16, for operands without gaps."""
+    if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
+        return False
+    statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]
+    return all(_OF_FLOATS.fullmatch(line) for line in statements)
+
+
+def _in_floats(
+    core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], arguments: str
+) -> Iterator[str]:
+    """The loop over vectors of float, up to the last whole one."""
+    yield "int64_t lane = 0;"
+    types = ", ".join(f"{o.name}_t" for o in (*inputs, *results))
+    yield f"if constexpr (dev::in_floats<{types}>) {{"
+    for o in inputs:
+        if o.layout == "one":
+            yield f"    const auto {o.name}_same = dev::same({o.name});"
+    yield "    for (; lane + dev::float16_lanes <= lanes; lane += dev::float16_lanes) {"
+    for o in inputs:
+        value = f"{o.name}_same" if o.layout == "one" else f"dev::load_floats({o.name}_at + lane)"
+        yield f"        const auto {o.name} = {value};"
+    yield f"        const auto results = {core.name}({arguments});"
+    for i, o in enumerate(results):
+        yield f"        dev::store_floats({o.name}_at + lane, dev::get<{i}>(results));"
+    yield "    }"
+    yield "}"
+
+
+def _rest(loop: Sequence[str]) -> list[str]:
+    return ["DEV_LANES", "for (; lane < lanes; ++lane) {", *("    " + line for line in loop), "}"]
 
 
 def _lane(operand: _Operand) -> str:

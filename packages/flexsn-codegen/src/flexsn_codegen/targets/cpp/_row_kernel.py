@@ -93,7 +93,8 @@ def row_kernel(
     ]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
     declared = "".join(line + "\n" for line in numbers)
-    text = declared + _rows(lines, summed)
+    kept = [pair for stage in core.stages for pair in stage.kept]
+    text = declared + _rows(lines, summed, kept)
 
     def kernel(full: str) -> str:
         head = f"// All rows.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full}("
@@ -104,14 +105,18 @@ def row_kernel(
     return KernelSource(found.name, header + found.source, found.params, found.sizes, target)
 
 
-def _rows(lines: Sequence[str], summed: Sequence[Port]) -> str:
-    """The loop over all rows, or over programs and their rows."""
+def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Port, Any]]) -> str:
+    """The loop over all rows, or over programs and their rows. `kept`: values of a row, memory of each thread."""
+    rows = "".join(f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in kept)
     if not summed:
         body = "\n".join("        " + line for line in lines)
         return f"""    const int64_t team = dev::team(threads, N, N * width);
-    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    #pragma omp parallel num_threads(team) if (team > 1)
+    {{
+{rows}    #pragma omp for schedule(static)
     for (int64_t row = 0; row < N; ++row) {{
 {body}
+    }}
     }}
 """
     body = "\n".join("            " + line for line in lines)
@@ -122,13 +127,16 @@ def _rows(lines: Sequence[str], summed: Sequence[Port]) -> str:
     )
     return f"""    const int64_t programs = (N + STEPS - 1) / STEPS;
     const int64_t team = dev::team(threads, programs, N * width);
-    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    #pragma omp parallel num_threads(team) if (team > 1)
+    {{
+{rows}    #pragma omp for schedule(static)
     for (int64_t program = 0; program < programs; ++program) {{
 {cleared}
         const int64_t end = (program + 1) * STEPS < N ? (program + 1) * STEPS : N;
         for (int64_t row = program * STEPS; row < end; ++row) {{
 {body}
         }}
+    }}
     }}
 """
 
@@ -158,6 +166,8 @@ def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: 
     """The results of a stage at `lane`."""
     inputs = [port for port in stage.core.arguments if port.role is Role.INPUT and layout_of[port] != "one"]
     lines = [f"const auto {p.name} = dev::load({_place(p, layout_of[p], dimensions)});" for p in inputs]
+    saved = [port for port in stage.core.arguments if port.role is Role.SAVED]
+    lines += [f"const auto {port.name} = {port.name}_row[lane];" for port in saved]
     given = [*(port.name for port in stage.core.arguments), *(number.name for number in stage.core.numbers)]
     return [*lines, f"const auto results_{i} = {stage.core.name}({', '.join(given)});"]
 
@@ -210,5 +220,6 @@ def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout
     body = [
         *_called(i, stage, layout_of, dimensions),
         *(f"{name}_parts.add(part, dev::get<{n}>(results_{i}));" for n, name in enumerate(names)),
+        *(f"{p.name}_row[lane] = dev::get<{n}>(results_{i});" for n, (p, _) in enumerate(stage.kept, len(names))),
     ]
     return [*lines, *_in_parts(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

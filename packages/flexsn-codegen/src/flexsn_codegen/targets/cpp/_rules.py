@@ -11,50 +11,21 @@ converted back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen.source._dtypes import FLOAT8_DTYPES, HALF_DTYPES, register_dtype
+from flexsn_codegen.source._dtypes import FLOAT8_DTYPES
 from flexsn_codegen.source._numbers import is_product
-from flexsn_codegen.targets._base import Op, OpCall, Rule
+from flexsn_codegen.targets._base import Op, OpCall
+from flexsn_codegen.targets._rule_table import RuleTable
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
 
-RULES: dict[Op, Rule] = {}
-
-
-# -- the table ---------------------------------------------------------------------------------------------
-
-
-def _rule(op: Op) -> Callable[[Rule], Rule]:
-    """Registers the rule of an op that has a row of facts."""
-
-    def decorate(rule: Rule) -> Rule:
-        RULES[op] = rule
-        return rule
-
-    return decorate
-
-
-def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-    """A prim with one template per kind of dtype; `None` refuses this kind. `{t}` is the type of the operands."""
-
-    def rule(call: OpCall) -> str:
-        template = bools if call.is_bool else floats if call.is_float else ints
-        if template is None:
-            raise call.refuse("not supported. Convert to a floating-point dtype first.")
-        return template.format(*call.operands, t=_type(call.dtype))
-
-    _rule(getattr(_prims, name).default)(rule)
-
-
-def _type(dtype: torch.dtype) -> str:
-    """The type of values of `dtype` in registers."""
-    return cpp_name(register_dtype(dtype))
+RULES = RuleTable("dev::", cpp_name)
+_rule, _row, _type = RULES.rule, RULES.row, RULES.type_of
 
 
 def _as_result(call: OpCall, index: int) -> str:
@@ -172,19 +143,6 @@ def _pow(call: OpCall) -> str:
         n, name = int(abs(exponent)), "power" if exponent > 0 else "inverse_power"
         return f"dev::{name}<{n}>({x})"
     return written_out.get(exponent, f"dev::pow({x}, {y})")
-
-
-@_rule(_prims.nextafter.default)
-def _nextafter(call: OpCall) -> str:
-    if not call.is_float:
-        raise call.refuse("only floating-point numbers have neighbours.")
-    half = f"_{cpp_name(call.dtype).removeprefix('dev::')}" if call.dtype in HALF_DTYPES else ""
-    return f"dev::nextafter{half}({', '.join(call.operands)})"
-
-
-@_rule(_prims.frexp.default)
-def _frexp(call: OpCall) -> str:
-    return f"dev::{('frexp_mantissa', 'frexp_exponent')[call.index]}({call.operands[0]})"
 
 
 @_rule(_prims.convert_element_type.default)

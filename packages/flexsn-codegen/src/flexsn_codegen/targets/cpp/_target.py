@@ -40,7 +40,8 @@ class Cpp(Target):
     segments = True
     reduces_rows = True
     columns_in_runs = True
-    once = True  # the loop over time contains the loops over lanes
+    keeps_rows = True
+    once = True  # a loop over time is around those over lanes
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
 """One launch for all steps of a recurrent loop, by thread-block clusters.
 
-A cluster owns some rows for all steps; one of its blocks, some columns of every value; a warp, 16 of these columns. A
-warp keeps its columns of the matrices as fragments of `mma.m16n8k16`: in registers, and fragments that do not fit there
-in shared memory. Fragments that do not fit there either are read from the matrix in every step. Operands of products
-are sent to the shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones
-as bits, other values as one to three numbers of 16 bits. If room is short, float32 values are sent and kept in shared
-memory unchanged, and are split when they are multiplied, which takes longer. There are two slots, with a barrier each.
-A warp that writes a slot again has received values that others sent after they had read the slot. If there is room for
-one slot only, each block signals in every step that it has read the slot.
+A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
+keeps its columns of the matrices as fragments of `mma.m16n8k16`, in registers, and those that have no room there in
+shared memory; what has no room there either is read from the matrix in every step. What a product reads is sent to the
+shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
+values as one to three numbers of 16 bits. Where room is short, float32 is sent and kept in shared memory as it is, and
+taken apart where it is multiplied, which takes longer. There are two slots, and a barrier for each: a warp that writes
+a slot again has what others sent after they had read it. Where there is room for one slot only, a warp that has read it
+arrives at a barrier of each block, which senders wait for.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are no products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -37,8 +37,8 @@ _AHEAD = 4  # fragments of a matrix, of those in neither kind of memory, whose l
 # Registers of a thread for addresses and loops, and values of an element besides its states and loads, as ptxas assigns
 # them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_UNORDERED = False
-_FEW_REGISTERS = 128  # registers for a matrix in a thread; up to this number, there is room for more sums
+_READ = "barriers + 8"  # with one slot, the barrier of warps that have read it
+_FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -339,8 +339,6 @@ class _ClusterWriter:
             else:
                 self._line("const int odd = 0, phase = int(t & 1);")
             self._step(step)
-        if self._left_unread():
-            self._line("dev::cluster_wait();")
         with self._block("if (split < row_tiles)"):
             self._final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
@@ -387,8 +385,8 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """The number of buffers: two, because a warp may be a step ahead; with one, all warps wait once more."""
-        return 1 if _UNORDERED else self._cluster.slots
+        """Two, since a warp may be a step ahead of others; of one, all warps wait for each other once more."""
+        return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
         """The number of sums that a block's warps exchange."""
@@ -416,12 +414,14 @@ class _ClusterWriter:
             f"own_tiles = {-(-cluster.row_tiles // cluster.splits)};"
         )
         self._line("extern __shared__ __align__(16) unsigned char shared[];")
-        self._line(f"__shared__ __align__(8) uint64_t barriers[{2 * len(self._sent)}];")
+        self._line(f"__shared__ __align__(8) uint64_t first_barrier[{2 * len(self._sent)}];")
+        self._line("const uint32_t barriers = dev::kept(dev::shared_address(first_barrier));")
         offset = 0
         for sent in self._sent.values():
-            self._line(f"unsigned char* const {sent.name} = shared + {offset};")
+            self._line(f"const uint32_t {sent.name} = dev::kept(dev::shared_address(shared + {offset}));")
             offset += self._cluster.slots * self._slot_bytes(sent)
-        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
+        self._line("const int lane = dev::kept(int(threadIdx.x & 31)), warp = dev::kept(int(threadIdx.x >> 5));")
+        self._line("const int g = lane >> 2, q = lane & 3;")
         for i, part in self._multiplies():
             if self._stored_fragments(part):
                 first = f"32 * {self._stored_fragments(part)} * warp + lane"
@@ -450,7 +450,10 @@ class _ClusterWriter:
         with self._block("if (threadIdx.x == 0)"):
             for sent in self._sent.values():
                 for slot in range(self._cluster.slots):
-                    self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]));")
+                    self._line(f"dev::barrier_begin({self._barrier(sent, slot)}, 1);")
+            if self._cluster.slots == 1:
+                warps = self._cluster.blocks * self._cluster.threads(self._width) // _WARP
+                self._line(f"dev::barrier_begin({_READ}, {warps});")
             self._line("dev::barrier_fence();")
         self._line("__syncthreads();")
         with self._block("if (threadIdx.x == 0)"):
@@ -459,8 +462,11 @@ class _ClusterWriter:
                     self._line(self._expect(sent, str(slot)))
 
     def _expect(self, sent: _Sent, slot: str) -> str:
-        place = f"&barriers[{2 * sent.number} + {slot}]"
-        return f"dev::barrier_expect(dev::shared_address({place}), {self._slot_bytes(sent)});"
+        return f"dev::barrier_expect({self._barrier(sent, slot)}, {self._slot_bytes(sent)});"
+
+    def _barrier(self, sent: _Sent, slot: int | str) -> str:
+        """Address of the barrier of a slot."""
+        return f"barriers + 8 * ({2 * sent.number} + ({slot}))"
 
     # -- before the steps --------------------------------------------------------------------------------------------
 
@@ -643,7 +649,7 @@ class _ClusterWriter:
         self._later: list[tuple[int, str, Columns]] = []  # stores for which no warp waits
         self._next_store = 0
         self._waited: set[Port] = set()
-        self._unread = self._left_unread()
+        self._unread = self._cluster.slots == 1
         loads = self._last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
@@ -663,14 +669,11 @@ class _ClusterWriter:
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
-    def _left_unread(self) -> bool:
-        """True if a step ends before all blocks are known to have read the only slot: it sends nothing later."""
-        return self._cluster.slots == 1 and not any(sent.exchange.carried for sent in self._sent.values())
-
-    def _wait_for_readers(self, ports: Iterable[Port]) -> None:
-        """Waits until all blocks have read the only slot, before it is written again."""
-        if self._unread and not self._sent.keys().isdisjoint(ports):
-            self._line("if (t > 0) dev::cluster_wait();" if self._left_unread() else "dev::cluster_wait();")
+    def _wait_for_readers(self, *, carried: bool) -> None:
+        """Before the only slot is written again, waits until all warps of the cluster have read it."""
+        if self._unread:
+            before = "t" if carried else "(t - 1)"
+            self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({_READ}, int({before} & 1));")
             self._unread = False
 
     def _last_reads(self) -> dict[int, list[int]]:
@@ -689,18 +692,18 @@ class _ClusterWriter:
         return found
 
     def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Issues stores, and loads for the next step, early, because they take longer than a product."""
+        """Loads for the next step, which waits for them, as soon as a part allows; behind them stores."""
         if not self._later and not loads:
             return
         with self._block("if (split < row_tiles)"):
+            if loads:
+                with self._block("if (t + 1 < T)"):
+                    self._loads(f"step + {following}", loads)
             for number, value, columns in self._later:
                 with self._each():
                     address = self._address(Role.OUTPUT, number, "step", columns.first)
                     self._line(f"if ({self._exists(columns.width)}[n][j]) dev::store({address}, {value}[n][j]);")
             self._later = []
-            if loads:
-                with self._block("if (t + 1 < T)"):
-                    self._loads(f"step + {following}", loads)
 
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
@@ -709,12 +712,11 @@ class _ClusterWriter:
         results = [f"result_{i}_{port.index}" for port in core.results]
         for result, written in zip(results, part.stage.writes, strict=True):
             self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[own_tiles][4];")
-        with self._block("if (split < row_tiles)"), self._each():
-            self._line(f"const auto results = {core.name}({', '.join(arguments)});")
-            for number, result in enumerate(results):
-                self._line(f"{result}[n][j] = dev::get<{number}>(results);")
-        self._wait_for_readers(_written_by(part))
         with self._block("if (split < row_tiles)"):
+            with self._each():
+                self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+                for number, result in enumerate(results):
+                    self._line(f"{result}[n][j] = dev::get<{number}>(results);")
             for result, write in zip(results, part.writes, strict=True):
                 if write is not None:
                     self._written(write, result)
@@ -769,8 +771,8 @@ class _ClusterWriter:
         self._read_ahead(i, part)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
-            self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
-            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1 and not _UNORDERED:
+            self._line(f"dev::barrier_wait({self._barrier(sent, 'odd')}, phase);")
+            if self._sum_buffers == 1 and self._cluster.splits > 1 and len(self._waited) == 1:
                 self._line("__syncthreads();  // all warps have read the sums of the step before")
             self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
         for number in range(pieces):
@@ -779,13 +781,11 @@ class _ClusterWriter:
             self._totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
                 self._share(i, pieces)
-            elif self._is_last(i):
-                self._line("dev::cluster_arrive();")
+            self._read(i)
             with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
-        self._wait_for_readers([part.port])
         with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
                 self._written(Columns(part.port, first, count), f"product_{i}_{number}")
@@ -795,10 +795,10 @@ class _ClusterWriter:
         if part.stored is not None:
             self._next_store += 1
 
-    def _is_last(self, i: int) -> bool:
-        """True for the product after which all of a block's warps have read its only slot."""
-        self._unread = self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies())
-        return self._unread
+    def _read(self, i: int) -> None:
+        """Tells each block that a warp has read its operand, behind the last product."""
+        if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
+            self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
         """Computes the sums of a warp: the products of first parts, and separately the small products."""
@@ -894,16 +894,14 @@ class _ClusterWriter:
         """Defines the parts of an operand, as `operand[n]`."""
         place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
-            words = f"reinterpret_cast<const uint2*>({sent.name} + {place} * 16)"
-            self._line(f"operand[n][0] = dev::spread<{sent.format}>({words});")
+            self._line(f"operand[n][0] = dev::spread<{sent.format}>({sent.name} + {place} * 16, lane);")
         elif not sent.whole:
             for a in range(sent.parts):
                 of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + {term}"
-                number = f"reinterpret_cast<const uint2*>({sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8)"
-                self._line(f"operand[n][{a}] = *{number};")
+                address = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
+                self._line(f"operand[n][{a}] = dev::read_two({address});")
         else:
-            number = f"reinterpret_cast<const uint4*>({sent.name} + {place} * 512 + lane * 16)"
-            self._line(f"const uint4 both = *{number};")
+            self._line(f"const uint4 both = dev::read_four({sent.name} + {place} * 512 + lane * 16);")
             self._line("operand[n][0] = {both.x, both.y};")
             second, third = "operand[n][1]", f"operand[n][{sent.parts - 1}]"
             for axis, rest in (("x", "z"), ("y", "w")):
@@ -941,8 +939,6 @@ class _ClusterWriter:
             self._line(f"    {theirs} = total[p][n][j];")
             self._line("}")
         self._line("__syncthreads();")
-        if self._is_last(i):
-            self._line("dev::cluster_arrive();")
         self._line("#pragma unroll")
         with (
             self._block(f"for (int p = 0; p < {pieces}; p++)"),
@@ -973,14 +969,16 @@ class _ClusterWriter:
         piece = sent.pieces.index(columns)
         if sent.exchange.carried:
             with self._block("if (t + 1 < T)"):
+                self._wait_for_readers(carried=True)
                 self._send(sent, piece, value, "1 - odd" if self._cluster.slots == 2 else "0")
         else:
+            self._wait_for_readers(carried=False)
             self._send(sent, piece, value, "odd")
 
     def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:
         """Sends a warp's columns of a value to each block of the cluster."""
         exists = self._column_exists(sent.pieces[piece].width)
-        barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
+        barrier = self._barrier(sent, slot)
         tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
         self._line("#pragma unroll")
         with (
@@ -994,7 +992,7 @@ class _ClusterWriter:
                 place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
-                        f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
+                        f"dev::send(dev::remote({place}, lane), dev::remote({barrier}, lane), "
                         "word_0, word_2, word_1, word_3);"
                     )
                 return
@@ -1024,7 +1022,7 @@ class _ClusterWriter:
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
                 self._line(f"const uint32_t {name} = dev::transposed({word});")
-            self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
+            self._line(f"const uint32_t place = {place}, barrier = {barrier};")
             self._line("#pragma unroll")
             self._line(
                 "for (int block = 0; block < blocks; block++) "

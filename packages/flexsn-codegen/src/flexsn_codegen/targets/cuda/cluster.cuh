@@ -11,6 +11,28 @@ namespace dev {
 
 DEV_INLINE uint32_t shared_address(const void* place) { return uint32_t(__cvta_generic_to_shared(place)); }
 
+// Has a number stay in a register: what it is made of would be read again in every step, from slow special registers.
+template <typename Number>
+DEV_INLINE Number kept(Number x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+DEV_INLINE uint2 read_two(uint32_t address) {
+    uint2 x;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
+DEV_INLINE uint4 read_four(uint32_t address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
 // Where the same shared memory is in another block of the cluster.
 DEV_INLINE uint32_t remote(uint32_t address, uint32_t block) {
     uint32_t found;
@@ -24,20 +46,20 @@ DEV_INLINE uint32_t cluster_rank() {
     return rank;
 }
 
-// What a thread has read before is read: it orders no stores, for which all of them would have to be done.
-DEV_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-
-DEV_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 DEV_INLINE void cluster_synchronize() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    cluster_wait();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // -- barriers that count bytes ---------------------------------------------------------------------------------
 
-DEV_INLINE void barrier_begin(uint32_t barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+DEV_INLINE void barrier_begin(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// In another block: what this thread has read is read. It orders no stores, for which all of them would have to be done.
+DEV_INLINE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 DEV_INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -49,13 +71,16 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
                  : "memory");
 }
 
+// What has come is in the block's own shared memory: to see more of the cluster, a thread would forget what it has read
+// of global memory, and wait for what it is reading of it.
+//
 // The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
 #pragma unroll 1
     for (int i = 0; i < (1 << 24); i++) {
         uint32_t done;
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2, 1000;"
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 1000;"
             " selp.u32 %0, 1, 0, p; }"
             : "=r"(done)
             : "r"(barrier), "r"(parity)
@@ -180,9 +205,9 @@ DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&take
 // Spikes of 16 columns and 8 rows, bit by bit, as `B`: bit 4 c + r / 2 of a word is column c, row r; the words are of
 // even and odd rows, each of the first and the last eight columns.
 template <typename Format>
-DEV_INLINE uint2 spread(const uint2* words) {
-    const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3, shift = 4 * q + (g >> 1);
-    const uint2 bits = words[g & 1];
+DEV_INLINE uint2 spread(uint32_t words, int lane) {
+    const int g = lane >> 2, q = lane & 3, shift = 4 * q + (g >> 1);
+    const uint2 bits = read_two(words + (g & 1) * 8);
     return {(bits.x >> shift & 0x00010001u) * Format::one, (bits.y >> shift & 0x00010001u) * Format::one};
 }
 

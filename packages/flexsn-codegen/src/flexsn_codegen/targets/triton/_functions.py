@@ -44,3 +44,11 @@ UNARY: dict[str, tuple[str, str]] = {
     "tanh": ("tanh", "tanh"),
     "trunc": ("trunc", "trunc"),
 }
+
+# The names that both implementations of `dev` have.
+_OTHERS = (
+    "atan2 div div_by_constant fast_div fast_exp fast_exp2 fast_pow fast_sqrt fast_tanh fmax fmin fmod hypot "
+    "inverse_power largest load maximum minimum nextafter pow power round_bfloat16 round_float16 "
+    "round_float8_e4m3fn round_float8_e4m3fn_saturating round_float8_e5m2 signbit sqrt store store_bits widen "
+)
+EXPORTED = [*UNARY, *_OTHERS.split()]

@@ -43,6 +43,13 @@ def launcher(
     return launch_there
 
 
+def load(compiled: Any) -> None:
+    """Loads what `kernel.warmup(...)` returned on the current device, and compiles what launches it."""
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
+
+    _triton_private.load(compiled)
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """A context for a launch: Triton launches on the current device, which may not be the tensors' device."""
     if _single_device() or device.index == torch.cuda.current_device():

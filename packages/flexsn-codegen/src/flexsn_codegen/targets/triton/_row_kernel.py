@@ -28,8 +28,9 @@ LONGEST_ROW = 1 << 16
 _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
 # Columns of a program that sums over rows, and columns of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
-# Number of programs that sum over rows: enough for all multiprocessors, and few enough to keep their sums small.
-_SUMMING_PROGRAMS = 1024
+# Programs that sum over rows: enough for all multiprocessors, and few enough for their sums to be small. Programs that
+# also reduce rows wait for each other's warps, which more of them hide.
+_SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
 # The largest number of operands of a program that sums `_SUMMING_BLOCK` elements; with more, it has `_BLOCK` elements.
 _MOST_OPERANDS = 7
@@ -54,10 +55,11 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
         columns = min(columns, _SUMMED_COLUMNS if sums else _TILE_COLUMNS)
     summing = _BLOCK if _needs_registers(core) else _SUMMING_BLOCK
     block = max(columns, summing if sums else _BLOCK if reduces else _TILE)
-    warps = (4 if columns <= 2048 else 8 if columns <= 8192 else 16) if reduces else 4
+    warps = (4 if columns <= 2048 and not sums else 8 if columns <= 8192 else 16) if reduces else 4
+    programs = _REDUCING_PROGRAMS if reduces else _SUMMING_PROGRAMS
     beside = -(-width // columns)
     tiles = -(-count // (block // columns))
-    steps = -(-tiles // max(1, _SUMMING_PROGRAMS // beside)) if sums else 1
+    steps = -(-tiles // max(1, programs // beside)) if sums else 1
     return RowLaunch(columns, -(-tiles // max(1, steps)), beside, max(1, steps), block, warps)
 
 

@@ -8,13 +8,13 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from flexsn_codegen.source._dtypes import FLOAT8_DTYPES, HALF_DTYPES, register_dtype
 from flexsn_codegen.source._numbers import WRITTEN_OUT, is_product, reciprocal
-from flexsn_codegen.targets._base import Op, OpCall, Rule
+from flexsn_codegen.targets._base import Op, OpCall
+from flexsn_codegen.targets._rule_table import RuleTable
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
 from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
@@ -22,32 +22,8 @@ from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 _prims = torch.ops.prims
 
 
-RULES: dict[Op, Rule] = {}
-
-
-# -- the table ---------------------------------------------------------------------------------------------
-
-
-def _rule(op: Op) -> Callable[[Rule], Rule]:
-    """Registers the rule of an op that has a row of facts."""
-
-    def decorate(rule: Rule) -> Rule:
-        RULES[op] = rule
-        return rule
-
-    return decorate
-
-
-def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-    """A prim with one template per kind of dtype; `None` refuses this kind."""
-
-    def rule(call: OpCall) -> str:
-        template = bools if call.is_bool else floats if call.is_float else ints
-        if template is None:
-            raise call.refuse("not supported. Convert to a floating-point dtype first.")
-        return template.format(*call.operands)
-
-    _rule(getattr(_prims, name).default)(rule)
+RULES = RuleTable("dev.", tl_name)
+_rule, _row = RULES.rule, RULES.row
 
 
 def _float_row(op: Op, function: str) -> None:
@@ -58,7 +34,7 @@ def _float_row(op: Op, function: str) -> None:
 def _as_result(call: OpCall, index: int) -> str:
     """An operand converted to the result's dtype."""
     text = call.operands[index]
-    return text if call.is_float else f"{text}.to({tl_name(register_dtype(call.result))})"
+    return text if call.is_float else f"{text}.to({RULES.type_of(call.result)})"
 
 
 def _infix(name: str, symbol: str, bools: str | None = None) -> None:
@@ -104,7 +80,7 @@ def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
         x, n = (text if number is None else literal(float(number), torch.float64) for text, number in pairs)
         if shifted:
             x = f"({x}.to(tl.float64) * 2.0 - 1.0)"
-        return f"dev.{function}({x}, {n}).to({tl_name(register_dtype(call.result))})"
+        return f"dev.{function}({x}, {n}).to({RULES.type_of(call.result)})"
 
     _rule(getattr(torch.ops.aten, f"special_{name}").default)(rule)
 
@@ -222,19 +198,6 @@ def _pow(call: OpCall) -> str:
     return written_out.get(exponent, f"dev.pow({x}, {y})")
 
 
-@_rule(_prims.nextafter.default)
-def _nextafter(call: OpCall) -> str:
-    half = f"_{str(call.dtype).removeprefix('torch.')}" if call.dtype in HALF_DTYPES else ""
-    if not call.is_float:
-        raise call.refuse("only floating-point numbers have neighbours.")
-    return f"dev.nextafter{half}({', '.join(call.operands)})"
-
-
-@_rule(_prims.frexp.default)
-def _frexp(call: OpCall) -> str:
-    return f"dev.{('frexp_mantissa', 'frexp_exponent')[call.index]}({call.operands[0]})"
-
-
 @_rule(_prims.isfinite.default)
 def _isfinite(call: OpCall) -> str:
     if not call.is_float:
@@ -312,7 +275,7 @@ _NARROW_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32}
 @_rule(torch.ops.aten.angle.default)
 def _angle(call: OpCall) -> str:
     x = call.operands[0]
-    text = "tl.full([], {}, " + tl_name(register_dtype(call.result)) + ")"
+    text = "tl.full([], {}, " + RULES.type_of(call.result) + ")"
     if not call.is_float:
         negative = f"{x} ^ {x}" if call.is_bool else f"{x} < {call.number(0)}"
         return f"tl.where({negative}, {text.format(math.pi)}, {text.format(0.0)})"

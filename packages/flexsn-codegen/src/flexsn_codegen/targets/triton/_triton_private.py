@@ -107,6 +107,12 @@ def launcher(
     return launch
 
 
+def load(compiled: Any) -> None:
+    """As `targets.triton._launcher.load`, which says what it is for."""
+    if _short and compiled is not None:
+        _ = compiled.run
+
+
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
     """The implementation of `targets.triton.entry`."""
     if not _told or torch.version.hip is not None or grid[2] != 1:

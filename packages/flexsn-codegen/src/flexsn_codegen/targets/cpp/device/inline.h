@@ -1,5 +1,5 @@
-// What the other headers need before them: integer types, and functions that are always inline. No header of C++ is
-// included anywhere: to read <tuple> takes longer than to compile a small kernel.
+// Integer types, and functions that are always inline, for the other headers. Except for `special.h`, none includes a
+// header of C++: g++ reads <tuple> for as long as it compiles a small kernel.
 #pragma once
 
 #include <stdint.h>

@@ -42,6 +42,60 @@ static inline void store_rounded(bfloat16& place, float value) {
     place.bits = uint16_t(value != value ? 0x7FC0u : bits_of(value) >> 16);
 }
 
+// Vectors of float for kernels of float16: GCC has the processor's conversions, and uses none of them in loops.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__F16C__)
+#if defined(__AVX512F__)
+constexpr int64_t float16_lanes = 16;
+#else
+constexpr int64_t float16_lanes = 8;
+#endif
+typedef float floats __attribute__((vector_size(4 * float16_lanes)));
+typedef int16_t float16s __attribute__((vector_size(2 * float16_lanes)));
+
+DEV_INLINE floats float16_values(float16s bits) {
+#if defined(__AVX512F__)
+    return (floats)__builtin_ia32_vcvtph2ps512_mask(bits, floats{}, int16_t(-1), 4);
+#else
+    return (floats)__builtin_ia32_vcvtph2ps256(bits);
+#endif
+}
+
+DEV_INLINE float16s nearest_float16s(floats values) {
+#if defined(__AVX512F__)
+    return (float16s)__builtin_ia32_vcvtps2ph512_mask(values, 0, float16s{}, int16_t(-1));
+#else
+    return (float16s)__builtin_ia32_vcvtps2ph256(values, 0);
+#endif
+}
+
+DEV_INLINE floats round_float16(floats values) { return float16_values(nearest_float16s(values)); }
+DEV_INLINE floats same(float value) { return value - floats{}; }
+
+DEV_INLINE floats load_floats(const float* place) {
+    floats values;
+    __builtin_memcpy(&values, place, sizeof(values));
+    return values;
+}
+DEV_INLINE floats load_floats(const float16* place) {
+    float16s bits;
+    __builtin_memcpy(&bits, place, sizeof(bits));
+    return float16_values(bits);
+}
+DEV_INLINE void store_floats(float* place, floats values) { __builtin_memcpy(place, &values, sizeof(values)); }
+DEV_INLINE void store_floats(float16* place, floats values) {
+    const float16s bits = nearest_float16s(values);
+    __builtin_memcpy(place, &bits, sizeof(bits));
+}
+
+// True for tensors of float16 and float alone.
+template <typename... Types>
+constexpr bool in_floats = ((is_same<Types, float16> || is_same<Types, float>) && ...);
+#else
+constexpr int64_t float16_lanes = 1;
+template <typename... Types>
+constexpr bool in_floats = false;
+#endif
+
 // What is read in the place of steps that do not exist.
 template <typename T, int64_t count>
 static const T zeros[count] = {};

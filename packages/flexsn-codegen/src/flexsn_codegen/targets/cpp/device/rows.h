@@ -29,6 +29,19 @@ struct row_min {
     DEV_MEMBER static T both(T a, T b) { return minimum(a, b); }
 };
 
+// Values of a row, kept from one loop over it to a later one.
+template <typename T>
+struct Row {
+    T* values;
+
+    explicit Row(int64_t width) : values(static_cast<T*>(__builtin_malloc(sizeof(T) * (width > 0 ? width : 1)))) {
+        if (!values) __builtin_abort();
+    }
+    Row(const Row&) = delete;
+    ~Row() { __builtin_free(values); }
+    DEV_MEMBER T& operator[](int64_t lane) { return values[lane]; }
+};
+
 template <typename Op, typename T>
 struct RowParts {
     T parts[row_lanes];

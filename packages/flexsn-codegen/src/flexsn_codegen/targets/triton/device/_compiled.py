@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from flexsn_codegen.targets.triton._functions import UNARY
+from flexsn_codegen.targets.triton._functions import EXPORTED
 from flexsn_codegen.targets.triton.device._float8 import (
     float8_e4m3fn_bits,
     float8_e4m3fn_value,
@@ -417,37 +417,4 @@ def fast_tanh(x):
         return 1.0 - 2.0 / (tl.exp(x * 2.0) + 1.0)
 
 
-__all__ = [
-    *UNARY,
-    "atan2",
-    "div",
-    "div_by_constant",
-    "fast_div",
-    "fast_exp",
-    "fast_exp2",
-    "fast_pow",
-    "fast_sqrt",
-    "fast_tanh",
-    "fmax",
-    "fmin",
-    "fmod",
-    "hypot",
-    "inverse_power",
-    "largest",
-    "load",
-    "maximum",
-    "minimum",
-    "nextafter",
-    "pow",
-    "power",
-    "round_bfloat16",
-    "round_float16",
-    "round_float8_e4m3fn",
-    "round_float8_e4m3fn_saturating",
-    "round_float8_e5m2",
-    "signbit",
-    "sqrt",
-    "store",
-    "store_bits",
-    "widen",
-]
+__all__ = EXPORTED

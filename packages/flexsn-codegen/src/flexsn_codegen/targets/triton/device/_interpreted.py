@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from flexsn_codegen.targets.triton._functions import UNARY
+from flexsn_codegen.targets.triton._functions import EXPORTED, UNARY
 from flexsn_codegen.targets.triton._triton_private import array_of, as_flags, value_of
 
 
@@ -134,37 +134,4 @@ fast_pow = pow
 fast_sqrt = sqrt
 fast_tanh = _unary("tanh")
 
-__all__ = [
-    *UNARY,
-    "atan2",
-    "div",
-    "div_by_constant",
-    "fast_div",
-    "fast_exp",
-    "fast_exp2",
-    "fast_pow",
-    "fast_sqrt",
-    "fast_tanh",
-    "fmax",
-    "fmin",
-    "fmod",
-    "hypot",
-    "inverse_power",
-    "largest",
-    "load",
-    "maximum",
-    "minimum",
-    "nextafter",
-    "pow",
-    "power",
-    "round_bfloat16",
-    "round_float16",
-    "round_float8_e4m3fn",
-    "round_float8_e4m3fn_saturating",
-    "round_float8_e5m2",
-    "signbit",
-    "sqrt",
-    "store",
-    "store_bits",
-    "widen",
-]
+__all__ = EXPORTED

@@ -1,0 +1,78 @@
+"""The import of flexsn-codegen and the first call of a function in a new process, on the CPU.
+
+    python benchmarks/first_call.py [--output FILE] [--rounds 7]
+
+Medians of CPU seconds of processes in turns, with compiled bytecode, as an installed package has it, and with the
+kernel in the cache folder. `torch's own` is the first trace that PyTorch itself makes in such a process: `make_fx` of
+an addition of fake tensors. It imports PyTorch's compiler, which is most of a first call, and no trace goes without it:
+`make_fx`, fake tensors and each dispatch mode import it themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+
+_BEGIN = "import time\nimport torch\nbegun = time.process_time()\n"
+_END = "\nprint(time.process_time() - begun)"
+_CALL = """
+def gated(x, gate):
+    return x * torch.sigmoid(gate) + 0.5
+x = torch.randn(64, 64)
+"""
+_TRACE = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+with FakeTensorMode():
+    make_fx(lambda x: x + 1)(torch.empty(3))
+"""
+PROGRAMS = {
+    "import, after that of torch": _BEGIN + "import flexsn_codegen" + _END,
+    "first call": "from flexsn_codegen import pointwise\n" + _BEGIN + _CALL + "pointwise(gated)(x, x)" + _END,
+    "torch's own": "import flexsn_codegen\n" + _BEGIN + _TRACE + _END,
+    "first call after torch's own": "from flexsn_codegen import pointwise\nimport torch\n"
+    + _TRACE
+    + _BEGIN
+    + _CALL
+    + "pointwise(gated)(x, x)"
+    + _END,
+}
+
+
+def measured(program: str, folder: Path) -> float:
+    """CPU seconds of a program, in a new process."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "FLEXSN_CACHE_DIR": str(folder / "kernels")}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return float(ran.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "first_call.md")
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(given.rounds + 1):
+            for name, program in PROGRAMS.items():
+                seconds = measured(program, Path(folder))
+                if number:  # the first round compiles bytecode and the kernel
+                    times[name].append(seconds)
+    rows = [[name, f"{statistics.median(own):.2f}", f"{min(own):.2f}"] for name, own in times.items()]
+    head = f"`python benchmarks/first_call.py`: CPU seconds, {given.rounds} new processes each. " + where(
+        torch.device("cpu")
+    )
+    publish(["# First calls", "", head, "", *table(["what", "median", "least"], rows)], given.output)
+
+
+if __name__ == "__main__":
+    main()
