@@ -23,7 +23,15 @@ from flexsn_runtime import (
 )
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 from flexsn_runtime.kernels._forward import ForwardScan, checkpoint_rows
-from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk, scattered, size_class
+from flexsn_runtime.plans._buckets import (
+    LaunchConfig,
+    StepCost,
+    launch_plan,
+    one_chunk,
+    scattered,
+    size_class,
+    writable,
+)
 from flexsn_runtime.program import _arguments as arguments_module
 
 
@@ -139,6 +147,13 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
     config = LaunchConfig(chunk=4, block=64, num_warps=2, stages=3)
     expected = LaunchConfig(chunk=steps, block=64, num_warps=2) if is_one else None
     assert one_chunk(config, steps, ops) == expected
+
+
+@pytest.mark.parametrize(("ops", "distance"), [(0, 8), (1, 8), (600, 8)])
+def test_no_kernel_writes_out_a_million_steps(ops: int, distance: int) -> None:
+    """Tests an interval that stands for no checkpoints, also for a step that only passes values on."""
+    assert writable(2**20, ops) == distance
+    assert writable(16, ops) == (8 if ops == 600 else 16)
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(4, 0), (5, 0), (8, 0), (9, 2)])

@@ -294,7 +294,7 @@ def writable(interval: int, ops_per_step: int) -> int:
     a kernel contains the code of all steps of a chunk. An interval can have any size if another lowering chose it, or
     if it stands for no checkpoints at all.
     """
-    if interval * ops_per_step <= _MAX_UNROLLED:
+    if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # a step without operations has loads and stores
         return interval
     return next(distance for distance in range(min(interval, _LONGEST), 0, -1) if interval % distance == 0)
 
