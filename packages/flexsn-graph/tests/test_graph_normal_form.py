@@ -8,8 +8,10 @@ import pytest
 import torch
 from graph_cores import CASES, Case, lif_core
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from flexsn_graph import trace_step
+from flexsn_graph.lowering._decompositions import LEFT
 
 prims = torch.ops.prims
 ALIASES = {"broadcast_in_dim", "clone", "squeeze", "reshape", "transpose", "view_of", "sum", "collapse_view"}
@@ -116,3 +118,15 @@ def test_growth_is_close_to_linear() -> None:
 
     cost(5)  # fills torch's own caches
     assert cost(40) < 8 * 1.2 * cost(5)
+
+
+def test_a_copy_of_a_broadcast_value_has_memory_of_its_own() -> None:
+    """Tests a view of the copy: the value's own strides allow none."""
+
+    def viewed(target: Tensor, value: Tensor) -> Tensor:
+        return torch.ops.aten.copy(target, value).view(-1)
+
+    target, value = torch.zeros(3, 2), torch.rand(2)
+    graph = make_fx(viewed, decomposition_table=LEFT)(target, value)
+    assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default)
+    assert torch.equal(graph(target, value), value.repeat(3))

@@ -18,7 +18,9 @@ _HALF_DTYPES = {torch.float16, torch.bfloat16}
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.to(target.dtype).expand(target.shape)
+    copied = source.to(target.dtype).expand(target.shape)
+    # A broadcast value is copied into memory of its own, and can be viewed in any shape there.
+    return copied if source.shape == target.shape else copied.clone(memory_format=torch.contiguous_format)
 
 
 def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
