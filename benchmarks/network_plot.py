@@ -1,4 +1,4 @@
-"""A picture of networks, compared with the same networks with ReLU."""
+"""Plots networks of spiking neurons relative to the same networks with ReLU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MARKERS = "osD^vP*Xhp<>"
 
 
 def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> None:
-    """Draws a panel for each figure: the place of each network by its neurons, where ReLU's is 1.
+    """Draws one panel per measured figure: a point for each network and neuron, at its ratio to ReLU.
 
     Args:
-        ratios: ratios by the figure's name, and by network and neurons.
-        path: file of a picture in SVG.
+        ratios: for each name of a figure, the ratio of each pair (network, neuron).
+        path: the SVG file to write.
     """
-    mpl.rcParams["svg.hashsalt"] = "flexsn"  # otherwise, each run writes another file
+    mpl.rcParams["svg.hashsalt"] = "flexsn"  # makes the file the same in every run
     pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))
     networks, neurons = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
     height = 1.6 + 0.42 * len(neurons) + 0.2 * len(networks)
@@ -37,7 +37,7 @@ def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> N
 
 
 def _ruled(panel: Axes, title: str, neurons: Sequence[str]) -> None:
-    """Draws names and lines around the points."""
+    """Draws the axes, grid and names around the points."""
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter("{x:g}")

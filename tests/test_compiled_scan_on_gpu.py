@@ -202,7 +202,7 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
 def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests Inductor's code for a step: aligned rows (multiples of 16) and others, and several blocks of steps."""
+    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks of steps."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: work from a step function to kernel source grows in proportion to its size."""
+"""`benchmarks/trace_time.py`: the time to trace a step and generate its source is proportional to its size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Compares the calls for four times as large a step; quadratic work would have 16 times the calls."""
+    """Compares the numbers of calls for two steps, one four times the size of the other.
+
+    Quadratic work would need 16 times the calls.
+    """
     trace_time.source_times(trace_time.chain(20))  # fills torch's own caches
     assert calls(200) < 5 * calls(50)
 

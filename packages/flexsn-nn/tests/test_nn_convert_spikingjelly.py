@@ -203,7 +203,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 del MODELS["liaf"]  # a separate test covers it in sequences
 # Modules that are not converted, on purpose: they run as before.
 KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# Not equal to the bit, by a difference that the report names.
+# Not bitwise equal, because of a difference that the report lists.
 NEARLY = {"ilif"}
 # In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
@@ -307,7 +307,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 def test_states_go_on_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # they begin again in each call; the report names those that do not
+        return  # these start again in each call; the report lists neurons that continue
     before.eval()
     conversion.model.eval()
     with torch.no_grad():
@@ -377,7 +377,7 @@ def test_liaf_keeps_its_activation_in_sequences() -> None:
 
 @pytest.mark.long
 def test_a_published_network() -> None:
-    """Converts Spikformer from SpikingJelly's own collection: outputs and all gradients are equal to the bit."""
+    """Converts Spikformer from SpikingJelly's own collection: outputs and all gradients are bitwise equal."""
     models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")
     torch.manual_seed(0)
     before = models.spikformer_cifar10(num_classes=10)
@@ -512,7 +512,10 @@ def test_surrogates(name: str) -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
-    """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
+    """Checks that parameters have the dimension that `fully_shard` requires.
+
+    Existing optimizers keep working, and checkpoints load in both directions.
+    """
     net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}

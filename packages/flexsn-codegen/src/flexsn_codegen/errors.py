@@ -46,7 +46,7 @@ class CompilerMissingError(RuntimeError):
 
 
 class CompilationError(RuntimeError):
-    """A compiler, of C++ or of CUDA C++, rejected a generated kernel, or a GPU has no room for it."""
+    """The C++ or CUDA compiler rejected a generated kernel, or the kernel needs more resources than the GPU has."""
 
 
 class TritonMissingError(ImportError):
@@ -54,7 +54,7 @@ class TritonMissingError(ImportError):
 
 
 class ArgumentError(TypeError):
-    """A pointwise kernel was called with an argument other than tensors of supported dtypes."""
+    """An argument of a pointwise kernel is not a tensor, or its dtype is not supported."""
 
 
 class SignatureError(ArgumentError):
@@ -66,7 +66,7 @@ class DeviceError(RuntimeError):
 
 
 class AutogradError(RuntimeError):
-    """A gradient is required of a pointwise kernel that was made without one."""
+    """A gradient is required, but the pointwise kernel was made without a backward."""
 
 
 class KernelGoneError(RuntimeError):
@@ -78,7 +78,7 @@ class TransformError(NotImplementedError):
 
 
 class WriteError(RuntimeError):
-    """A kernel cannot write to a tensor, because it overlaps with itself or with another argument."""
+    """A kernel cannot write to a tensor whose memory overlaps with itself or with another argument."""
 
 
 class OfflineCompileError(RuntimeError):

@@ -13,12 +13,11 @@ from flexsn_nn._checks import Range
 def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """Returns `value` where it is within the limits, and the nearest allowed number of its dtype elsewhere.
 
-    The gradient passes unchanged, at the limits and beyond them, too: if an optimizer has moved a number out of its
-    range, the gradient leads it back when the loss falls in that direction. (The gradient of `clamp` is 0 beyond its
-    limits, and from torch 2.15 on also at them.) A gradient that points further outside passes, too, and changes
-    nothing in the result; to keep the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after
-    `optimizer.step()`. Sums over steps and elements commute with this function, so compiled kernels give the gradients
-    of the loop.
+    The gradient passes unchanged, even at the limits and beyond them. So if an optimizer has moved a number out of its
+    range, later steps can move it back. (The gradient of `clamp` is 0 beyond its limits, and from torch 2.15 on also at
+    them.) Steps can also move the number further outside, which does not change the result. To keep the number near
+    its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after `optimizer.step()`. Sums over steps and elements
+    commute with this function, so compiled kernels give the gradients of the loop.
 
     `above` is an exception: close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the gradient is
     infinite. At `above` and below it, the gradient is 0 unless `finite`.
@@ -26,8 +25,8 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     Args:
         value: floating point, any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one; the nearest below 1 is its neighbour. `finite=True`: formulas with the result have
-            finite derivatives close to `above`.
+            smallest normal one; the nearest below 1 is its neighbour. `finite=True` if the formulas
+            that use the result have finite derivatives close to `above`.
 
     Returns:
         A tensor of the shape and dtype of `value`.

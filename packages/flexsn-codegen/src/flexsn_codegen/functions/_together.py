@@ -1,4 +1,4 @@
-"""Launches of one kernel on many tensors as one launch, whose programs find their tensors in a table of addresses."""
+"""Merges launches of one kernel on many tensors: programs of the merged launch read addresses from a table."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
 
 @dataclass(slots=True)
 class Group:
-    """Launches that become one: of equal kernels, on dense tensors of the same dtypes.
+    """Launches of one kernel, on dense tensors of the same dtypes, merged into one launch.
 
     Attributes:
-        variant: the trace that computes the words of the numbers.
-        kernel: a kernel that walks a table.
+        variant: the trace that encodes the function's numbers as integers.
+        kernel: a kernel that reads addresses from a table.
         first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and its tensor's number of
             elements.
         cells: `[programs, tensors]`, int64, on the tensors' device: for each of a program's addresses, its position
@@ -82,20 +82,20 @@ class Member:
         return source.target is TRITON and len(self.launch.integers) == 1
 
     def key(self, addresses: Sequence[int]) -> tuple[Any, ...]:
-        """A key that is equal for launches that can become one."""
+        """A key that is equal for launches that can be merged."""
         aligned = self.launch.numel % ALIGNMENT == 0
         aligned = aligned and not any(addresses[cell] % ALIGNMENT for cell in self.cells if addresses[cell])
         return self.launch.built.source.name, self.dtypes, aligned, tuple(self.variant.steps[0].slots)
 
 
 class TableKernels:
-    """The kernels that walk tables, for one function."""
+    """Kernels of one function that read addresses from a table."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
-        """Joins launches of equal keys; the table is made later."""
+        """Merges launches with equal keys; `Group.place` makes the table later."""
         member = members[0]
         source = member.launch.built.source
         key = (source.name, member.dtypes, aligned)

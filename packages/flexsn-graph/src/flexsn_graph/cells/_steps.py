@@ -1,9 +1,9 @@
-"""Steps in which some tensors have more dimensions than others, split into pieces with one value per element.
+"""Splits tensors that have more dimensions than others in a step into pieces with one value per element.
 
 A state `[B, N, K]` and another state `[B, N]` become K + 1 states `[B, N]`: a dimension that some results lack consists
 of cells. A dimension that the step reduces or multiplies consists of cells, too, unless it is too large to be written
-out. `pieces_of` finds the pieces of a step's arguments and results. The step on pieces works on elements alone, and
-`in_elements` returns its graph, without the ops that cut and join pieces.
+out. `pieces_of` finds the pieces of a step's arguments and results. The step on pieces is pointwise, and `in_elements`
+returns its graph, without the ops that cut and join pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _prims = torch.ops.prims
 _MAX_ATTEMPTS = 256
 # The largest dimension that a step may reduce or multiply, since its elements are written out.
 MAX_REDUCED = 16
-# The most cells of one value of a step. Products of small matrices have one cell for each of their elements.
+# The largest number of cells of one value. Products of small matrices have one cell for each of their elements.
 _MOST_CELLS = 256
 _Refinements = dict[Key, tuple[Spec, ...]]
 
@@ -42,7 +42,7 @@ class Elements:
         module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants.
             Instead of the gradient of a lifted tensor, it returns the gradients of all its pieces.
         lifted: the pieces of each lifted tensor.
-        layouts: by index of a piece that the step reads, how the step reads it.
+        layouts: for the index of each piece that the step reads, the strides with which the step reads it.
         refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
     """
 
@@ -127,7 +127,7 @@ def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outp
         module: the lowered step with views, cuts and products: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
 
     Raises:
-        NonPointwiseError: the step mixes elements in another way.
+        NonPointwiseError: the step combines elements in a way that pieces cannot represent.
     """
     refined: _Refinements = {}
     blamed: dict[Key, fx.Node] = {}
@@ -213,11 +213,11 @@ def in_elements(
         module: the lowered step with views, cuts and products.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder of which it is the gradient, or `None`.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`.
         known: for a VJP, `refined` of the forward.
 
     Raises:
-        NonPointwiseError: the step mixes elements.
+        NonPointwiseError: the step combines elements.
     """
     refined: _Refinements = dict(known or {})
     blamed: dict[Key, fx.Node] = {}
@@ -302,7 +302,7 @@ class _OnElements(_StepPass):
 
     def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
         if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
-            # Otherwise each element would be counted once for each element of the step that shares it.
+            # Later, gradients are summed over the step, which would count each element of this one several times.
             raise self.refusal(
                 node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
             )
@@ -328,10 +328,12 @@ class _OnElements(_StepPass):
 
 
 def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Strides of a contiguous tensor with these axes, for each axis of the step; 0 for an axis that it lacks.
+    """The stride of a contiguous tensor along each axis of the step; 0 along axes that the tensor lacks.
 
     Args:
-        numbers: the numbers of these axes among the step's.
+        axes: the axes of the tensor.
+        numbers: for each of these axes, its number among the step's axes.
+        rank: the number of the step's axes.
     """
     strides, stride = [0] * rank, 1
     for axis, number in zip(reversed(axes), reversed(numbers), strict=True):

@@ -1,4 +1,4 @@
-"""Recognizes parts of a library that are read once: its functions, and the objects that it uses internally."""
+"""Recognizes a library's functions, and its internal objects, which a trace need not read again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def is_library(module: object) -> bool:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """True if a library contains the function's code. A library's wrapper of a user's function has the user's name."""
+    """True if a library contains the function's code. A library's wrapper of a
+    user's function counts as the user's."""
     return is_library(function.__globals__.get("__name__"))
 
 

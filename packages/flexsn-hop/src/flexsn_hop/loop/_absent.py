@@ -1,6 +1,6 @@
 """The VJP of a step with absent gradients, which stay absent as in autograd.
 
-Zeros instead of them would meet infinite derivatives and become NaN.
+If they were replaced by zeros, their products with infinite derivatives would be NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class PartialVJP:
     """The VJP of a step for some present and some absent gradients.
 
     Attributes:
-        graph: Takes the step's values and the present gradients. Returns the present results.
+        graph: Takes the step's values and all gradients, with stand-in tensors for absent ones. Returns the present
+            results.
         results: For each result of the whole VJP, True if it is present.
     """
 
@@ -36,7 +37,7 @@ class PartialVJP:
 
 
 class StepVJP:
-    """Calls the VJP of a step with gradients of which some may be absent.
+    """Calls the VJP of a step with gradients, some of which may be absent.
 
     Args:
         vjp: Takes the step's values and gradients. A graph shows which results depend on which gradients. All other
@@ -70,7 +71,7 @@ class StepVJP:
     def partial(self, present: Sequence[bool]) -> PartialVJP:
         """The VJP for the present gradients.
 
-        At the places of absent ones, it takes tensors of their shapes and dtypes.
+        Its graph takes a stand-in tensor, of equal shape and dtype, for each absent gradient.
         """
         assert isinstance(self._vjp, fx.GraphModule)
         key = tuple(present)
@@ -80,7 +81,7 @@ class StepVJP:
 
 
 class _Specialization:
-    """Makes a copy of a graph for arguments of which some are absent."""
+    """Makes a copy of a graph for arguments, some of which are absent."""
 
     def __init__(self, module: fx.GraphModule, linear: set[fx.Node]) -> None:
         self._module = module
@@ -118,7 +119,7 @@ class _Specialization:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._linear):
                 return None
-            # Present gradients meet absent ones, mostly in a sum, which becomes the sum of the present ones.
+            # This op combines present and absent gradients. It is usually a sum: the absent terms are left out.
             if node.target in _SUMS:
                 return self._sum(node)
         return self._apply(node)
@@ -148,7 +149,7 @@ class _Specialization:
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
-# By operator: the position of the number that it fills the tensor with.
+# For each operator, the position of its argument that is the number to fill the tensor with.
 _FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
 _VIEWS = (
     *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),

@@ -96,7 +96,7 @@ class Tree:
     def __str__(self) -> str:
         try:
             return repr(self.fill([_Star()] * sum(self.present)))
-        except Exception:  # a container that accepts tensors alone
+        except Exception:  # a container that accepts only tensors
             return " ".join(str(self.spec).split())
 
 
@@ -168,7 +168,7 @@ def check_tree_call(call: TreeCall) -> None:
 
 
 def check_remat(remat: Any) -> None:
-    """Refuses a ``remat`` that is no number of steps, or that would have no effect.
+    """Raises an error if ``remat`` is not a number of steps, or would have no effect.
 
     Raises:
         TypeError, RematError.
@@ -223,7 +223,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
 
 
 def _remedy(leaf: object) -> str:
-    """Advice for a leaf that is no tensor."""
+    """Advice for a leaf that is not a tensor."""
     if isinstance(leaf, (bool, int, float, complex)):
         return f": write torch.tensor({leaf!r})"
     if hasattr(leaf, "__array__"):
@@ -234,7 +234,7 @@ def _remedy(leaf: object) -> str:
 
 
 def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
-    """Refuses tensors of ``tree``, sequences, that have no dimension ``dim``.
+    """Raises an error if a tensor of ``sequences``, the leaves of ``tree``, has no dimension ``dim``.
 
     Raises:
         ScanDimError.
@@ -268,7 +268,7 @@ def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any]
     """The leaves of the new carry in the order of ``carry``, and y, from the return value of a step.
 
     Raises:
-        CoreReturnCountError: It is no pair.
+        CoreReturnCountError: The return value is not a pair.
         CarryStructureError: The new carry has another structure.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
@@ -290,7 +290,7 @@ def _kind(value: object) -> str:
 
 
 def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """``tree.fill``, with shortcuts past PyTorch's tree functions for the plainest trees."""
+    """``tree.fill``, or a faster function if the tree is one tensor, or a flat tuple, list or dict of tensors."""
     if tree.spec.is_leaf() and all(tree.present):
         return operator.itemgetter(0)
     kind, keys = _plainest(tree, tensors)
@@ -300,9 +300,9 @@ def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any
 
 
 def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
-    """A function that returns the leaves of a tree like this one, if it is one of the plainest; otherwise no tensors.
+    """A fast function that returns the leaves of a value with the structure of ``tree``, or ``(None,)`` if it cannot.
 
-    Its result has to be checked: ``(None,)`` is never the leaves of a valid result.
+    The caller checks the leaves, which may be of any type.
     """
     if tree.spec.is_leaf() and all(tree.present):
         return lambda value: (value,)
@@ -325,7 +325,7 @@ _UNREAD: Sequence[Any] = (None,)
 
 
 def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
-    """The type tuple, list or dict (with its keys) if the tree is such a container of tensors alone; otherwise None."""
+    """The type of the tree, and a dict's keys, if it is a flat tuple, list or dict of tensors; otherwise None."""
     if not all(tree.present) or not tensors:
         return None, {}
     value = tree.fill(tensors)

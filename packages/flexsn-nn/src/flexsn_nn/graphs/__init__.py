@@ -16,7 +16,7 @@ from flexsn_nn.graphs._step import TrainingStep
 __all__ = ["STATES", "CapturedStep", "capture"]
 
 STATES = ("reset", "carry")
-"""State at the beginning of a step: the initial state, or the state after the step before, detached from its graph."""
+"""State at the beginning of a step: the initial state, or the state after the previous step, detached."""
 
 
 def capture(
@@ -45,11 +45,11 @@ def capture(
 
     Args:
         net: the network; its parameters are trained in place.
-        loss: `loss(output, *others)` returns the loss, `[]`; or a tuple that begins with it, or a dict with it under
-            the key `"loss"`.
-        optimizer: the optimizer; `None`: the step ends with the gradients, which are added to those of the parameters.
+        loss: function `loss(output, *others)` that returns the loss, a tensor of shape `[]`, or a tuple whose first
+            item is the loss, or a dict with the loss under the key `"loss"`.
+        optimizer: the optimizer; `None` if the step only adds the gradients to the `grad` of the parameters.
         states: `"reset"`: neurons begin at their initial state and drop their state after the step; `"carry"`: they
-            begin at the state after the step before, without its graph (truncated backpropagation through time).
+            begin at the detached state after the previous step (truncated backpropagation through time).
             `functional.reset_net` between two steps begins a new sequence.
         scaler: a scaler that scales the loss and calls the optimizer's step.
         autocast: dtype of `torch.autocast` during forward and loss; `None`: the caller's setting.

@@ -14,17 +14,18 @@ from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunct
 
 
 class Alpha(DelayedReset):
-    """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, minus the reset of the last spike `r`.
+    """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, then the reset.
 
     The membrane is the sum of two exponential currents: after each input, it rises and then falls.
-    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. The neuron fires at `h > threshold`. The reset "zero"
-    multiplies `e'`, `i'` and `h` by `1 - r`; "subtract" computes `e' - r threshold`, `(1 - r) i'` and `h + r i`.
+    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. The neuron fires at `h > threshold`. `r` is the
+    spike of the previous step. The reset "zero" multiplies `e'`, `i'` and `h` by `1 - r`; "subtract" computes
+    `e' - r threshold`, `(1 - r) i'` and `h + r i`.
 
     Args:
         alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
         beta: decay of the inhibitory current, in `(0, 1)`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_alpha, learn_beta: True: make the decay an `nn.Parameter`.
+        learn_alpha, learn_beta: True to make the decay an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to
@@ -62,7 +63,7 @@ class Alpha(DelayedReset):
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
         apart = log_beta - log_alpha
-        if isinstance(apart, Tensor):  # learning may make them equal, or exchange their order
+        if isinstance(apart, Tensor):  # training may make alpha equal to beta, or smaller
             apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
         h = (log_alpha / apart + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":

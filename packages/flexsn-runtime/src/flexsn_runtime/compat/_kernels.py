@@ -92,7 +92,7 @@ def build_training_kernels(
 
 
 def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
-    """Traces and writes the step once, so that its errors are raised now and not at the first call."""
+    """Traces the step and generates its source once, so that errors are raised now and not at the first call."""
     expected = program.num_inputs + program.num_states
     one = torch.zeros(1, device=kernel_device())
     examples = (one,) * expected if example_inputs is None else tuple(example_inputs)

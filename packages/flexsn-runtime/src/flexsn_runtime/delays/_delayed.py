@@ -1,4 +1,4 @@
-"""Delayed sequences, differentiable."""
+"""Differentiable delays of sequences."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, trans
 from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.delays import _launch
 
-# On the CPU, PyTorch's operations are faster than the interpreter of kernels.
+# On the CPU, PyTorch's operations are faster than Triton's interpreter.
 _DEVICES = {"cuda"}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Taps = Callable[[Tensor], Tensor]
 
 
 def why_no_delay_kernel(x: Tensor) -> str | None:
-    """The reason why PyTorch's operations delay a sequence `[T, *step]`; `None` if a kernel does."""
+    """The reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
@@ -55,8 +55,8 @@ def delay_by_taps(x: Tensor, past: Tensor | None, delay: Tensor, taps_of: Taps, 
 
     Args:
         delay: `[size]`.
-        taps_of: from delays to `taps`, `[most + 1, size]`. The taps of a delay depend on it alone. Differentiable.
-        slopes_of: from delays to derivatives of the taps.
+        taps_of: differentiable function that maps delays to `taps`, `[most + 1, size]`, each column from one delay.
+        slopes_of: function that maps delays to the derivatives of the taps.
     """
     x, past = x.contiguous(), None if past is None else past.contiguous()
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, past, delay)):

@@ -1,4 +1,4 @@
-"""Kernels of a step that a compiler gives as a graph, whose sizes may be symbols."""
+"""Kernels of a step that is a compiler's graph, in which sizes may be symbols."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Graph = TypeVar("_Graph", StepTrace, StepGraph)
 
-# Without a hint of a symbolic size, the plan is that of large steps: it suits small steps better than the reverse.
+# Size to plan for if a symbolic size has no hint: a plan for large steps also suits small ones, but not vice versa.
 _UNKNOWN_NCL = 2**20
 
 
@@ -72,7 +72,7 @@ class GraphStep:
         return self.num_inputs + self.num_states
 
     def sizes_of(self, position: int) -> tuple[Size, ...]:
-        """The shape of an argument, or the size that it is."""
+        """The sizes in an argument: the shape of a tensor, or the size itself."""
         value = self.arguments[position]
         return value.shape if isinstance(value, StepValue) else (value,)
 
@@ -103,7 +103,7 @@ class GraphSpecialization(Specialization):
     Args:
         segment: distance of the checkpoints; `None` for that of the launch plan.
         on_cpu: the language of kernels on the CPU.
-        recorded: True for a tracer, which records launches; False to run them, with numbers as sizes.
+        recorded: True to record launches in a tracer; False to run them, if all sizes are numbers.
 
     Attributes:
         is_recorded: the argument `recorded`.
@@ -148,7 +148,7 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Makes it once for all equal layers of a network. The arguments are those of the class."""
+        """Returns one specialization for all equal layers of a network. The arguments are those of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)
@@ -166,11 +166,11 @@ class GraphSpecialization(Specialization):
         return plan if self.distance is None else with_segment(plan, self.distance)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        # The number of checkpoints that the graph has memory for, even if a short sequence needs none.
+        # The distance decides the memory of the graph's checkpoints, so it also holds for short sequences.
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # A graph with a number as T holds for this T alone, so half of the kernel's code may be unnecessary.
+        # If T is a number, the graph runs for this T only, and a kernel for whole chunks needs no code for a rest.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
@@ -205,7 +205,11 @@ _made: Recent[GraphSpecialization] = Recent()
 
 
 def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple[StepTrace, dict[int, int]]:
-    """The step, traced for the assigned sizes; and by `id` of a lifted tensor's stand-in, the tensor's position."""
+    """Traces the step for the assigned sizes.
+
+    Returns:
+        The trace, and for the `id` of each lifted tensor's stand-in, the tensor's position among the arguments.
+    """
 
     def stand_in(value: StepValue | Size) -> Any:
         if not isinstance(value, StepValue):
@@ -230,7 +234,7 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
 
 
 def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:
-    """Refuses graphs, one for each assignment, that are written differently."""
+    """Raises an error unless the graphs, one for each assignment, have the same source."""
     if len(graphs) == 1:
         return
     sources = [emit(graph) for graph in graphs]

@@ -42,23 +42,24 @@ class ForwardScan:
 
     Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward are
     `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. Bits of outputs are in this
-    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the output's own elements are in another order in
-    memory, no bits are written, and their shape is `[0, bytes]`.
+    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the elements of the outputs are stored in
+    another order, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
 
     Args:
-        arguments: any arguments of the layout: shapes, strides, dtypes, device, alignment.
+        arguments: examples, whose shapes, strides, dtypes, device and alignment are the layout.
         state_seqs: True to write the states after every step, False for the final ones alone.
         training: True to write values for the backward: residuals, or checkpoints to recompute from.
         residuals: residuals of the step; `None` for checkpoints.
         spare_rows: additional rows of checkpoints to allocate.
-        padding: if given, the checkpoints are one-dimensional, rows of contiguous steps, with this number of additional
-            elements.
+        padding: number of elements to append to the checkpoints, which are then stored as one flat tensor; `None` for
+            checkpoints `[rows, *step]`.
         plan: launch settings; `None` for those of the step.
-        segments: segments to walk side by side; `None` for none.
+        segments: choice of segments to compute in parallel; `None` to compute all steps in order.
 
     Attributes:
-        plan: the work of a call.
-        first_bits, first_kept: positions in its results at which bits of outputs, and values for the backward, begin.
+        plan: allocations and launches that each call performs.
+        first_bits, first_kept: positions of the first bits of outputs and of the first value for the backward, among
+            the results of `run`.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class ForwardScan:
         checkpoints = training and residuals is None
         segment = 0
         if checkpoints:
-            # With `padding`, the number of rows must be one function of T, even if T is a symbol.
+            # With `padding`, T may be a symbol, so one formula must give the number of rows for every T.
             segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
         ncl = math.prod(shape)
         row = -(-ncl // WORD) * (WORD // 8)
@@ -211,7 +212,7 @@ def checkpoint_rows(num_steps: int, segment: int) -> int:
 
 
 def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """True if two sets of strides address equal places."""
+    """True if both sets of strides give each element the same address."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=True))
 
 

@@ -11,7 +11,7 @@ from flexsn_codegen import cache_folder, write_private
 
 Key = Mapping[str, object]
 
-# Stored instead of a length if the step's trajectories do not meet.
+# Stored if no warm-up is long enough, because the step's trajectories do not meet.
 NEVER = 0
 
 
