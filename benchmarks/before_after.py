@@ -5,8 +5,8 @@
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
 own script with its own packages in separate processes, alternately: before, after, before, after. Rows of both tables
 are compared by the smallest figure of their runs, because other processes disturb that run least. The spread of a
-checkout is its largest figure over its smallest one; the table shows the larger spread. A ratio within the spread is no
-difference.
+checkout is its largest figure over its smallest one; the table shows the larger spread. A ratio within the spread is
+not a difference.
 """
 
 from __future__ import annotations

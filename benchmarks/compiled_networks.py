@@ -110,7 +110,7 @@ SMALL = {
     "Linear-LIF-Linear-LIF, 2 x 3 x 8": (lambda neuron: Linears(neuron, 8), (2, 3, 8)),
     "Conv-BN-LIF, 2 x 2 x 3 x 4 x 4": (lambda neuron: ConvBlock(neuron, 3), (2, 2, 3, 4, 4)),
 }
-# By name: the neuron, and the mode of torch.compile; `None`: the network is not compiled.
+# By name: the neuron, and the mode of torch.compile; `None` if the network is not compiled.
 WAYS: dict[str, tuple[Neuron, str | None]] = {
     "eager": (lambda: Scan("triton"), None),
     "custom op": (CustomOp, "default"),

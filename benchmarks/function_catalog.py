@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Shapes that fill several blocks of a kernel; their sizes are no multiples of a block.
+# Shapes that fill several blocks of a kernel; their sizes are not multiples of a block.
 ROWS, WIDTH = 37, 24
 
 

@@ -37,7 +37,7 @@ def held(rows: int, num_warps: int) -> Tiles:
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
-# Choices in the order of measurement; `None`: programs exchange spikes.
+# Choices in the order of measurement; `None` if programs exchange spikes.
 CHOICES: dict[str, Tiles | None] = {
     "exchange": None,
     "8 rows, 4 warps": held(8, 4),

@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    # The number of elements has to be no multiple of a block.
+    # The number of elements must not be a multiple of a block.
     shape = (chosen.steps, -(-chosen.elements // CHANNELS), CHANNELS)
     rows = []
     for name in NEURONS:

@@ -323,7 +323,7 @@ def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
     """Returns the times in ms of a step's kernels and of its CUDA graph, or the reason why there are none.
 
     Args:
-        step: a step that has run; `None`: a new step is made.
+        step: a step that has run; `None` if a new step is made.
     """
     try:
         return _device_times(row, step)

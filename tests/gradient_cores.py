@@ -374,7 +374,7 @@ class Call:
         mode: `"grad"`, `"no_grad"` or `"inference"`.
         number: value of the global variable `k0`.
         replaced: for each parameter, True if another tensor replaces it from this call on.
-        assigned: value in `Core.place` from this call on; `None`: the value does not change.
+        assigned: value in `Core.place` from this call on; `None` if the value does not change.
     """
 
     steps: int

@@ -160,7 +160,7 @@ def check(
 
     Args:
         samples: number of samples, from index `first` on; the last sample alone if `first` is too large.
-        gradient: True: compare gradients as well as results; do nothing if PyTorch has no gradients.
+        gradient: True to compare gradients as well as results; do nothing if PyTorch has no gradients.
     """
     outcome = Outcome()
     if gradient and not is_differentiable(info, dtype):

@@ -3,9 +3,9 @@
     python tests/prose.py            prints each place
     python tests/prose.py --write    keeps the counts, which may only fall
 
-A docstring begins with a noun or a verb. Objects are no people: verbs of speech and wishes, and pronouns for people, do
-not describe them. The count covers packages, tests, benchmarks and examples; `tests/prose_counts.json` has the number
-of places that are left of each kind.
+A docstring begins with a noun or a verb. Objects are not people: verbs of speech and wishes, and pronouns for people,
+do not describe them. The count covers packages, tests, benchmarks and examples; `tests/prose_counts.json` has the
+number of places that are left of each kind.
 """
 
 from __future__ import annotations

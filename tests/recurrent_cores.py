@@ -87,7 +87,7 @@ class Biased(Cell):
 
 
 class OfMembrane(Cell):
-    """The factor of the product is no state, but a pointwise function of a state."""
+    """The factor of the product is not a state, but a pointwise function of a state."""
 
     num_states = 1
 

@@ -1,4 +1,4 @@
-"""Captured steps on a GPU, which equal steps without a graph to the bit, and steps that cannot be captured."""
+"""Captured steps on a GPU, which are bitwise equal to steps without a graph, and steps that cannot be captured."""
 
 from __future__ import annotations
 

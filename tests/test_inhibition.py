@@ -40,7 +40,7 @@ def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: T
 @pytest.mark.parametrize("cell", [Divided, Winner], ids=lambda cell: cell.__name__)
 def test_steps_of_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
     if cell is Divided and step[-1] == 1:
-        step = (4, 2)  # a sum of one element is no sum
+        step = (4, 2)  # a sum of one element is not a sum
     core = made(cell, step[-1], Dense(), torch.float64, soft=True)
     check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
 

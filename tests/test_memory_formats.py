@@ -124,7 +124,7 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_do_not_depend_on_the_format(device: str) -> None:
-    """Checks equality to the bit, except for captured tensors, whose sums over elements have another order."""
+    """Checks bitwise equality, except for captured tensors, whose sums over elements have another order."""
     weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
     reference = None
     for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):

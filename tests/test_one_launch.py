@@ -1,4 +1,4 @@
-"""Recurrent steps in one launch, against the plain loop: equal to the bit where every sum has one term."""
+"""Recurrent steps in one launch, against the plain loop: bitwise equal where every sum has one term."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
 
 
 class Clipped(torch.autograd.Function):
-    """The identity with a clipped gradient, which is no linear function of the incoming gradient."""
+    """The identity with a clipped gradient, which is not a linear function of the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:

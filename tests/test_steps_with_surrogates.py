@@ -58,7 +58,7 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
     dtype: torch.dtype, device: str, request: pytest.FixtureRequest
 ) -> None:
-    """Tests 0.3, which is no bfloat16 number: eager mode compares with 0.30078125, which is not above itself."""
+    """Tests 0.3, which is not a bfloat16 number: eager mode compares with 0.30078125, which is not above itself."""
     if device == "cpu":
         request.getfixturevalue("interpreted")
     x = torch.linspace(0.25, 0.35, 512, dtype=torch.float64).to(device, dtype)[None]

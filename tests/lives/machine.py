@@ -88,7 +88,7 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
     """Runs lives of at most `rules` acts.
 
     Args:
-        seed: seed of the lives; `None`: lives are equal in each run.
+        seed: seed of the lives; `None` if lives are equal in each run.
 
     Raises:
         DifferenceError: the error of the shortest program that was found.

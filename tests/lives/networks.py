@@ -1,4 +1,4 @@
-"""Small random networks that are built from a plan. Two new networks from one plan are equal to the bit."""
+"""Small random networks that are built from a plan. Two new networks from one plan are bitwise equal."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _CANCELLED = 0.1
 # The gradient of one parameter is a sum of hundreds of numbers around 1, which may cancel. So its noise is at least the
 # noise of such a sum. In half dtypes, the loop rounds each of these numbers.
 _SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
-# Largest difference relative to the largest count. If outputs are no whole numbers, the order of their sum matters.
+# Largest difference relative to the largest count. If outputs are not whole numbers, the order of their sum matters.
 _COUNTED = 1e-6
 
 
@@ -109,12 +109,12 @@ def difference(
 ) -> str | None:
     """Describes the first difference between two observations; `None` if they are equal.
 
-    Tensors are equal if they agree to the bit, in dtype, shape and strides, and if both or neither have a graph.
+    Tensors are equal if they are bitwise equal, in dtype, shape and strides, and if both or neither have a graph.
     Gradients and counts, which are recognised by name, may differ by the order of sums.
 
     Args:
         place: place of the values, in words.
-        noise: noise of all gradients; `None`: it is computed from the values.
+        noise: noise of all gradients; `None` if it is computed from the values.
         rounded: as in `Noise`.
     """
     if noise is None:

@@ -1,4 +1,4 @@
-"""Flags of kernels in C++: flags with known values are no conditions in a loop over lanes."""
+"""Flags of kernels in C++: flags with known values are not conditions in a loop over lanes."""
 
 from __future__ import annotations
 

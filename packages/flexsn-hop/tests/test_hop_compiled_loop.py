@@ -270,7 +270,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("name", PARTS)
 def test_gradients_that_are_written_into_zeros(name: str) -> None:
-    """Inductor makes zeros of the gradient of a part, and writes to a part of these: they are no zeros then."""
+    """Inductor makes zeros of the gradient of a part, and writes to a part of these: they are not zeros then."""
     part = PARTS[name]
     assert_equal_to_loop(
         lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()

@@ -1,4 +1,4 @@
-"""`scan(..., remat=K)`: it keeps every K-th carry, and its gradients are equal to the bit."""
+"""`scan(..., remat=K)`: it keeps every K-th carry, and its gradients are bitwise equal."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class Sum(Stateful):
 
 
 class Layers(nn.Module):
-    """All kinds of layers that have a state and are no neurons."""
+    """All kinds of layers that have a state and are not neurons."""
 
     def __init__(self) -> None:
         super().__init__()

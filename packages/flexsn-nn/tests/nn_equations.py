@@ -88,7 +88,7 @@ class Case:
         starts: initial value of each state.
         scale, shift: applied to the input, so that some neurons fire and others do not.
         fires: True if the neuron can fire.
-        smooth: the neuron with a smooth spike function, for gradcheck; `None`: there is none.
+        smooth: the neuron with a smooth spike function, for gradcheck; `None` if there is none.
     """
 
     name: str

@@ -387,7 +387,7 @@ def test_a_network_on_a_gpu(grid: bool) -> None:
         assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6
 
 
-# Dynamo reads the gradients of tensors that are no leaves, and parameters have autograd nodes on another stream.
+# Dynamo reads the gradients of tensors that are not leaves, and parameters have autograd nodes on another stream.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Layers with a state that are no neurons: checkpointing, export, copies, states that are passed on."""
+"""Layers with a state that are not neurons: checkpointing, export, copies, states that are passed on."""
 
 from __future__ import annotations
 

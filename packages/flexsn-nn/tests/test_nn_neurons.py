@@ -34,7 +34,7 @@ SOME = pytest.mark.parametrize(
 
 
 def test_every_neuron_has_a_case() -> None:
-    # The parallel neurons are no scans, and another file tests them.
+    # The parallel neurons are not scans, and another file tests them.
     parallel = {"PSN", "MaskedPSN", "SlidingPSN"}
     kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)} - parallel
     tested = {type(case.make()) for case in CASES}

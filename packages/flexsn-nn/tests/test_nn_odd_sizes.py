@@ -1,4 +1,4 @@
-"""Every neuron on a GPU where time steps are no multiple of 16 bytes apart, with all that a kernel can write."""
+"""Every neuron on a GPU where time steps are not multiples of 16 bytes apart, with all that a kernel can write."""
 
 from __future__ import annotations
 

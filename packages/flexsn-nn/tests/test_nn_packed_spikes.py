@@ -1,4 +1,4 @@
-"""Spikes as bits for the backward: gradients equal to the bit, and numbers of stored bytes."""
+"""Spikes as bits for the backward: bitwise equal gradients, and numbers of stored bytes."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ def test_spectral_radius() -> None:
     assert init.spectral_radius(layer.V) == pytest.approx(1.25, rel=1e-5)
 
 
-# -- cells that are no neurons, as users write them --------------------------------------------------------
+# -- cells that are not neurons, as users write them --------------------------------------------------------
 
 
 class GRUCell(nn.Module):

@@ -1,4 +1,4 @@
-"""Products with spikes in parts: against float64, with numbers that are no spikes, as operators, and on a GPU."""
+"""Products with spikes in parts: against float64, with numbers that are not spikes, as operators, and on a GPU."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_several_gradients_at_once() -> None:
     torch.testing.assert_close(found, grads.transpose(1, 2) @ s)
 
 
-# opcheck reads gradients of tensors that are no leaves.
+# opcheck reads gradients of tensors that are not leaves.
 OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 

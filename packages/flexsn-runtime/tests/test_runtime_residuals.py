@@ -173,7 +173,7 @@ def test_any_subset_of_gradients_may_be_asked_for(number: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-# The gradients of the other cases are no derivatives: a test above compares them with the loop.
+# The gradients of the other cases are not derivatives: a test above compares them with the loop.
 SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
 
 

@@ -38,7 +38,7 @@ class SequenceLengthError(ValueError):
 
 
 class ScanLengthError(ValueError):
-    """``length`` is missing, is no number of steps, or differs from the length of the input sequences."""
+    """``length`` is missing, is not a number of steps, or differs from the length of the input sequences."""
 
 
 class ScanDimError(ValueError, IndexError):
@@ -74,7 +74,7 @@ class OutputChangedError(ValueError):
 
 
 class NotATensorError(TypeError):
-    """A value is no tensor, but has to be one: an argument, or a result of the core."""
+    """A value is not a tensor, but has to be one: an argument, or a result of the core."""
 
 
 class RandomOpError(NotImplementedError):
@@ -94,7 +94,7 @@ class LoweringGradientError(RuntimeError):
 
 
 class RematError(ValueError):
-    """``remat`` is no number of steps, or a transform of torch.func is active, which saves carries differently."""
+    """``remat`` is not a number of steps, or a transform of torch.func is active, which saves carries differently."""
 
 
 class DoubleBackwardError(NotImplementedError):

@@ -107,7 +107,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _group(norm: BatchNorm) -> Any:
-    """Returns the group of processes whose batches this norm joins; `None`: the norm uses this process alone."""
+    """Returns the group of processes whose batches this norm joins; `None` if the norm uses this process alone."""
     if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
         return None
     if not dist.is_initialized():

@@ -91,7 +91,7 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
         dims: the smallest number of dimensions that is accepted.
 
     Raises:
-        TypeError: `value` is no tensor.
+        TypeError: `value` is not a tensor.
         InputShapeError: `value` has fewer dimensions.
     """
     if not isinstance(value, Tensor):

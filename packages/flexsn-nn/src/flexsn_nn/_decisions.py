@@ -25,7 +25,7 @@ class Decisions:
         return bool(self._choices)
 
     def choice(self, situation: Situation) -> Choice | None:
-        """Returns the backend chosen for a situation before any call is examined; `None`: none is chosen yet."""
+        """Returns the backend chosen for a situation before any call is examined; `None` if none is chosen yet."""
         return self._choices.get(situation)
 
     def choose(self, situation: Situation, choice: Choice) -> None:
@@ -36,7 +36,7 @@ class Decisions:
         """Records that a call ran on the chosen backend, or as the loop.
 
         Args:
-            why_loop: the reason for the loop; `None`: the chosen backend ran.
+            why_loop: the reason for the loop; `None` if the chosen backend ran.
             kinds: kinds of the core's modules, from `kinds_of`.
         """
         chosen = self._choices[situation]

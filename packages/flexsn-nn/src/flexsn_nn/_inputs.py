@@ -25,7 +25,7 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         has_time: True if `value` is a sequence.
 
     Raises:
-        TypeError: `value` is no tensor.
+        TypeError: `value` is not a tensor.
         ExportError: a proxy of `torch.fx`.
         InputLayoutError: a nested, quantised, named or MKL-DNN tensor.
         InputShapeError: a sequence without dimensions.

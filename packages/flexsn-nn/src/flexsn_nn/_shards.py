@@ -36,7 +36,7 @@ class StepShards:
     Attributes:
         mesh: mesh of the processes.
         shape: shape of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each process has
+        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None` if each process has
             all of the step.
     """
 
@@ -131,7 +131,7 @@ class StepShards:
         """Returns this process's part of a state `[*step]`.
 
         Raises:
-            PlacementError: the state is no `DTensor`.
+            PlacementError: the state is not a `DTensor`.
         """
         if not isinstance(state, DTensor):
             raise PlacementError(
@@ -187,7 +187,7 @@ def check_parts(
         local: its parts of the parameters and buffers.
 
     Raises:
-        PlacementError: the step mixes elements, or captures a tensor that is no parameter or buffer of the module.
+        PlacementError: the step mixes elements, or captures a tensor that is not a parameter or buffer of the module.
     """
     try:
         step, _ = program.specialize(sequences, states)

@@ -67,7 +67,7 @@ def check_states(
         shapes_of: returns the expected shapes of the states; it is called if a state's shape differs from `step`.
 
     Raises:
-        TypeError: a state is no tensor.
+        TypeError: a state is not a tensor.
         StateError: a state has another shape, or is on another device.
     """
     shapes: Sequence[Sequence[int]] | None = None

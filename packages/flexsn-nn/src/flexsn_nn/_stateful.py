@@ -1,4 +1,4 @@
-"""Layers that are no scans, but keep a state from call to call."""
+"""Layers that are not scans, but keep a state from call to call."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def spectral_radius(weight: Tensor) -> float:
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
     """Scales `weight` in place so that its spectral radius is `rho`; returns it.
 
-    Below 1, a linear recurrence forgets. A spiking one also has a threshold and a leak, so 1 is no limit for it.
+    Below 1, a linear recurrence forgets. A spiking one also has a threshold and a leak, so 1 is not a limit for it.
 
     Args:
         weight: a matrix `[N, N]`, or `[N]`, the diagonal of a matrix; it may be a parameter.

@@ -23,7 +23,7 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: shapes do not fit, or `C` is no multiple of `num_classes`.
+        ParameterError: shapes do not fit, or `C` is not a multiple of `num_classes`.
 
     Example:
         >>> spikes = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])

@@ -58,7 +58,7 @@ def to_nir(
         dt: duration of one step in seconds.
         ignore_equality: NIR fires at `v > v_threshold`. True: also export neurons that fire at `v >= v_threshold`,
             instead of refusing them.
-        soft_reset: True: the simulator that will read the graph resets by subtracting the threshold, which NIR's
+        soft_reset: True if the simulator that will read the graph resets by subtracting the threshold, which NIR's
             equations cannot express. Then only neurons with `v_reset=None` are exported. Their metadata contains
             `"reset": "subtract"`, which `from_nir` reads.
 
@@ -661,7 +661,7 @@ def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
 
 
 def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
-    """`tau` in steps, and the gain of a decaying input; `None`: the gain is `tau`, so the input does not decay."""
+    """`tau` in steps, and the gain of a decaying input; `None` if the gain is `tau`, so the input does not decay."""
     steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
     compact_gain = _compact(gain.float())
     if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):

@@ -34,7 +34,7 @@ def normal_like(x: Tensor) -> Tensor:
 
     Returns:
         A tensor with the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
-        converted. They lie between -6.6 and 6.6, and are equal to the bit on all backends.
+        converted. They lie between -6.6 and 6.6, and are bitwise equal on all backends.
 
     Raises:
         DrawError: the call is outside of a core of `FlexSN`, or `x` has another shape.
@@ -78,7 +78,7 @@ def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
         A tensor as from `normal_like`.
 
     Raises:
-        ParameterError: `p` is a number that is no probability.
+        ParameterError: `p` is a number that is not a probability.
         The errors of `normal_like`.
     """
     if not isinstance(p, Tensor):
@@ -100,7 +100,7 @@ def configure(
             mean of each number then: 0, 0.5, and `p`.
 
     Raises:
-        ParameterError: a seed or a row is no whole number.
+        ParameterError: a seed or a row is not a whole number.
 
     Example:
         >>> from flexsn_nn.neuron import StochasticLIF

@@ -28,7 +28,7 @@ def emit_rows(
     """The source of a function that reduces rows.
 
     Args:
-        step: from inputs to outputs, with `ROW_OPS`.
+        step: graph that maps inputs to outputs, with `ROW_OPS`.
         whole: for each output, True if it has one element for each element of a row.
         numbers: as for `emit_core`.
 

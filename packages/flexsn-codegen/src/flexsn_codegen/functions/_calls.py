@@ -183,7 +183,7 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
 
     Args:
         known: maps a tensor to the index of the written argument that it is, or to `None`.
-        results: receives the tensors that are no written arguments.
+        results: receives the tensors that are not written arguments.
 
     Returns:
         A structure as of a call. ``("argument", i)`` is a written argument; ``("other", name of the type)`` cannot be

@@ -73,7 +73,7 @@ class Step:
         fetches: functions that fetch captured tensors, or return `None` if the function reads other values now.
         variants: traces of the calls, each once.
         returns: True if calls have results, or return arguments.
-        in_turn: kernels that one call launches one after the other; `None` for none.
+        in_turn: kernels that one call launches one after the other; `None` if there are none.
         singles: calls that are launched separately.
         written: positions of the tensors that calls write.
         ends: for each tensor, the number of bytes from its address to its end.

@@ -83,7 +83,7 @@ class Notes:
 
     Attributes:
         numbers: values of the numbers while the function was traced.
-        decided: the outcomes of an earlier trace, which this trace repeats; `None`: this trace is the first.
+        decided: the outcomes of an earlier trace, which this trace repeats; `None` if this trace is the first.
         expressions: everything computed of the numbers, with its value.
         conditions: every decision by the numbers, with its outcome, in order.
     """
@@ -260,7 +260,7 @@ def match(
         changed: positions of the numbers that differ in the second trace.
 
     Raises:
-        Unmatched: a constant changes and is no expression's value, or it may be constant or an expression's value.
+        Unmatched: a constant changes and is not an expression's value, or it may be constant or an expression's value.
     """
     by_values: dict[tuple[Any, Any], Expression] = {}
     for expression, value in first.expressions.items():

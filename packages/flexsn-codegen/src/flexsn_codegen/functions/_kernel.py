@@ -147,7 +147,8 @@ class Kernel:
                 captured.keep(effects.captured)
         except TorchError:
             if not met:
-                # This trace may find a more precise error. A write is no error here, although the trace reports one.
+                # This trace may find a more precise error. A write is not an error here, although the trace reports
+                # one.
                 with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise

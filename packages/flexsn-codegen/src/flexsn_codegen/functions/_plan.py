@@ -52,7 +52,8 @@ class TracedStep:
     Attributes:
         source: the kernel's function of one element.
         slots: for each number among the kernel's arguments, the expression that computes it.
-        cells: the parts of tensors that the kernel reads and writes; `None`: its operands are whole tensors, in order.
+        cells: the parts of tensors that the kernel reads and writes; `None` if its operands are whole tensors, in
+            order.
     """
 
     source: CoreSource
@@ -71,7 +72,7 @@ class Trace:
         steps: the kernels that compute the graph, mostly one.
         conditions: decisions that depended on numbers, each with its outcome.
         written: positions of the arguments that the function writes to.
-        shapes: shapes of the arguments in the trace; `None`: the trace serves all shapes.
+        shapes: shapes of the arguments in the trace; `None` if the trace serves all shapes.
         sources: for a gradient that also sums its results, the place of each result before its sum.
     """
 
@@ -125,7 +126,7 @@ class Trace:
             tensors: arguments, whose shapes, strides, dtypes and device are read.
             outs: the tensors that receive the results; empty: the results are new memory.
             like: for a trace with `sources`: for each result, the number of the tensor to whose shape it is summed.
-            plain: True: each kernel walks elements, and has an operand for each argument and result of its step.
+            plain: True if each kernel walks elements, and has an operand for each argument and result of its step.
         """
         every = (*tensors, *outs)
         if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
@@ -245,7 +246,7 @@ class Total:
     Attributes:
         tensor: the tensor's number in `[*tensors of the call, *new tensors]`.
         axes: the dimensions that are summed.
-        turned: sizes of the remaining dimensions, and their permutation for the result; `None`: they are in order.
+        turned: sizes of the remaining dimensions, and their permutation for the result; `None` if they are in order.
         shape: shape of the result.
         dtype: dtype of the result.
     """
@@ -286,7 +287,7 @@ class Plan:
         launches: in order.
         sums: parts of results that are summed after the launches.
         constants: `(number of a result, the number that fills it)`.
-        totals: the results of a gradient that also sums them; `None`: the results are the new memory.
+        totals: the results of a gradient that also sums them; `None` if the results are the new memory.
     """
 
     new: tuple[NewMemory, ...]

@@ -238,7 +238,7 @@ class Pointwise(Generic[P, R]):
 
         Args:
             args, kwargs: as the function's, with a list or a tuple of tensors, all of one length, instead of a tensor.
-                An argument that is no list (a number, a flag, one tensor for all) is the same for each place.
+                An argument that is not a list (a number, a flag, one tensor for all) is the same for each place.
 
         Returns:
             The function's return value for each place.

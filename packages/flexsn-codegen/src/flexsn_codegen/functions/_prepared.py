@@ -61,7 +61,7 @@ class PreparedCalls:
         """Launches a prepared call and returns the function's result; `NOT_PREPARED` if nothing was launched.
 
         Args:
-            outs: the tensors that receive the results; `None`: the results are new memory.
+            outs: the tensors that receive the results; `None` if the results are new memory.
         """
         tensors = parts.tensors
         found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None

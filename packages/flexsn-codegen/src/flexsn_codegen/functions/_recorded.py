@@ -31,7 +31,7 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
     """Calls a function by an operator, which a compiler or a transform sees.
 
     Args:
-        outs: the tensors that the results are copied to; `None`: the results are new memory.
+        outs: the tensors that the results are copied to; `None` if the results are new memory.
     """
     tensors = parts.tensors
     dims = 0

@@ -40,7 +40,7 @@ def run(
     """Calls a function by a kernel on whole tensors; if that is impossible, by a kernel that cuts tensors.
 
     Args:
-        outs: the tensors that receive the results; `None`: the results are new memory.
+        outs: the tensors that receive the results; `None` if the results are new memory.
         prepared: records the call, to repeat it later.
     """
     tensors, numbers = parts.tensors, parts.numbers

@@ -17,7 +17,7 @@ class ValueLayout:
     """The layout in memory of a value of each step.
 
     Attributes:
-        row: the distance of two rows, if columns and steps are adjacent in memory; `None`: the three distances are
+        row: the distance of two rows, if columns and steps are adjacent in memory; `None` if the three distances are
             arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 

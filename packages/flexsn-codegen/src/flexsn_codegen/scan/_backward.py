@@ -268,10 +268,10 @@ class BackwardTemplate:
         """Walks back through `steps` steps from the position of the pointers.
 
         Args:
-            number: number of the chunk; `None`: it is the only one.
+            number: number of the chunk; `None` if it is the only one.
             partial: walks only the first `left` steps.
             early: the condition under which a chunk precedes this one. Some of the preceding chunk's inputs are loaded
-                here, as this chunk's were loaded one chunk earlier; `None`: all inputs of this chunk are loaded now.
+                here, as this chunk's were loaded one chunk earlier; `None` if all inputs of this chunk are loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"

@@ -263,7 +263,7 @@ class ForwardTemplate:
         """Loads the inputs of `steps` steps.
 
         Args:
-            begun: number of the first step, as a scalar; `None`: all counts are above 0 in these steps.
+            begun: number of the first step, as a scalar; `None` if all counts are above 0 in these steps.
             exists: for each step, the condition under which it exists; by default, all steps exist.
             early: inputs that are loaded a chunk before their use are loaded already.
         """

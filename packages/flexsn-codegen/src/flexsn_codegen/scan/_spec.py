@@ -16,7 +16,7 @@ class ForwardSpec:
 
     Attributes:
         inputs: layout of each input sequence.
-        states: layout of each initial state; `None`: the state starts at zero and has no argument.
+        states: layout of each initial state; `None` if the state starts at zero and has no argument.
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
         lifted_like: for each lifted tensor, the first one whose layout has the same numbers, so that a program computes
@@ -32,7 +32,7 @@ class ForwardSpec:
         chunk: number of steps whose loads are issued together.
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Several
             stages pay if few warps run. 1: no chunks are copied.
-        rest: whether T may be no multiple of `chunk`. If false, less code has to be compiled.
+        rest: False if T is always a multiple of `chunk`: less code has to be compiled.
         single: T is `chunk`, and no input counts down: the kernel has no loop over chunks.
         strided: layouts of written tensors; a tensor without a layout here is dense.
         bits: for each output, whether it is written (also) as bits: one for each element, set if it is not 0. Empty:

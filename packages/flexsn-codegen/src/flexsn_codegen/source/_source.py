@@ -61,7 +61,7 @@ class InputLayout:
             matters: kernels may replace any value above 0 by 1.
         early: with chunks in flight, the input is loaded into registers a chunk before its use. The GPU cannot copy
             single bytes ahead, so a program would have to wait for their load.
-        late: its delays; `None`: the value at step `t` is that of step `t`.
+        late: its delays; `None` if the value at step `t` is that of step `t`.
         once: memory holds one step, which `late` of other inputs refers to.
     """
 

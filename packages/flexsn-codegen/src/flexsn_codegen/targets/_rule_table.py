@@ -13,7 +13,7 @@ _prims = torch.ops.prims
 
 
 class RuleTable(dict[Op, Rule]):
-    """Rules by op, of which each target has these: neighbours of numbers, mantissas, exponents.
+    """Rules by op. Each target has these: neighbours of numbers, mantissas, exponents.
 
     Args:
         functions: the text before the name of a function that sources call.

@@ -752,7 +752,7 @@ class Pass:
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
         """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.
 
-        The size is free if the dimension is one whole axis, and this axis is no factor of a dimension that is cut.
+        The size is free if the dimension is one whole axis, and this axis is not a factor of a dimension that is cut.
         """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
         cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}

@@ -162,7 +162,7 @@ def _unconverted(node: Any) -> Any:
 
 
 def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
-    """The value of an op on constants alone, rounded to its dtype; `None` if an argument is no constant."""
+    """The value of an op on constants alone, rounded to its dtype; `None` if an argument is not a constant."""
     target: Any = node.target
     value = node.meta.get("val")
     if target in EMPTY_OPS or not isinstance(value, Tensor):

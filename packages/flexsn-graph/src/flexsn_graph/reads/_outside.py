@@ -114,5 +114,5 @@ def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:
     if isinstance(owner, type):
         definer = next((cls for cls in owner.__mro__ if name in cls.__dict__), owner)
         return definer.__module__, name
-    # The content of a file is no part of the file object.
+    # The content of a file is not part of the file object.
     return ("_io", f"{type(owner).__name__}.{name}") if type(owner).__module__ == "_io" else (None, name)

@@ -205,8 +205,8 @@ class Reads:
     def fetch(self) -> tuple[Tensor, ...] | None:
         """The tensors that are in their places now; `None` if the core has to be traced again.
 
-        A new trace is necessary if a value that is no tensor has changed, if a tensor is absent, or if it was replaced
-        in one of several places only.
+        A new trace is necessary if a value that is not a tensor has changed, if a tensor is absent, or if it was
+        replaced in one of several places only.
         """
         if self._guard.holds():
             return self._tensors

@@ -177,7 +177,7 @@ class Recorder:
                 for name, default in DEFAULTS.items():
                     self._place(Result(name, name, default))
                 self._meet_core(core)
-            # Garbage collection in the middle of a core calls finalizers, which are no part of the core.
+            # Garbage collection in the middle of a core calls finalizers, which are not part of the core.
             with _no_collection(), calls_watched(self._begin_unseen, self._call_builtin, self._of_user):
                 yield
             with self._watch.paused():

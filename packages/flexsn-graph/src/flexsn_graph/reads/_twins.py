@@ -36,7 +36,7 @@ class Twins:
         other: the other core.
 
     Raises:
-        NotTwinsError: the cores are no twins.
+        NotTwinsError: the cores are not twins.
     """
 
     def __init__(self, core: Any, other: Any) -> None:

@@ -36,7 +36,7 @@ def is_atom(value: object) -> bool:
 
 
 def same(now: Any, before: Any) -> bool:
-    """True for one object, and for two that have equal types and are equal to the last bit.
+    """True for one object, and for two that have equal types and equal bits.
 
     To Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes them.
     """

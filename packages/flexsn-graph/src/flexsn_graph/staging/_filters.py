@@ -73,7 +73,7 @@ def _unrolled(
         first: number of the first port for a later value of the product.
 
     Returns:
-        The stage, the product, and the ports of its later values, the next step's first; `None` if a gradient is no
+        The stage, the product, and the ports of its later values, the next step's first; `None` if a gradient is not a
         linear function of the next one and of one product.
     """
     graph = stage.graph

@@ -261,7 +261,7 @@ class _Staging:
         if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
             return True
         if self._role is Role.GRAD_STATE:
-            return False  # stages refuse reductions that are no sums at the end of a gradient
+            return False  # stages refuse reductions that are not sums at the end of a gradient
         shape = list(node.all_input_nodes[0].meta["val"].shape)
         raise NonPointwiseError(
             f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may reduce its values "

@@ -143,7 +143,7 @@ class _Sums:
         return summed
 
     def _sum(self, node: fx.Node) -> _Sum | None:
-        """A node as a sum over elements; `None` if it is no such sum."""
+        """A node as a sum over elements; `None` if it is not such a sum."""
         if node not in self._of_sums or node.op != "call_function":
             return None
         target: Any = node.target

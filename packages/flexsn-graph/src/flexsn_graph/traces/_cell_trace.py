@@ -98,7 +98,7 @@ def trace_cells(
     """Traces `fn` for arguments of these shapes. It may cut dimensions into pieces of one size and join these again.
 
     Args:
-        fn: from tensors to a tensor or a tuple of tensors.
+        fn: function that maps tensors to a tensor or a tuple of tensors.
         arguments: tensors, of which only shape, dtype and device matter.
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.

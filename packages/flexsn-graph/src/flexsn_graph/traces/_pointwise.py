@@ -81,7 +81,7 @@ def trace_pointwise(
     Args:
         fn: from tensors of one shape, or without dimensions, to a tensor or a tuple of tensors, each of that shape or
             without dimensions.
-        dimensions: number of dimensions of the arguments that are no scalars, at most `MAX_DIMENSIONS`.
+        dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
         gradient: True if `gradient_of` made `fn`.
         reads: records the values that `fn` reads besides its arguments in this trace.

@@ -47,7 +47,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
     Args:
         vjp: the VJP of the step, from the gradients of all results that have one.
-        rounded: True if float16 and bfloat16 values are rounded after each op. Otherwise they are no residuals:
+        rounded: True if float16 and bfloat16 values are rounded after each op. Otherwise they are not residuals:
             float32 values computed from them are saved instead.
 
     Example:

@@ -349,7 +349,7 @@ class StepTrace(CoreTrace):
 
         Args:
             cotangents: for each of `[*outputs, *new_states]`, True if it has a gradient. All others count
-                as zero and are no arguments of the graph.
+                as zero and are not arguments of the graph.
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is required. Only
                 floating-point tensors have one.
 

@@ -80,7 +80,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Context whose ops lift nothing. They are no part of the step unless `recorded`.
+        """Context whose ops lift nothing. They are not part of the step unless `recorded`.
 
         Yields:
             A list to which the ops are added.

@@ -52,7 +52,7 @@ class Captures:
         self._by_storage: dict[int, int] = {}
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """True if `tensor` belongs to the user: it is no argument, and the core did not compute it."""
+        """True if `tensor` belongs to the user: it is not an argument, and the core did not compute it."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
     def has(self, tensor: Tensor) -> bool:

@@ -70,7 +70,7 @@ def check_positions(
         graph: the lowered graph, with views.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder of which it is the gradient, or `None`. If there are
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If there are
             gradients, sums are allowed.
         known: layouts in another graph of the step, which this graph has to share.
         sums_allowed: True to allow sums without such results: the graph computes gradients and returns their terms.
@@ -250,7 +250,7 @@ class _Check:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is linear in some of its arguments together: those that are no sums have to be 0.
+        # The op is linear in some of its arguments together: those that are not sums have to be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear

@@ -81,8 +81,7 @@ class RecordedCall:
 
     Attributes:
         name: name of the function.
-        results: for each leaf of the function's result, the number of its value; `None` if it is no
-            new tensor.
+        results: for each leaf of the function's result, the number of its value; `None` if it is not a new tensor.
         reads: the values that the call needs.
         stays: True if the call is a part of the step.
         is_view: True if the call makes another view, content or history of memory that the core has.

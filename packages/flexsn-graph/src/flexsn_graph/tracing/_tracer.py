@@ -234,7 +234,7 @@ class Tracer:
     def roles(
         self, lowered: fx.GraphModule, positions: Sequence[int | None]
     ) -> tuple[list[int | None], list[int | None]]:
-        """For each placeholder, its lifted tensor; for each result, the placeholder of which it is the gradient."""
+        """For each placeholder, its lifted tensor; for each result, the placeholder whose gradient it is."""
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))

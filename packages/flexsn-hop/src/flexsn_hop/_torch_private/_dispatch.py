@@ -106,7 +106,7 @@ def implement(
 def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, with its effects (``linalg.solve`` checks its result) contained in its own graph.
 
-    A functional graph orders effects by tokens. The tokens of an outer graph are no values of this one.
+    A functional graph orders effects by tokens. The tokens of an outer graph are not values of this one.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):

@@ -74,7 +74,7 @@ def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     An active tracer then records the captured graph instead of the Python function.
     """
     with warnings.catch_warnings():
-        # Dynamo reads the gradients of its arguments, and torch warns of this for tensors that are no leaves.
+        # Dynamo reads the gradients of its arguments, and torch warns of this for tensors that are not leaves.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         return _maybe_compile_and_run_fn(function, *args)
 

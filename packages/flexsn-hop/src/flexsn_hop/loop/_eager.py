@@ -76,7 +76,7 @@ def eager_scan(
         StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
         OutputChangedError: An output did, between two steps (a ``ValueError``).
         EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
-        NotATensorError: An argument or a returned value is no tensor (a ``TypeError``).
+        NotATensorError: An argument or a returned value is not a tensor (a ``TypeError``).
 
     Example:
         >>> import torch

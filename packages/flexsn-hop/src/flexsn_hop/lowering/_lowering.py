@@ -165,7 +165,7 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     Raises:
         LoweringError: A lowering of this name exists, or the name is that of the kernels and ``lowering`` does
             not belong to them (a ``ValueError``).
-        TypeError: ``lowering`` is no object with all attributes of :class:`ScanLowering`.
+        TypeError: ``lowering`` is not an object with all attributes of :class:`ScanLowering`.
 
     Example:
         >>> from flexsn_hop import register_scan_lowering
@@ -243,7 +243,7 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
     """The interval between checkpoints that a lowering sets.
 
     Raises:
-        LoweringError: It is no valid interval: without checkpoints, the gradient would be wrong.
+        LoweringError: It is not a valid interval: without checkpoints, the gradient would be wrong.
     """
     with naming(lowering, "checkpoint_interval"):
         interval = lowering.checkpoint_interval(core, primals)

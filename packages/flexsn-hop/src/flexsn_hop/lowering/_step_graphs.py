@@ -148,7 +148,7 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class BackwardStep:
-    """A step of the backward, for cotangents of the active states of which some are absent.
+    """A step of the backward, for cotangents of the active states, some of which are absent.
 
     Its sequences are the inputs, the states before each step, the gradients of the outputs, and those of the states'
     sequences. The other arguments are the lifted tensors; the present cotangents; and memory for the present gradients

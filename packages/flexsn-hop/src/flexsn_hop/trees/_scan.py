@@ -51,7 +51,7 @@ def scan(
             counts from the end of each tensor.
         remat: If K, only the carry of every K-th step is kept, and the backward computes the steps between two of
             them again. This takes memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients
-            are equal to the bit. If None, autograd keeps all that it needs.
+            are bitwise equal. If None, autograd keeps all that it needs.
 
     Returns:
         ``(carry, ys)``: the last carry, which shares memory with nothing, and the sequences of y, with

@@ -23,7 +23,7 @@ class FlexSNKernel:
     states `[*step]`. It is differentiable. Results have the inputs' memory format, as after an elementwise operation.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         ValueError: the number of tensors is wrong, or their shapes do not fit together.
         RuntimeError: the tensors are on several devices, or on a device where compiled kernels cannot run.
     """

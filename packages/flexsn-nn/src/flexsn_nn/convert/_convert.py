@@ -29,7 +29,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     Args:
         model: a network, or one neuron. Modules of other kinds stay unchanged.
         backend: backend of the neurons, as in `FlexSN`.
-        strict: True: raise an error if a neuron cannot be converted, and leave the network unchanged.
+        strict: True to raise an error if a neuron cannot be converted, and leave the network unchanged.
 
     Returns:
         The network and the report. The report can also load checkpoints of the original network.

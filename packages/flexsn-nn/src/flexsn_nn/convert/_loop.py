@@ -38,8 +38,8 @@ class LoopCall(DelayedReset):
     """A `DelayedReset` with snnTorch's `forward`; its step mode is `"s"` at first.
 
     Args:
-        init_hidden: True: the module stores the states, and they are no arguments.
-        output: True: the states are returned even if they are hidden.
+        init_hidden: True if the module stores the states, and they are not arguments.
+        output: True if the states are returned even if they are hidden.
         graded_spikes_factor: factor of each spike.
         arguments: arguments of the neuron.
     """

@@ -97,7 +97,7 @@ class Conversion:
 
         Args:
             state: result of the other library's `state_dict()`.
-            strict: True: missing and unexpected keys are errors.
+            strict: True if missing and unexpected keys are errors.
 
         Returns:
             The dropped, missing and unexpected keys.

@@ -44,7 +44,7 @@ class Rule:
         make: `(module, backend) -> Replacement`; raises `Unconvertible`.
         container: True if the module only holds children in an order; `make_container(module, children)` then makes
             the new module from the converted children.
-        descend: True: also visit the children of a module that is not replaced.
+        descend: True to also visit the children of a module that is not replaced.
     """
 
     make: Callable[[Any, str], Replacement]

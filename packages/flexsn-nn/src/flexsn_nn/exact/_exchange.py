@@ -90,8 +90,8 @@ class SpikeExchange:
     """Runs calls of a neuron between layers with exact products; it is the neuron's attribute `ATTRIBUTE`.
 
     Args:
-        writes: True: the layers after the neuron read its spikes in bfloat16.
-        takes: True: the layer before the neuron takes gradients in parts.
+        writes: True if the layers after the neuron read its spikes in bfloat16.
+        takes: True if the layer before the neuron takes gradients in parts.
         around: the neuron and the modules that contain it.
 
     Copies and pickles have programs of their own.
@@ -107,7 +107,7 @@ class SpikeExchange:
         return SpikeExchange, (self.writes, self.takes, self.around)
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the output of a call, and stores its states on the neuron; `None`: the neuron runs as usual.
+        """Returns the output of a call, and stores its states on the neuron; `None` if the neuron runs as usual.
 
         The call is outside of compilers, and returns only an output and states.
         """

@@ -23,7 +23,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         bits: the whole numbers are below `2 ** (bits - 1)`.
         largest_input: largest factor that the numbers are multiplied by.
         bias: `[rows]`, a part of the sums.
-        rounding: True: the numbers will be rounded to the grid; False: they are on a grid already.
+        rounding: True if the numbers will be rounded to the grid; False: they are on a grid already.
 
     Returns:
         float64 `[rows, 1, ...]`.

@@ -134,7 +134,7 @@ class ExactForward(ReplacedForward):
         return words, ran
 
     def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
-        """Returns the reason why torch's product runs; `None`: the exact product runs.
+        """Returns the reason why torch's product runs; `None` if the exact product runs.
 
         Args:
             written: the input in bfloat16, as a neuron wrote it; it is known to consist of spikes.

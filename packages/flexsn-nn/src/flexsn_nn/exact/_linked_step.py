@@ -22,9 +22,9 @@ class LinkedStep:
     Args:
         core: a step with one input.
         num_outputs: number of outputs of `core`.
-        writes: True: the step returns `spikes`.
+        writes: True if the step returns `spikes`.
         parts: number of links.
-        sums: True: the step has the state `total`.
+        sums: True if the step has the state `total`.
     """
 
     def __init__(self, core: Callable[..., Any], num_outputs: int, writes: bool, parts: int, sums: bool) -> None:

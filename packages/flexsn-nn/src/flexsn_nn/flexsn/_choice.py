@@ -91,7 +91,7 @@ class Chooses(KeepsStates):
         return why is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
-        """Returns the reason why the loop runs a call although kernels are chosen; `None`: kernels run it."""
+        """Returns the reason why the loop runs a call although kernels are chosen; `None` if kernels run it."""
         if not PLAIN.issuperset(map(type, (*inputs, *states))):
             other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
             return f"the loop, in calls with {other}: kernels would bypass the code of this type of tensor"
@@ -142,7 +142,7 @@ class Chooses(KeepsStates):
         training: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> str | None:
-        """Returns the reason why kernels refuse the core, with a user's transforms; `None`: kernels accept it."""
+        """Returns the reason why kernels refuse the core, with a user's transforms; `None` if kernels accept it."""
         used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
         used = self._with_examples(used)
         more_inputs: Values = ()
@@ -172,7 +172,7 @@ class Chooses(KeepsStates):
         return bool(empty)
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
-        """Shapes and dtypes of one step's outputs; `None`: they are unknown until the core runs."""
+        """Shapes and dtypes of one step's outputs; `None` if they are unknown until the core runs."""
         if not self.num_outputs:
             return []
         step = step_shape(inputs, self._step_mode)

@@ -217,7 +217,7 @@ class KeepsStates(Settings):
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the transform that brings random numbers to the step with these changes; `None`: it draws none."""
+        """Returns the transform that brings random numbers to the step with these changes; `None` if it draws none."""
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))

@@ -21,7 +21,7 @@ class CallArguments:
     Attributes:
         tensors: tensors in the order of the arguments.
         form: the arguments, with a mark instead of each tensor.
-        why_not: reason why no graph can serve these arguments; `None`: a graph may.
+        why_not: reason why no graph can serve these arguments; `None` if a graph may.
     """
 
     tensors: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class CallArguments:
         return cls(tuple(tensors), form, why)
 
     def check(self, device: torch.device) -> str | None:
-        """Returns the reason why no graph can serve these arguments on this device; `None`: a graph may."""
+        """Returns the reason why no graph can serve these arguments on this device; `None` if a graph may."""
         if self.why_not is not None:
             return self.why_not
         for i, tensor in enumerate(self.tensors):

@@ -112,7 +112,7 @@ def record(
         run: the step: it takes the arguments, and returns the tensors of its result and the result's form.
         arguments: `CallArguments`, whose tensors are copied.
         parameters: parameters whose gradients the step computes.
-        carry: True: the step begins at the layers' present states.
+        carry: True if the step begins at the layers' present states.
     """
     before = LeftTensors(net)
     gradients = [parameter.grad for parameter in parameters]

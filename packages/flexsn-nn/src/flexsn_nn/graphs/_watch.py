@@ -59,7 +59,7 @@ _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "fle
 _FOREIGN |= {"flexsn_runtime", "flexsn_hop"}
 # Classes of the standard library that hold a user's values.
 _PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
-# Packages of objects that observe a step and are no part of it.
+# Packages of objects that observe a step and are not part of it.
 _LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
 _BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MOST_PLACES = 20_000

@@ -19,7 +19,7 @@ class SharedDropout(Stateful):
 
     Args:
         p: probability that an element is dropped, in `[0, 1)`.
-        channels: True: drop whole channels, of steps `[B, C, ...]`.
+        channels: True to drop whole channels, of steps `[B, C, ...]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
     Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.

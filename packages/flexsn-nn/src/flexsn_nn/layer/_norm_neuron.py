@@ -35,7 +35,7 @@ class NormNeuron(Leaf):
         neuron: any `FlexSN`. Its first input is normalised in its step, so its hooks receive `x`.
 
     Raises:
-        ParameterError: the norm is another one, or `neuron` is no `FlexSN`.
+        ParameterError: the norm is another one, or `neuron` is not a `FlexSN`.
 
     Example:
         >>> import torch

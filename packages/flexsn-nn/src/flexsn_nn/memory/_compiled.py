@@ -109,7 +109,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 
 def _unwritten(value: Any) -> torch.dtype | None:
-    """Returns the dtype of a tensor that the graph never writes to; `None`: it may, or the tensor is unknown."""
+    """Returns the dtype of a tensor that the graph never writes to; `None` if it may, or the tensor is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 

@@ -59,7 +59,7 @@ class PackedSpikes:
 
     Args:
         net: network whose neurons are included.
-        by_kernels: True: kernels may write bits. False: all spikes are packed afterwards, for comparison.
+        by_kernels: True if kernels may write bits. False: all spikes are packed afterwards, for comparison.
 
     Attributes:
         bytes_whole: size of the packed tensors before packing.
@@ -140,7 +140,7 @@ class PackedSpikes:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
     def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most saved tensors are no output of a node: parameters, statistics, residuals of kernels.
+        # Most saved tensors are not outputs of a node: parameters, statistics, residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None

@@ -211,7 +211,7 @@ _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights: their results are no spikes, and no reason is noted for them.
+# Operations of layers with weights: their results are not spikes, and no reason is noted for them.
 LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
@@ -219,7 +219,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor, as long as it is a view of the output; `None`: it is a copy.
+        version: version of the tensor, as long as it is a view of the output; `None` if it is a copy.
         left: number of nodes that may still be visited.
     """
     while True:

@@ -93,7 +93,7 @@ class Neuron(FlexSN):
             value: an `nn.Parameter` is learned; a tensor becomes a buffer, and must broadcast to the step
                 (`[C, 1, 1]` for a value per channel of `[B, C, H, W]`); anything else becomes a constant of the
                 compiled kernel.
-            learn: True: make a number or a tensor an `nn.Parameter`.
+            learn: True to make a number or a tensor an `nn.Parameter`.
         """
         if hasattr(self, name):
             delattr(self, name)

@@ -43,7 +43,7 @@ class OneToOne(nn.Module):
 
     Args:
         V: a number or a tensor.
-        learn: True: a gradient flows to `V`.
+        learn: True if a gradient flows to `V`.
     """
 
     V: nn.Parameter

@@ -21,7 +21,7 @@ class ILIF(Neuron):
         tau: time constant in steps, at least 1.
         D: largest number of spikes in one step.
         v_threshold: threshold, above 0.
-        detach_reset: True: no gradient flows through the reset to `s`.
+        detach_reset: True if no gradient flows through the reset to `s`.
         options: as in `Neuron`.
 
     `tau` and `v_threshold` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.

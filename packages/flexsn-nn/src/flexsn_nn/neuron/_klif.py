@@ -20,7 +20,7 @@ class KLIF(LIF):
     `v_threshold / k`, so that the membrane keeps its scale.
 
     Args:
-        scale_reset: True: reset with `h / k` and `v_threshold / k`.
+        scale_reset: True to reset with `h / k` and `v_threshold / k`.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
         init_k: initial value of `k`, above 0; a tensor that broadcasts to the step for several values.

@@ -28,7 +28,7 @@ class Lapicque(DelayedReset):
         R, C: above 0.
         time_step: `dt`, above 0.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta: True: make `beta` an `nn.Parameter`.
+        learn_beta: True to make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     All of these are numbers, or tensors that broadcast to the step.

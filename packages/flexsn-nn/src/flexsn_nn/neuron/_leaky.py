@@ -18,7 +18,7 @@ class Leaky(DelayedReset):
         beta: factor of the membrane per step, in `[0, 1]`: a number, a tensor that broadcasts to the step (for example
             a value per neuron), or an `nn.Parameter`. Tensors are clamped to `[0, 1]`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta: True: make `beta` an `nn.Parameter`.
+        learn_beta: True to make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     Example:

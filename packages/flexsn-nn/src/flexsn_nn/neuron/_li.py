@@ -16,7 +16,7 @@ class LI(Neuron):
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
             `nn.Parameter`.
-        decay_input: True: divide the input by `tau`, too.
+        decay_input: True to divide the input by `tau`, too.
         options: as in `Neuron`.
     """
 

@@ -20,7 +20,7 @@ class LIAF(LIF):
 
     Args:
         act: an elementwise activation, for example `torch.relu`.
-        threshold_related: True: `act` receives `h - v_threshold`; False: `h`.
+        threshold_related: True if `act` receives `h - v_threshold`; False if it receives `h`.
         tau, decay_input: as in `LIF`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 

@@ -20,7 +20,7 @@ class LIF(ImmediateReset):
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`. A
             parameter that learning moves below 1 counts as 1 until its gradient leads it back; `PLIF` learns a time
             constant without bounds.
-        decay_input: True: divide the input by `tau`, too.
+        decay_input: True to divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Example:

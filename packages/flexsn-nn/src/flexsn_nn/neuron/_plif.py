@@ -22,7 +22,7 @@ class PLIF(ImmediateReset):
     Args:
         init_tau: initial time constant, above 1: `w` starts at `-log(init_tau - 1)`. A number makes one `w`; a tensor
             that broadcasts to the step, for example `[C, 1, 1]`, makes several.
-        decay_input: True: divide the input by `tau`, too.
+        decay_input: True to divide the input by `tau`, too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
     Source: Fang et al., "Incorporating learnable membrane time constant", ICCV 2021.

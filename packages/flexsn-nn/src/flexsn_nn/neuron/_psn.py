@@ -19,7 +19,7 @@ from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 class PSN(Leaf):
     """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, also later ones.
 
-    The neuron is no scan, but a single matrix product over time.
+    The neuron is not a scan, but a single matrix product over time.
 
     Args:
         T: number of steps of every input.
@@ -126,7 +126,7 @@ class SlidingPSN(Stateful):
 
     Args:
         k: number of steps in the window, with the present one.
-        exp_init: True: the weights start at 1, 1/2, 1/4, ... back in time; False: at random values.
+        exp_init: True if the weights start at 1, 1/2, 1/4, ... back in time; False if they start at random values.
         surrogate_function: function that computes spikes from `h`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 

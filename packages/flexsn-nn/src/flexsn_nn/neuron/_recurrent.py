@@ -71,8 +71,8 @@ class Recurrent(Feedback):
         all_to_all: `True`: `V` is a matrix `[features, features]`. `False`: every neuron is connected to itself alone,
             with weights `[features]`, or with one number for all if `features` is `None`.
         V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
-        bias: True: the matrix has a bias. (A linear layer in front usually has one already.)
-        learn_recurrent: True: gradients flow to the weights.
+        bias: True if the matrix has a bias. (A linear layer in front usually has one already.)
+        learn_recurrent: True if gradients flow to the weights.
         init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None`: uniform in
             `±1 / sqrt(features)`, as in `nn.Linear`.
         recurrent: a module of your own instead of the matrix, `[*step] -> [*step]`: of low rank, with a mask, … Leave
@@ -90,7 +90,7 @@ class Recurrent(Feedback):
         delay: a `layer.Delay`, or `None`.
 
     Raises:
-        ParameterError: `neuron` is no `FlexSN` or has several outputs, or arguments exclude each other.
+        ParameterError: `neuron` is not a `FlexSN` or has several outputs, or arguments exclude each other.
         InputShapeError: in a call, the number of neurons in the step is another one.
 
     The states are `s`, zeros at first, and those of the neuron. With delays, the states `s_1` to `s_N` come after `s`:

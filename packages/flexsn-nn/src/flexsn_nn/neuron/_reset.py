@@ -46,7 +46,7 @@ class ImmediateReset(Neuron):
         v_threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
         v_reset: a number; `None`: the soft reset.
         surrogate_function: function that computes spikes from `h - v_threshold`.
-        detach_reset: True: no gradient flows through the reset to `s`.
+        detach_reset: True if no gradient flows through the reset to `s`.
         num_inputs: number of inputs that `dynamics` takes before its states.
         strict: fire at `h > v_threshold` (`True`), at `>=` (`False`), or as the surrogate does (`None`).
         options: as in `Neuron`.
@@ -135,7 +135,7 @@ class DelayedReset(Neuron):
     Args:
         threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
         spike_grad: function that computes spikes from `h - threshold`.
-        learn_threshold: True: make the threshold an `nn.Parameter`.
+        learn_threshold: True to make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
         strict: fire at `h > threshold` (`True`), at `>=` (`False`), or as `spike_grad` does (`None`).
         reset_delay: `False`: the spike of a step resets the membrane in that step, before it becomes the new state; the

@@ -24,15 +24,15 @@ class RLeaky(Feedback, Leaky):
     Args:
         beta: factor of the membrane per step, in `[0, 1]`, as in `Leaky`.
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
-        all_to_all: True: every neuron is connected to all others.
+        all_to_all: True if every neuron is connected to all others.
         linear_features: number of neurons, the last dimension of the step; the matrix is `recurrent.weight`.
         conv2d_channels, kernel_size: for a convolution instead: channels and odd size, over a step `[B, C, H, W]`. It
             needs `backend="torch"`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_beta, learn_threshold: True: make it an `nn.Parameter`.
-        learn_recurrent: True: gradients flow to the recurrent weights.
+        learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
+        learn_recurrent: True if gradients flow to the recurrent weights.
         reset_mechanism, strict: as in `DelayedReset`.
-        bias: True: the matrix or the convolution has a bias.
+        bias: True if the matrix or the convolution has a bias.
         init: function that sets the weights in place, such as `torch.nn.init.orthogonal_`; `None`: PyTorch's default.
         options: as in `DelayedReset`.
 
@@ -85,7 +85,7 @@ class RSynaptic(Feedback, Synaptic):
     Args:
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
-        learn_alpha, learn_beta, learn_threshold: True: make it an `nn.Parameter`.
+        learn_alpha, learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
         V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: as in `RLeaky`.
         threshold, spike_grad, reset_mechanism, strict, options: as in `DelayedReset`.
     """

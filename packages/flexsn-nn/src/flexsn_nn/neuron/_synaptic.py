@@ -19,7 +19,7 @@ class Synaptic(DelayedReset):
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
         threshold, spike_grad: as in `DelayedReset`.
-        learn_alpha, learn_beta: True: make it an `nn.Parameter`.
+        learn_alpha, learn_beta: True to make the number an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are clamped to

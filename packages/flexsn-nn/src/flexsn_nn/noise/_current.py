@@ -44,7 +44,7 @@ class Step:
     """One run of a core.
 
     Attributes:
-        places: places of its numbers; `None`: draws return means.
+        places: places of its numbers; `None` if draws return means.
         draws: number of draws so far.
     """
 

@@ -17,9 +17,9 @@ class Numbers:
     """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
 
     Attributes:
-        words: key made from a seed; `None`: keys come from PyTorch's generator.
+        words: key made from a seed; `None` if keys come from PyTorch's generator.
         first_row: index of the first row of a batch.
-        in_evaluation: True: numbers are drawn in evaluation mode, too.
+        in_evaluation: True if numbers are drawn in evaluation mode, too.
         key: `[2]`, int32; `None` before the first call.
         steps: indices of the time steps in the last call, int32.
     """
@@ -52,8 +52,8 @@ class Numbers:
         Args:
             shape: shape of the step.
             steps: number of steps; `None` for a single step without a dimension of time.
-            begins: True: the call begins at the initial state, with a new key.
-            keep: True: the next call continues where this one ends.
+            begins: True if the call begins at the initial state, with a new key.
+            keep: True if the next call continues where this one ends.
         """
         key, before = self.key, self.steps
         if key is None or begins or key.device != device:

@@ -13,7 +13,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         num_draws: number of draws: 1, or the size of the dimension that the step lacks.
-        function, arguments: function of one draw, or of the list of several; `None`: the draw itself is the result.
+        function, arguments: function of one draw, or of the list of several; `None` if the draw itself is the result.
     """
 
     num_draws: int = 1

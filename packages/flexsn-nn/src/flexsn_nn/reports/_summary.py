@@ -25,7 +25,7 @@ class LayerSummary:
         name: as in `named_modules()`.
         kind: class of the layer.
         parameters: number of elements of its parameters, without parameters that an earlier layer has, too.
-        output_shape: shape of its (first) output; `None`: the layer was not called.
+        output_shape: shape of its (first) output; `None` if the layer was not called.
         neurons: for a neuron, number of elements of one step of one sample; 0 for other layers.
         rate: spikes per neuron and step; `None` if the output is not known to be spikes.
         operations: operations of its weights for the whole input; `None` for layers without synapses.

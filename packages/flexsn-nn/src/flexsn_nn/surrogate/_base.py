@@ -23,7 +23,7 @@ class Surrogate(ABC):
     The parameters are numbers. Tensors are refused, since the derivative of the backward has no gradient of its own.
 
     Args:
-        strict: True: a spike needs `x > 0` instead of `x >= 0`.
+        strict: True if a spike needs `x > 0` instead of `x >= 0`.
 
     Raises:
         ParameterError: a parameter is a tensor.

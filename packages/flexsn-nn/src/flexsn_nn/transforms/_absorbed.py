@@ -16,7 +16,7 @@ class Absorb(Transform):
 
     Args:
         producer: producer of the first input.
-        flows: True: gradients flow to the first input, and so to the tensors that the producer captures.
+        flows: True if gradients flow to the first input, and so to the tensors that the producer captures.
     """
 
     def __init__(self, producer: Producer, *, flows: bool = True) -> None:

@@ -106,7 +106,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     """Collects the inputs and initial states that transforms add.
 
     Args:
-        at_zero: True: all states begin at zero and are left out.
+        at_zero: True if all states begin at zero and are left out.
 
     Raises:
         ParameterError: their number differs from the transform's `num_inputs` or `num_states`.

@@ -17,7 +17,7 @@ class SpikeCounts(Transform):
     sequence. The backward adds it to the output's gradient at every step.
 
     Attributes:
-        total: sum over the call, `[*step]`; `None`: the call ran without this transform; the neuron then sums its
+        total: sum over the call, `[*step]`; `None` if the call ran without this transform; the neuron then sums its
             output.
     """
 

@@ -17,7 +17,7 @@ class Lengths(Transform):
     """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
 
     After its end, a sequence returns zeros, its states stay unchanged, and no gradient flows to its inputs, whatever
-    they hold. Results are equal to the bit to those of each sequence alone.
+    they hold. Results are bitwise equal to those of each sequence alone.
 
     Args:
         lengths: whole numbers `[B]` from 0 to T; B is the first dimension of a step.

@@ -26,7 +26,7 @@ class Own(NamedTuple):
 
     Attributes:
         inputs: one step of each sequence of `Transform.inputs`.
-        states: values of `Transform.states` after the step before.
+        states: values of `Transform.states` after the previous step.
         tensors: `Transform.tensors`, or their stand-ins in a trace.
     """
 
@@ -88,14 +88,14 @@ class Transform:
 
     Attributes:
         num_inputs, num_states, num_outputs: numbers of added inputs, states and outputs.
-        optional: True: calls that do not run in kernels may leave the transform out.
-        counts_down: True: the added inputs are int32 numbers that decrease by 1 in each step, and only their sign
+        optional: True if calls that do not run in kernels may leave the transform out.
+        counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step, and only their sign
             matters. For kernels, `inputs` may return their first step, expanded over time. Kernels count down
             themselves, and end early where the step returns zeros and keeps its states.
         looks_back: the added input holds numbers of steps, floating point, one step expanded over time. Kernels load
             the neuron's first input from that many steps before, rounded down and at most `looks_back`, and zeros from
             before the first step. `None`: no added input does so. Only calls with `Call.delays` have such kernels.
-        starts_at_zero: True: added states begin at zero, as the neuron's states do in calls that leave them out.
+        starts_at_zero: True if added states begin at zero, as the neuron's states do in calls that leave them out.
 
     Example: see docs/transforms.md.
     """
@@ -134,7 +134,7 @@ class Transform:
         return False
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Returns the inputs of the step, and the transform to use in this call; `None`: the call needs none."""
+        """Returns the inputs of the step, and the transform to use in this call; `None` if the call needs none."""
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:

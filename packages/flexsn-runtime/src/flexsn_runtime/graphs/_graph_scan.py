@@ -114,7 +114,7 @@ def _forward(
     spare_rows: int,
     ahead: bool = False,
 ) -> ForwardResult:
-    if step.is_recorded:  # sizes may be symbols, which are no keys
+    if step.is_recorded:  # sizes may be symbols, which are not keys
         segments = choose_ahead(step, arguments.num_steps, math.prod(step.trace.step_shape)) if ahead else None
         scan = ForwardScan(
             step, arguments, state_seqs=state_seqs, training=training, spare_rows=spare_rows, segments=segments

@@ -62,7 +62,8 @@ class BackwardScan:
         wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         residuals: the residuals that the forward saved; `None` for checkpoints.
         plan: as for `ForwardScan`.
-        segments: segments to walk side by side, if the step's gradient allows it; `None` for none.
+        segments: segments to compute in parallel, if the step's gradient allows it; `None` to compute all steps in
+            order.
 
     Attributes:
         plan: the work of a call, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,

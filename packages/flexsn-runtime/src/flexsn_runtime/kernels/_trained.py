@@ -97,7 +97,7 @@ class Trained:
 
     @property
     def native(self) -> NativeScan | None:
-        """The compiled launcher's scan, which does without Python; `None`: there is none now."""
+        """The compiled launcher's scan, which does without Python; `None` if there is none now."""
         return self._natives.get(self._environment()) if self._natives else None
 
     def run(self, tensors: Given) -> Sequence[Any]:

@@ -93,7 +93,7 @@ class CooperativeLaunch:
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
-        """Launches of this number of programs by an address; `None`: there was none, or there is no such way."""
+        """Launches of this number of programs by an address; `None` if there was none, or there is no such way."""
         return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:

@@ -30,7 +30,7 @@ def batch_moments(
 ) -> tuple[Tensor, Tensor] | None:
     """Mean and variance over all but the second dimension, without autograd.
 
-    They are as exact as for centred data, and equal to the bit in each run.
+    They are as exact as for centred data, and bitwise equal in each run.
 
     Args:
         x: `[N, C, ...]`, a tensor for which `has_moments` is True.

@@ -24,7 +24,7 @@ class RepeatedFunction:
     """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
 
     Args:
-        function: computes with nothing but its tensors, of which it may change some. Its results are tensors.
+        function: computes with nothing but its tensors, some of which it may change. Its results are tensors.
         alike: the tensors of all calls have one layout, and a device that may have the launcher.
     """
 

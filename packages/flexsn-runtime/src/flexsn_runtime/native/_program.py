@@ -19,7 +19,7 @@ class NativeProgram:
     Args:
         module: the compiled launcher.
         recording: of a call that `can_be_native`.
-        slots: numbers of what is given in each call, of which some may be absent; `None`: of all that is there.
+        slots: numbers of what is given in each call, some of which may be absent; `None`: of all that is there.
         results: numbers of the results; `None`: those of the recording.
 
     Attributes:

@@ -97,7 +97,7 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
             others = [t for t in others if t is not None]
         elif len(others) != count:
             return False
-        if not are_alike(*others):  # False for objects that are no tensors
+        if not are_alike(*others):  # False for objects that are not tensors
             return False
         for tensor, place in zip(others, places, strict=True):
             address = tensor.data_ptr()

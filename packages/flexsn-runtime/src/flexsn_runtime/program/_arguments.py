@@ -61,7 +61,7 @@ def prepare(
         instead: by id of a captured tensor, a tensor of its shape, strides and dtype that this call reads instead.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         LayoutError: an argument or a captured tensor is a sparse, nested, quantized or fake one, or has no memory.
         TensorCountError: the number of tensors differs from that of the step.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.

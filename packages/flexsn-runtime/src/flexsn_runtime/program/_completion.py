@@ -90,7 +90,7 @@ class Completion:
         """`x` and the captured tensors, as results of a separate node that completes the gradient of `x`.
 
         Args:
-            reduced: maps the gradients of `others` in this process to those that the formula takes; `None`: they are
+            reduced: maps the gradients of `others` in this process to those that the formula takes; `None` if they are
                 equal.
         """
         found = list(captured)

@@ -122,7 +122,7 @@ def repeated_call(
         kind = (single, state_seqs, len(inputs), len(states), grad, autocast, formula, shape)
         if program.requires_grad is not None:
             given = program.masked(given)
-    except (AttributeError, IndexError):  # an argument is no tensor, or absent
+    except (AttributeError, IndexError):  # an argument is not a tensor, or absent
         return None
     calls: tuple[RepeatedCall, ...] | None = program.plans.get(kind)
     if calls is None:
@@ -154,7 +154,7 @@ def _again_by_key(
     """As `repeated_call`, with slower comparisons: for other types of tensors, or another state of the dispatcher."""
     try:
         layout = _layout(given, instead)
-    except (AttributeError, RuntimeError):  # an argument is no tensor, or has no memory
+    except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
         return None
     calls: tuple[RepeatedCall, ...] = program.plans.get(kind, ())
     known = next((call for call in calls if call.layout == layout), None)

@@ -20,7 +20,7 @@ _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
 
 
 class GuessedForward(InSegments[ForwardSpec]):
-    """Runs a forward scan in segments instead of its serial kernel. Results are equal to the last bit.
+    """Runs a forward scan in segments instead of its serial kernel. Results are bitwise equal.
 
     Args:
         scan: the scan.

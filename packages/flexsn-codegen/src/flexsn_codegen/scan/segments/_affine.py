@@ -22,7 +22,7 @@ def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, sp
         name: start of the kernel's name.
         core, spec: as for `forward_source`.
         linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`, without new states that depend
-            on no state; `None`: no new state depends on a state.
+            on no state; `None` if no new state depends on a state.
     """
     return _StateMaps(core, linear, spec).write(name)
 

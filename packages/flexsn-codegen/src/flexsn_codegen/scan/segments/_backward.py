@@ -19,7 +19,7 @@ class Columns:
     """The VJP of a step without gradients of outputs.
 
     Attributes:
-        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`; `None`: all are zero.
+        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`; `None` if all are zero.
         gradients: for each state, the position of its gradient among the results, or `None`: it is zero.
     """
 

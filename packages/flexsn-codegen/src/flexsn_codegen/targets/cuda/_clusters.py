@@ -9,7 +9,7 @@ taken apart where it is multiplied, which takes longer. There are two slots, and
 a slot again has what others sent after they had read it. Where there is room for one slot only, a warp that has read it
 arrives at a barrier of each block, which senders wait for.
 
-`splits` warps share the sums over an operand's terms, for all rows. In parts that are no products, each of these warps
+`splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.
 """
 

@@ -130,7 +130,7 @@ class _Block:
     Attributes:
         range: the kernel's name for `size` numbers, from 0 on.
         size: number of terms, with padding.
-        offset: number of the first term; numbers below 0 are no terms.
+        offset: number of the first term; numbers below 0 are not terms.
         end: number after the last term.
         value: the operand's columns that the program has in registers; `None` if the operand is exchanged.
     """
