@@ -6,6 +6,7 @@ from flexsn_codegen import Late as Late
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
+from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.backend import TargetName, why_unavailable
 from flexsn_runtime.compat._handles import (
@@ -164,6 +165,7 @@ __all__ = [
     "flexsn_inference",
     "flexsn_inference_final_state",
     "flexsn_kernel_registry_info",
+    "float32_precision",
     "get_flexsn_kernel_handle",
     "has_moments",
     "launcher_in_words",

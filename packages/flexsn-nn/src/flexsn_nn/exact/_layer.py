@@ -16,6 +16,7 @@ from flexsn_nn.memory._ranges import Unknown, WholeRange, scaled_range_of
 from flexsn_runtime import (
     RepeatedProducts,
     fewest_multiplications,
+    float32_precision,
     spike_linear,
     transform_at_work,
     why_slow_product,
@@ -226,10 +227,7 @@ def _why_slow(device: torch.device) -> str | None:
 @constant
 def _torch_precision() -> str:
     """Returns the precision that the user has set for torch's float32 products."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch.backends has set the precision, and this function does not support that
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    return float32_precision()
 
 
 _NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"

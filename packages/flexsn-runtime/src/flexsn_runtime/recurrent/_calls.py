@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port
+from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import Recording, recorded
 from flexsn_runtime.kernels._autograd import run_trained
@@ -172,7 +173,7 @@ def repeated(
 
 def environment() -> Hashable:
     """Settings that affect a call and are in no layout."""
-    return *map(os.environ.get, _VARIABLES), torch.get_float32_matmul_precision()
+    return *map(os.environ.get, _VARIABLES), float32_precision()
 
 
 def _arguments(step: RecurrentSpecialization, tensors: Given) -> Arguments:

@@ -29,6 +29,7 @@ from flexsn_codegen.recurrent import (
 from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, cluster_source
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
+from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.calls._recorded import noted, noted_check, same_in_each_call
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
@@ -291,7 +292,7 @@ def one_launch_wanted() -> bool:
 
 def parts_of_float32() -> int:
     """The number of 16-bit numbers into which products split a float32 number, from PyTorch's setting of precision."""
-    return _PARTS[torch.get_float32_matmul_precision()]
+    return _PARTS[float32_precision()]
 
 
 def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | InClusters:

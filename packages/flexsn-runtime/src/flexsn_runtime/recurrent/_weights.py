@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime.products import (
     compilations_with_spikes,
     fewest_multiplications,
@@ -52,7 +53,7 @@ def _pays(value: Tensor, multiplications: int) -> bool:
     return (
         value.dtype == torch.float32
         and value.is_cuda
-        and torch.get_float32_matmul_precision() == "highest"
+        and float32_precision() == "highest"
         and multiplications >= fewest_multiplications()
         and why_slow_product(value.device) is None
     )

@@ -1,0 +1,42 @@
+"""PyTorch's two interfaces for the precision of float32 products, as recurrent steps and exact products read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flexsn_nn import RLIF
+from flexsn_runtime import float32_precision
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """Restores the settings."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_older_interface(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    assert float32_precision() == precision
+
+
+@pytest.mark.parametrize(("own", "precision"), [("ieee", "highest"), ("tf32", "high")])
+def test_the_newer_interface(own: str, precision: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = own
+    assert float32_precision() == precision
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_recurrent_steps_run_after_the_newer_interface() -> None:
+    neuron = RLIF(6, backend="triton")
+    for own in ("tf32", "ieee", "tf32"):
+        torch.backends.cuda.matmul.fp32_precision = own
+        neuron.reset()
+        x = torch.rand(3, 2, 6, requires_grad=True)
+        assert torch.autograd.grad(neuron(x).sum(), x)[0].shape == x.shape
