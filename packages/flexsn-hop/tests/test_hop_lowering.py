@@ -255,7 +255,7 @@ def test_auto_falls_back_to_the_loop_and_kernel_does_not(
 
 
 class Refusing(Unrolled):
-    """Refuses each core, or each backward, for some part of it."""
+    """Rejects each core, or each backward, for some part of it."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)

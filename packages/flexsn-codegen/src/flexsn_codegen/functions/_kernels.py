@@ -33,7 +33,7 @@ class Kernels:
     Attributes:
         handle: text by which `kernels_of` finds this object.
         cuts: kernels that cut, for the structures and kinds of arguments in graphs.
-        captured: by a kernel's key, its captured tensors; graphs read them here at each call.
+        captured: for each kernel's key, its captured tensors; graphs read them here at each call.
         list_calls: calls over lists that graphs name.
     """
 

@@ -384,7 +384,7 @@ class _Analysis:
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
     def _check_of_rows(self, view: View, shape: tuple[int, ...]) -> None:
-        """Refuses a view of a reduction unless all columns of each row have the number of this row."""
+        """Rejects a view of a reduction unless all columns of each row have the number of this row."""
         of_each, _ = self._staged.values[view.source]
         numbers = torch.arange(math.prod(of_each))
         seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)

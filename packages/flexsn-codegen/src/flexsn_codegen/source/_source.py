@@ -198,7 +198,7 @@ def framed(
         params, sizes: as in `KernelSource`.
         cores: the functions that the kernel calls, in order.
         content: everything that distinguishes the kernel from others.
-        kernel: from the whole name to the text of the kernel's function.
+        kernel: function that maps the whole name to the text of the kernel's function.
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     full = f"{identifier(name, reserved=target.reserved)}_{digest}"

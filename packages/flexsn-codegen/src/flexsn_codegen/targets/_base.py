@@ -61,8 +61,8 @@ class OpCall:
         target: the target of the source.
         index: the number of the required result, if the op has several.
         keywords: by name, the arguments that are neither tensors nor numbers, and keyword arguments.
-        computed: by position of an operand that is a number and an argument of the kernel: returns the source text of a
-            function of this number.
+        computed: for each position of an operand that is a number and an argument of the kernel: returns the source
+            text of a function of this number.
     """
 
     op: Op
@@ -156,7 +156,7 @@ class Target(ABC):
         once: True if values that are equal in each step have to be computed before the loop over time, because a
             compiler would not move them there.
         rows: True if programs can walk rows of a step.
-        segments: True if programs can walk segments of time side by side.
+        segments: True if programs can walk segments of time in parallel.
         reduces_rows: True if it has kernels on rows and columns (`row_kernel`).
         weaves: True if it has kernels that write interleaved results (`woven_kernel`).
         keeps_rows: True if these keep values of a row from one stage to a later one.

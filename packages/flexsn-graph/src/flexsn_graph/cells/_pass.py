@@ -279,7 +279,7 @@ class Pass:
         return found
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that the result is summed over. Refuses ops that are not linear in a sum, as `_positions` does."""
+        """The axes that the result is summed over. Rejects ops that are not linear in a sum, as `_positions` does."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:

@@ -29,8 +29,8 @@ class StepGraph:
             (`location_of`). The output is a tuple of nodes.
         arguments: ports of its placeholders, used or not, in order.
         results: ports of its output's entries, in order.
-        layouts: by index of a lifted tensor, its layout, which a step's forward graph and VJPs share. A tensor that the
-            graph never reads has none.
+        layouts: for the index of each lifted tensor, its layout, which a step's forward graph and VJPs share. A tensor
+            that the graph never reads has none.
     """
 
     graph: fx.Graph

@@ -14,7 +14,7 @@ class Guard:
     """A check of all places by identity, as one generated Python function that takes some 20 ns per place.
 
     Args:
-        values: by place, the value that was read.
+        values: for each place, the value that was read.
 
     Attributes:
         watches: True if any place is checked.

@@ -96,7 +96,7 @@ class Recorder:
     """Records the places that a core reads.
 
     Attributes:
-        places: by key, the places that were read, in order.
+        places: for each key, the places that were read, in order.
         once: by name of a library value that was read and cannot be compared, where it was read.
         surroundings: objects that the core can write to.
         overwritten: names of places that the core itself sets to tensors.
@@ -385,7 +385,7 @@ class Recorder:
             )
 
     def _refuse(self, value: Any, path: str) -> None:
-        """Refuses objects whose content can change undetected."""
+        """Rejects objects whose content can change undetected."""
         cls = type(value)
         bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
         what = None

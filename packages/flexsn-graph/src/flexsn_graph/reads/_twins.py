@@ -82,7 +82,7 @@ class Twins:
         """For each place, its counterpart and the value there.
 
         Args:
-            values: by place, the value that was read.
+            values: for each place, the value that was read.
 
         Raises:
             NotTwinsError: a counterpart has another value.

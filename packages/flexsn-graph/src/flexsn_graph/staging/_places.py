@@ -20,7 +20,7 @@ class Places:
         arguments: ports of its placeholders.
         carried: role of the values that are carried from step to step.
         keys: numbers of the nodes, equal for equal values.
-        known: by key, the values that exist already.
+        known: for each key, the values that exist already.
 
     Attributes:
         ports: values that have a place in memory, by the node that is the whole value.

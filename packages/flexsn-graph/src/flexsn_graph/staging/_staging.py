@@ -255,7 +255,7 @@ class _Staging:
             )
 
     def _reduces(self, node: fx.Node) -> bool:
-        """True if a node reduces rows; refuses a reduction of a step's other dimensions."""
+        """True if a node reduces rows; rejects a reduction of a step's other dimensions."""
         if not reduces(node) or is_zero(node.all_input_nodes[0]):
             return False
         if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:

@@ -103,7 +103,8 @@ def trace_cells(
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
         gradient: True if `cells_gradient_of` made `fn`.
-        must_cut: refuses a function that cuts nothing and whose arguments broadcast: `trace_pointwise` is for these.
+        must_cut: True to reject a function that cuts nothing and whose arguments broadcast: `trace_pointwise` is for
+            these.
         reads: records the values that `fn` reads besides its arguments in this trace.
 
     Raises:

@@ -79,8 +79,8 @@ def trace_pointwise(
     """Traces `fn` for one kind of arguments.
 
     Args:
-        fn: from tensors of one shape, or without dimensions, to a tensor or a tuple of tensors, each of that shape or
-            without dimensions.
+        fn: function that maps tensors of one shape, or without dimensions, to a tensor or a tuple of tensors, each of
+            that shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
         gradient: True if `gradient_of` made `fn`.
@@ -241,7 +241,7 @@ def _trace(
 
 
 class _NoCaptures(Captures):
-    """Refuses captured tensors."""
+    """Rejects captured tensors."""
 
     def __init__(self, name: str, mode: FakeTensorMode) -> None:
         super().__init__(mode)

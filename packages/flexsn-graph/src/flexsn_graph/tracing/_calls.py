@@ -76,7 +76,7 @@ class CoreCalls(TorchFunctionMode):
     Attributes:
         variables: the variables that have a gradient, by the number of the value that they replace. A captured tensor
             with a history has a variable, too.
-        computed: by number, the lifted values with their histories.
+        computed: for each number, the lifted values with their histories.
         is_core_running: True until the core has returned. Afterwards the tracer reads the results.
     """
 

@@ -115,7 +115,7 @@ class CaptureMode(TorchDispatchMode):
         self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
-        """Refuses later writes to a tensor."""
+        """Rejects later writes to a tensor."""
         self._frozen.add(self._note(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:

@@ -31,8 +31,8 @@ class Captures:
         decided: the calls that compute the other values, by function and arguments.
         lifted: the values that the step needs, once this is known. All others serve `calls` alone.
         reads_sizes: True if the core may depend on the sizes of its arguments.
-        locations: by autograd sequence number, the user's line in the last run of the core. Errors in backward formulas
-            name it.
+        locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
+            formulas name it.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:

@@ -244,7 +244,7 @@ class _Check:
         return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
-        """The axes that the op's result is summed over. Refuses ops that are not linear in a sum."""
+        """The axes that the op's result is summed over. Rejects ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()

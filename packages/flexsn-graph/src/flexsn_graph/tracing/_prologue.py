@@ -110,7 +110,7 @@ class ComputedBefore:
         gradients: for each value, positions of the captured tensors whose gradients `backward` returns.
         first: the call that computes the first value.
         device: device of the captured tensors at the time of recording.
-        refusals: by index of a value: the error to raise if its gradient is required.
+        refusals: for the index of each value, the error to raise if its gradient is required.
     """
 
     forward: fx.GraphModule

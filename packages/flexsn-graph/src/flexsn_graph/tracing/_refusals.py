@@ -1,4 +1,4 @@
-"""Refuses ops that a scan cannot contain, with the name of the op and the user's line."""
+"""Rejects ops that a scan cannot contain, with the name of the op and the user's line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreErr
 
 
 def refuse_without_rule(node: fx.Node) -> None:
-    """Refuses an op that works element by element, but has no rule for kernels."""
+    """Rejects an op that works element by element, but has no rule for kernels."""
     if lacks_a_rule(node.target):
         raise UnsupportedCoreError(
             f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
@@ -83,7 +83,7 @@ def refuse_without_rule(node: fx.Node) -> None:
 
 
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
-    """Refuses higher-order operators such as `torch.cond`."""
+    """Rejects higher-order operators such as `torch.cond`."""
     if not isinstance(func, Op):
         raise UnsupportedCoreError(
             f"the core calls the higher-order operator {func}: it cannot be part of a step function. "
@@ -100,7 +100,7 @@ def refuse_op(
     frozen: Container[int],
     location: SourceLocation | None,
 ) -> None:
-    """Refuses an op for its kind, or because it writes to one of the storages `frozen`."""
+    """Rejects an op for its kind, or because it writes to one of the storages `frozen`."""
     name = str(op)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(
@@ -149,7 +149,7 @@ def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def refuse_complex(values: Any, name: str, location: SourceLocation | None) -> None:
-    """Refuses complex tensors among an op's arguments and results."""
+    """Rejects complex tensors among an op's arguments and results."""
     for value in pytree.tree_leaves(values):
         if isinstance(value, Tensor) and value.is_complex():
             raise complex_error(name, value.dtype, location)

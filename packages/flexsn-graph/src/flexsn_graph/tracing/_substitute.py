@@ -41,7 +41,7 @@ class Substituted(Converted):
     """Replaces some tensors among the arguments of torch functions by stand-ins.
 
     Args:
-        stand_ins: by id of a tensor, its stand-in.
+        stand_ins: for the `id` of each tensor, its stand-in.
         make: makes a stand-in for a captured tensor that has none; `None` to keep the tensor.
     """
 

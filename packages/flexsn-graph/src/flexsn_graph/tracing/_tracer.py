@@ -455,7 +455,7 @@ class Tracer:
         return sums
 
     def _check_histories(self, roots: Sequence[Tensor]) -> None:
-        """Refuses a captured tensor whose history leads to another captured tensor, if nothing can replace it.
+        """Rejects a captured tensor whose history leads to another captured tensor, if nothing can replace it.
 
         Autograd would continue through this history, and count the gradient of the other tensor twice.
         """

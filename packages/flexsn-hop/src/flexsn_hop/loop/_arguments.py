@@ -68,7 +68,7 @@ class ScanCall:
 
 
 def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
-    """Refuses numbers of inputs, states and outputs that no scan can have."""
+    """Rejects numbers of inputs, states and outputs that no scan can have."""
     for name, value in (("num_inputs", num_inputs), ("num_states", num_states), ("num_outputs", num_outputs)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ScanCountError(f"{name} is {value!r}; it must be an int")
@@ -109,7 +109,7 @@ def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]]
 
 
 def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
-    """Refuses a core that cannot be called with one value per input, state and lifted tensor."""
+    """Rejects a core that cannot be called with one value per input, state and lifted tensor."""
     if not callable(core_fn):
         raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
     accepted = positional_range(core_fn)

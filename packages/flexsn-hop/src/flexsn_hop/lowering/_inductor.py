@@ -91,7 +91,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Refuses results that differ from those that the rest of the graph was made for.
+    """Rejects results that differ from those that the rest of the graph was made for.
 
     Raises:
         LoweringError.

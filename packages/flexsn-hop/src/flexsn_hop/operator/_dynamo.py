@@ -90,7 +90,7 @@ def node_options(
     zero_states: tuple[bool, ...] = (),
     remat: int = 0,
 ) -> dict[str, Any]:
-    """The keyword arguments of the operator's node. Refuses an unavailable lowering."""
+    """The keyword arguments of the operator's node. Rejects an unavailable lowering."""
     lowering = requested_lowering(lowering)
     find_lowerings(lowering, flat_args)
     return {

@@ -14,7 +14,7 @@ __all__ = ["inspect_step"]
 
 
 def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
-    """Refuses a core that draws random numbers or writes to its arguments.
+    """Rejects a core that draws random numbers or writes to its arguments.
 
     Both would be silently wrong. The backward computes the step again, and would draw other
     numbers. An argument is a slice that only the loop has, so a write to it would be lost.

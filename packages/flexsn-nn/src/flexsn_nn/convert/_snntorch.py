@@ -132,7 +132,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all of these neurons share; refuses a neuron whose step mixes elements."""
+    """Returns the options that all of these neurons share; rejects a neuron whose step mixes elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:

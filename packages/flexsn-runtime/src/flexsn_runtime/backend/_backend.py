@@ -63,7 +63,7 @@ class Backend(ABC):
         """
 
     def segments(self) -> SegmentRule | None:
-        """The rule when kernels walk segments of time side by side; `None` for never."""
+        """The rule when kernels walk segments of time in parallel; `None` for never."""
         return None
 
     @abstractmethod

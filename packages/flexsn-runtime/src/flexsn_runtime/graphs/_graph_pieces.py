@@ -157,7 +157,7 @@ class _OnPieces:
 
     @property
     def code(self) -> Any:
-        """A value that is equal for graphs of equal operators on equal pieces."""
+        """A value that is equal for graphs with equal operators on equal pieces."""
         return self._run.code, self._arguments, self._results
 
     @property

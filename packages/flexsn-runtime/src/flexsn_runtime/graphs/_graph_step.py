@@ -34,7 +34,7 @@ class StepFunction(Protocol):
 
     @property
     def code(self) -> Any:
-        """A value that is equal for graphs of equal operators."""
+        """A value that is equal for graphs with equal operators."""
 
     @property
     def graph(self) -> fx.Graph:

@@ -122,11 +122,11 @@ class Operands:
 
     Args:
         arguments: any arguments of the layout.
-        layouts: by index of a lifted tensor, the step's layout of it; a tensor without one is not read.
+        layouts: for the index of each lifted tensor, the step's layout of it; a tensor without one is not read.
         shape: the step's shape.
         order: order in which the kernel counts the step's elements.
         counts: indices of inputs that count down. If such an input is one step expanded over time, it is read as one.
-        late: by index, delays of inputs. The inputs that hold the delays are one step, expanded over time.
+        late: for the index of each delayed input, its delays. The inputs that hold the delays are one step, expanded over time.
 
     Attributes:
         inputs, states, lifted, lifted_like: for the kernel's spec.

@@ -1,4 +1,4 @@
-"""The number of segments of time that are walked side by side, by the size of a step and the number of steps."""
+"""The number of segments of time that are walked in parallel, by the size of a step and the number of steps."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def prepare(
 
     Args:
         autocast: True if `torch.autocast`, when it is on, applies inside of the core, as in a loop.
-        instead: by id of a captured tensor, a tensor of its shape, strides and dtype that this call reads instead.
+        instead: for the `id` of each captured tensor, a tensor of its shape, strides and dtype that this call reads
+            instead.
 
     Raises:
         TypeError: an argument is not a tensor.

@@ -153,7 +153,7 @@ def repeated(
     """The results of a call.
 
     Args:
-        recordings: by state of the environment, the recording of such calls; `None` after the first call, and the
+        recordings: for each state of the environment, the recording of such calls; `None` after the first call, and the
             reason if nothing repeats it.
         now: the present state of the environment.
         once: True if the call must not be recorded.

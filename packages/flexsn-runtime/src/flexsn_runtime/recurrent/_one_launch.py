@@ -53,8 +53,8 @@ class Loops:
     """The loops of a step and its VJPs, and the kernels made of them so far.
 
     Attributes:
-        prepared: by layouts of the loaded and stored values, the prepared launch, or the reason why one launch is
-            impossible.
+        prepared: for each set of layouts of the loaded and stored values, the prepared launch, or the reason why one
+            launch is impossible.
         told: for the last ``"forward"`` and the last ``"backward"`` of more than one step, how it was launched, in
             words.
     """

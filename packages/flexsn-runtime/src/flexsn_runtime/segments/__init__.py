@@ -1,3 +1,3 @@
-"""Scans whose segments of time run side by side, in several kernels instead of one launch."""
+"""Scans whose segments of time run in parallel, in several kernels instead of one launch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The forward of an affine step in segments: maps, then the states before segments, then all segments side by side."""
+"""The forward of an affine step in segments: maps, then the states before segments, then all segments in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selects the scans that walk segments of time side by side."""
+"""Selects the scans that walk segments of time in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward of a scan in segments: guesses side by side, then repairs."""
+"""The forward of a scan in segments: guesses in parallel, then repairs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GuessedForward(InSegments[ForwardSpec]):
         super().__init__(scan)
         spec, key, name = scan.spec, (core.name,), f"{scan.step.name}_forward"
         self._dtypes = [kept_dtype(dtype) for dtype in scan.step.state_dtypes]
-        # Each kernel with True if segments run side by side in it.
+        # Each kernel with True if segments run in parallel in it.
         self._sources: list[tuple[CompiledKernel, bool]] = [
             (scan.kernel("guess", key, lambda: speculation_source(f"{name}_guess", core, spec)), True),
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),

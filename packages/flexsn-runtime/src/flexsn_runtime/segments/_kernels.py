@@ -71,7 +71,7 @@ class SegmentKernel:
     Args:
         scan: the scan, whose tensors the kernel is called with.
         sizes: additional sizes; they include ``"SEGMENTS"``.
-        beside: number of segments that run side by side.
+        beside: number of segments that run in parallel.
     """
 
     def __init__(self, kernel: CompiledKernel, scan: SerialScan[_Spec], sizes: Mapping[str, int], beside: int) -> None:

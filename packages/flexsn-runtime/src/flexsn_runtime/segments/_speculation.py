@@ -18,7 +18,7 @@ class Repairs(NamedTuple):
     """The amount of work that one call computed again.
 
     Attributes:
-        segments: number of segments that were walked side by side.
+        segments: number of segments that were walked in parallel.
         warm_up: warm-up steps before each segment.
         elements: elements times segments that were computed again.
         total: elements times segments.

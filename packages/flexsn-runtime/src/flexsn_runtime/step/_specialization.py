@@ -95,7 +95,7 @@ class CoreSpecialization:
 
     @property
     def walks_segments(self) -> bool:
-        """True if kernels can walk segments of time side by side."""
+        """True if kernels can walk segments of time in parallel."""
         return self.backend.target.segments
 
     def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
@@ -128,7 +128,7 @@ class CoreSpecialization:
         """The captured tensors as the kernels read them now; `None` if the step has to be traced again.
 
         Args:
-            instead: by id of a captured tensor, a tensor of its shape, strides and dtype that replaces it.
+            instead: for the `id` of each captured tensor, a tensor of its shape, strides and dtype that replaces it.
         """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):

@@ -1,4 +1,4 @@
-"""Scan kernels that walk segments of time side by side, for long sequences of few elements.
+"""Scan kernels that walk segments of time in parallel, for long sequences of few elements.
 
 Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangent at its end.
 `maps_source` writes these maps, `carried_source` combines them, and `gradient_source` walks all segments with the

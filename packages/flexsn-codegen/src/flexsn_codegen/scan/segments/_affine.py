@@ -55,7 +55,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
 
 def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments side by side, each from the state before it.
+    """Writes the kernel that walks all segments in parallel, each from the state before it.
 
     Args:
         name: start of the kernel's name.

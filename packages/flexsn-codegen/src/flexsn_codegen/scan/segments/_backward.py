@@ -57,7 +57,7 @@ def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: Ba
 
 
 def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel of the gradients, which walks all segments side by side.
+    """Writes the kernel of the gradients, which walks all segments in parallel.
 
     Gradients of lifted tensors are `[segments, ...]`, to be summed.
 

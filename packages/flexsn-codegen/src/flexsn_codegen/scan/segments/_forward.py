@@ -14,7 +14,7 @@ from flexsn_graph import Port, Role
 
 
 def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments side by side, each from a guess.
+    """Writes the kernel that walks all segments in parallel, each from a guess.
 
     A segment's guess is the state after a warm-up, which computes the ``"WARM"`` chunks before the segment from the
     initial state. The kernel writes the results that `spec` names, except final states, and the states at the beginning
