@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: the time to trace a step and generate its source is proportional to its size."""
+"""`benchmarks/trace_time.py`: the work from a step to its source is proportional to the step's size."""
 
 from __future__ import annotations
 

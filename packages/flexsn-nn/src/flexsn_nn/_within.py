@@ -25,8 +25,8 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     Args:
         value: floating point, any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one; the nearest below 1 is its neighbour. `finite=True` if the formulas
-            that use the result have finite derivatives close to `above`.
+            smallest normal one; the nearest below 1 is its neighbour. `finite=True` if the formulas that use the
+            result have finite derivatives close to `above`.
 
     Returns:
         A tensor of the shape and dtype of `value`.

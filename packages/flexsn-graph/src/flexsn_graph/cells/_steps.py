@@ -42,7 +42,7 @@ class Elements:
         module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, of pointwise ops and constants.
             Instead of the gradient of a lifted tensor, it returns the gradients of all its pieces.
         lifted: the pieces of each lifted tensor.
-        layouts: for the index of each piece that the step reads, the strides with which the step reads it.
+        layouts: for the index of each piece that the step reads, the layout with which the step reads it.
         refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
     """
 

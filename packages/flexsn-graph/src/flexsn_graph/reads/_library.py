@@ -30,8 +30,7 @@ def is_library(module: object) -> bool:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """True if a library contains the function's code. A library's wrapper of a
-    user's function counts as the user's."""
+    """True if a library contains the function's code. A library's wrapper of a user's function counts as the user's."""
     return is_library(function.__globals__.get("__name__"))
 
 

@@ -42,8 +42,8 @@ class ForwardScan:
 
     Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward are
     `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. Bits of outputs are in this
-    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the elements of the outputs are stored in
-    another order, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
+    order, too: uint8 `[T, bytes]`, with 8 elements per byte. If the elements of the outputs are stored in another
+    order, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
 
     Args:
         arguments: examples, whose shapes, strides, dtypes, device and alignment are the layout.

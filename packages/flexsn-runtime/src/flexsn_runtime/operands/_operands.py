@@ -126,7 +126,8 @@ class Operands:
         shape: the step's shape.
         order: order in which the kernel counts the step's elements.
         counts: indices of inputs that count down. If such an input is one step expanded over time, it is read as one.
-        late: for the index of each delayed input, its delays. The inputs that hold the delays are one step, expanded over time.
+        late: for the index of each delayed input, its delays. The inputs that hold the delays are one step,
+            expanded over time.
 
     Attributes:
         inputs, states, lifted, lifted_like: for the kernel's spec.
