@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "argument 1 of <lambda>.foreach is a list.*torch.tensor",
     ),
     "forward mode in place": (forward_in_place, "no forward-mode derivative"),
-    "overlapping in a graph": (overlapping, "memory that tensor 1 has, too.*clone"),
+    "overlapping in a graph": (overlapping, "shares memory with tensor 1.*clone"),
 }
 
 

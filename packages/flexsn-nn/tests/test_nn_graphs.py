@@ -705,9 +705,9 @@ def test_long_containers_are_compared_by_their_length() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_numbers_of_modules_that_dynamo_makes_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
+def test_numbers_of_modules_that_dynamo_makes_symbolic() -> None:
     """As it does for modules that FSDP holds: the second of two neurons has other numbers of states and outputs."""
-    monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", True)
     torch._dynamo.reset()
     for make in (LIF, ALIF, LIF):
         neuron, loop = make(), make(backend="torch")

@@ -123,7 +123,7 @@ def test_a_batch_that_would_broadcast_is_another_batch() -> None:
 def test_branches_that_init_states_does_not_know_are_refused_at_the_first_call(backend: str) -> None:
     layer = FlexSN(sums, 1, 2, 1, backend=backend)
     layer.states = [torch.zeros(B, N), torch.zeros(B, N, K)]
-    with pytest.raises(StateError, match=r"state 1 has shape \[2, 3, 4\].*init_states\(\) returns: override it"):
+    with pytest.raises(StateError, match=r"state 1 has shape \[2, 3, 4\].*override init_states\(\) to return them"):
         layer(sequence(3, (N,)))
 
 
