@@ -124,7 +124,8 @@ def test_a_copy_of_a_broadcast_value_has_memory_of_its_own() -> None:
     """Tests a view of the copy: the value's own strides allow none."""
 
     def viewed(target: Tensor, value: Tensor) -> Tensor:
-        return torch.ops.aten.copy(target, value).view(-1)
+        copied: Tensor = torch.ops.aten.copy(target, value)
+        return copied.view(-1)
 
     target, value = torch.zeros(3, 2), torch.rand(2)
     graph = make_fx(viewed, decomposition_table=LEFT)(target, value)

@@ -162,7 +162,7 @@ def test_export_for_every_length(strict: bool) -> None:
 class OverTime(torch.nn.Module):
     """A cell of PyTorch's, whose operator checks sizes in C++."""
 
-    def __init__(self, kind: type[torch.nn.RNNCellBase]) -> None:
+    def __init__(self, kind: Callable[[int, int], torch.nn.RNNCellBase]) -> None:
         super().__init__()
         self.cell = kind(3, 4).double()
 
@@ -172,7 +172,8 @@ class OverTime(torch.nn.Module):
             return state, state[0].sum(-1)
 
         zeros = x.new_zeros(x.shape[1], 4)
-        (last, *_), ys = scan(step, (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,), x)
+        begun: tuple[Tensor, ...] = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,)
+        (last, *_), ys = scan(step, begun, x)
         return last, ys
 
 

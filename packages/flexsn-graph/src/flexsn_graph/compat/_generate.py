@@ -52,7 +52,7 @@ def generate_forward_and_backward_graph(
 
     Returns:
         `forward`: `[*examples, *captured] -> [*results, *intermediates]`, with the `meta` of
-            `generate_inference_graph`;
+        `generate_inference_graph`;
         `backward`: `[*intermediates, *gradients of the differentiable results] -> [*gradients]`, one for
         each of `[*examples, *captured]`, or `None` where no gradient exists. The gradient of an argument that
         broadcasts has the shape of the results: sum it afterwards.
