@@ -216,7 +216,7 @@ class CaptureMode(TorchDispatchMode):
         if in_backward:
             return location or self.captures.locations.get(number)
         if location is not None:
-            # Of all ops with a number, the first one has a node.
+            # Several ops may have this number; only the first of them has a node.
             self.captures.locations.setdefault(number, location)
         return location
 
