@@ -77,12 +77,14 @@ class CppKernel:
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
         numbers = [f"arguments[{len(names) + i}]" for i in range(len(source.sizes) + 1)]
         call = f"{source.name}<{', '.join([str(block), *names])}>(\n        {', '.join([*tensors, *numbers])});"
-        return f"{more_headers(source.source)}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        text = f"{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+        return more_headers(text) + text
 
 
 # Headers that take long to compile, so that only sources with such calls include them.
 _MORE_HEADERS = {
     "special.h": re.compile(r"\bdev::special::"),
+    "device/tiles.h": re.compile(r"\bdev::transpose\("),
     "device/trigonometric.h": re.compile(r"\bdev::(?:sin|cos|tan)\("),
 }
 
