@@ -60,7 +60,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which the elements of an operand are adjacent, although those of its rows are far apart."""
+    """The first dimension in which an operand has its adjacent elements, if those of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue
@@ -234,9 +234,7 @@ def _gathered(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_O
     return _indented([*lines, *("    " + line for line in body), "}"], 2)
 
 
-def _in_tiles(
-    core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], dimensions: int
-) -> str:
+def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], dimensions: int) -> str:
     operands = [*inputs, *results]
     lines = []
     for o in operands:

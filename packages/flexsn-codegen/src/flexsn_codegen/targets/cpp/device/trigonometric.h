@@ -99,7 +99,7 @@ struct Eight {
     }
 };
 
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
 struct Sixteen {
     typedef float floats __attribute__((vector_size(64)));
     typedef int32_t ints __attribute__((vector_size(64)));
@@ -114,7 +114,7 @@ struct Sixteen {
         return __builtin_ia32_cmpps512_mask(x, limit + floats{}, 6, uint16_t(-1), 4) != 0;
     }
     DEV_MEMBER static floats if_odd(ints n, floats x, floats y) {
-        return __builtin_ia32_blendmps_512_mask(y, x, __builtin_ia32_ptestmd512(n, 1 - ints{}, uint16_t(-1)));
+        return __builtin_ia32_blendmps_512_mask(y, x, __builtin_ia32_cvtd2mask512(n << 31));
     }
 };
 #endif
@@ -129,21 +129,21 @@ static __attribute__((noinline)) typename V::floats exact_sines(typename V::floa
     return x;
 }
 
-// sin(x + quarters * pi / 2), reduced by three parts of pi / 2 (Cody and Waite), which have enough bits up to 2^17.
+// sin(x + quarters * pi / 2), reduced by pi / 2 in three parts (Cody and Waite). Up to 2048, products of the second part, which
+// has 13 bits, are exact.
 template <typename V, int32_t quarters>
 DEV_INLINE typename V::floats sines(typename V::floats x) {
     using floats = typename V::floats;
     using ints = typename V::ints;
-    if (__builtin_expect(V::any_above(x * x, 0x1p34f), 0)) return exact_sines<V, quarters>(x);
+    if (__builtin_expect(V::any_above(x * x, 0x1p22f), 0)) return exact_sines<V, quarters>(x);
     const floats zero = {}, shift = zero + 0x1.8p23f;
     const floats shifted = V::fused(x, zero + 0x1.45f306p-1f, shift);
     const floats n = shifted - shift;
-    // The angle is `rest - excess`, where only the sums of `excess` are rounded. By these signs sin(-0) is -0.
+    // The angle is `rest - excess`, where only `rest` and the last sum are rounded. By these signs sin(-0) is -0.
     const floats first = V::less(n, zero + 0x1.921fb4p0f, x);
-    const floats second = V::fused(n, zero + 0x1.4442d2p-24f, zero);  // no product that fast math fuses with a sum
-    const floats rest = first - second;
-    const floats low = V::fused(n, zero + -0x1.ee59dap-50f, V::fused(n, zero + 0x1.4442d2p-24f, -second));
-    const floats excess = low - ((first - rest) - second);
+    const floats rest = V::less(n, zero + 0x1.444p-24f, first);
+    const floats error = V::fused(n, zero + 0x1.444p-24f, rest - first);
+    const floats excess = V::fused(n, zero + 0x1.68c234p-39f, error);
     const floats square = rest * rest;
     floats p = V::fused(square, zero + 0x1.993ce2p-13f, zero + -0x1.110726p-7f);
     p = V::fused(p, square, zero + 0x1.555544p-3f);
@@ -153,7 +153,7 @@ DEV_INLINE typename V::floats sines(typename V::floats x) {
     q = V::fused(q, square, zero + -0.5f);
     const floats cosine = V::fused(rest, V::fused(rest, q, excess), zero + 1.0f);
     const ints turns = (ints)shifted + quarters;
-    return (floats)((ints)V::if_odd(turns, cosine, sine) ^ (turns << 30 & int32_t(0x80000000)));
+    return (floats)((ints)V::if_odd(turns, cosine, sine) ^ (turns >> 1 << 31));
 }
 
 #define DEV_VECTORS(name, quarters, symbol, V, result)                                          \
@@ -165,7 +165,7 @@ DEV_INLINE typename V::floats sines(typename V::floats x) {
         __builtin_memcpy(&x, &values, sizeof(x));                                               \
         return x;                                                                               \
     }
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
 #define DEV_SIXTEEN(name, quarters) \
     DEV_VECTORS(name##_of_16, quarters, "_ZGVeN16v_flexsn_" #name, Sixteen, Sixteen::floats)
 #else
