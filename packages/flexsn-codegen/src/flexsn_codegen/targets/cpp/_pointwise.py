@@ -191,8 +191,25 @@ def pointwise(
     full_name = f"{identifier(name, reserved=target.reserved)}_{digest}"
     head = f"// One program: {shares.name}.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full_name}("
     kernel = f"{head}\n    {signature}) {{\n{text}}}\n"
-    source = f"{target.header}\n\n{core.source}\n\n{kernel}"
+    source = f"{target.header}\n\n{_rounded_by_stores(core.source)}\n\n{kernel}"
     return KernelSource(full_name, source, tuple(o.port for o in operands), tuple(sizes), target)
+
+
+_RESULTS = re.compile(r"return dev::make_tuple\((.*)\);")
+
+
+def _rounded_by_stores(source: str) -> str:
+    """A function without the rounding of its results, since stores round them."""
+    found = _RESULTS.search(source)
+    assert found is not None
+    for name in set(found[1].split(", ")):
+        if len(re.findall(rf"\b{name}\b", _without_comments(source))) == 2:  # its definition, and the result
+            source = re.sub(rf"(const auto {name} = )dev::round_b?float16\((\w+)\);", r"\1\2;", source)
+    return source
+
+
+def _without_comments(source: str) -> str:
+    return re.sub("//.*", "", source)
 
 
 # -- loops over lanes ------------------------------------------------------------------------------------------
@@ -305,7 +322,7 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
     loop.append(f"const auto results = {core.name}({arguments});")
-    loop += [f"dev::store_rounded({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
+    loop += [f"dev::store({o.name}_at[{_lane(o)}], dev::get<{i}>(results));" for i, o in enumerate(results)]
     if _is_in_floats(core, [*inputs, *results]):
         return [*before, *_in_floats(core, inputs, results, arguments), *_rest(loop)]
     return [
