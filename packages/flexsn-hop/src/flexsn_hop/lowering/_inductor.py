@@ -26,6 +26,7 @@ from flexsn_hop.lowering._lowering import (
     reasons,
     requested_lowering,
 )
+from flexsn_hop.lowering._masks import masks_as_conditions
 from flexsn_hop.lowering._opaque import encode_program, run_scan
 from flexsn_hop.lowering._padding import without_padding
 
@@ -38,7 +39,7 @@ def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
     """Lower one call of an operator; ``name`` is the requested lowering."""
-    call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
+    call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)
     for lowering in found.lowerings:
