@@ -48,6 +48,9 @@ class Backend(ABC):
         """The reason why programs of one launch cannot wait for each other; `None` if they can."""
         return "only CUDA launches programs that wait for each other"
 
+    def begin(self, device: torch.device) -> None:  # noqa: B027
+        """Begins, in another thread, what the first compilation for a device needs besides a kernel."""
+
     # -- how it is launched ----------------------------------------------------------------------------------------
 
     @abstractmethod

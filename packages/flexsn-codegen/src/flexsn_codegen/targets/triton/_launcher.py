@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,23 @@ import torch
 from flexsn_codegen.targets._entry import Entry
 
 _HERE: AbstractContextManager[object] = nullcontext()
+_PREPARING = threading.Lock()
+
+
+def prepare_compiler() -> None:
+    """Does what the first compilation of a process does besides compiling the kernel, which takes up to two seconds.
+
+    Threads that call it at the same time wait for the first one. Without it, each of them would do all of the work.
+    """
+    with _PREPARING:
+        _prepare()
+
+
+@functools.cache
+def _prepare() -> None:
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+
+    _triton_private.prepare_compiler()
 
 
 def launcher(
