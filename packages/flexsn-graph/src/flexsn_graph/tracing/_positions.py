@@ -160,7 +160,10 @@ class _Check:
         if is_pointwise(target):
             return self._pointwise(node)
         refuse_without_rule(node)
-        raise self._refusal(node, f"{called_op(node)} does not work element by element")
+        refusal = self._refusal(node, f"{called_op(node)} does not work element by element")
+        operands = [self._values[operand] for operand in node.all_input_nodes]
+        refusal._in_any_step = any(isinstance(value, _Value) and _STEP in value.reads for value in operands)
+        raise refusal
 
     def _view(self, node: fx.Node) -> _Values:
         value = self._value(node.all_input_nodes[0])
