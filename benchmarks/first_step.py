@@ -139,8 +139,9 @@ def watch() -> Clock:
     put(cuda.CudaFunction, "__init__", clock, "load")
     put(compiler.CompiledKernel, "_init_handles", clock, "load")
     private: Any = importlib.import_module("flexsn_codegen.targets.triton._triton_private")
-    if hasattr(private, "prepare_compiler"):
-        put(private, "prepare_compiler", clock, "prepare")
+    put(private, "load_driver", clock, "prepare")
+    put(private, "read_compiler", clock, "prepare")
+    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compiled", clock, "NVRTC")
     # A kernel may reach the compiler through any of these names.
     compile_kernel = clock.timed("compile", compiler.compile)
     for name in ("triton.compiler.compiler", "triton.compiler", "triton"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -108,12 +109,11 @@ def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.
         prepare_compiler()
         return len(ended)
 
-    monkeypatch.setattr(private, "prepare_compiler", prepare)
-    _launcher._prepare.cache_clear()
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            found = [threads.submit(compile_one) for _ in range(4)]
-        assert [one.result() for one in found] == [1] * 4
-        assert len(begun) == 1
-    finally:
-        _launcher._prepare.cache_clear()
+    monkeypatch.setattr(private, "load_driver", lambda: None)
+    monkeypatch.setattr(private, "read_compiler", prepare)
+    monkeypatch.setattr(_launcher, "_load_driver", functools.cache(_launcher._load_driver.__wrapped__))
+    monkeypatch.setattr(_launcher, "_read_compiler", functools.cache(_launcher._read_compiler.__wrapped__))
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(compile_one) for _ in range(4)]
+    assert [one.result() for one in found] == [1] * 4
+    assert len(begun) == 1

@@ -14,7 +14,7 @@ from torch.library import wrap_triton
 
 from flexsn_codegen import TRITON
 from flexsn_codegen.targets.cuda import why_no_nvrtc
-from flexsn_codegen.targets.triton import prepare_compiler
+from flexsn_codegen.targets.triton import prepare_driver
 from flexsn_runtime._availability import triton_interpreted, why_no_triton
 from flexsn_runtime.backend._backend import Backend
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -72,12 +72,12 @@ class TritonBackend(Backend):
 
 @functools.cache
 def _begin() -> None:
-    threading.Thread(target=_prepare, name="flexsn-prepare").start()
+    threading.Thread(target=_load, name="flexsn-load").start()
 
 
-def _prepare() -> None:
+def _load() -> None:
     with suppress(Exception):  # the first compilation raises it
-        prepare_compiler()
+        prepare_driver()
         why_no_nvrtc()  # loads the library
 
 

@@ -86,10 +86,14 @@ def launches_on_nvidia() -> bool:
     return bool(driver.active.get_current_target().backend == "cuda")
 
 
-def prepare_compiler() -> None:
-    """The implementation of `targets.triton.prepare_compiler`."""
-    _ = needed(_DRIVER, "driver", _NO_LAUNCH).active  # compiles C code if Triton's cache is empty
-    _digest_of_triton()  # reads all of Triton, and keeps the result
+def load_driver() -> None:
+    """Loads Triton's driver, which compiles C code if Triton's cache is empty."""
+    _ = needed(_DRIVER, "driver", _NO_LAUNCH).active
+
+
+def read_compiler() -> None:
+    """Reads all of Triton, whose digest is part of the key of each kernel. Triton keeps the digest."""
+    _digest_of_triton()
 
 
 def launcher(
