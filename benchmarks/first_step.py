@@ -41,7 +41,7 @@ _BEGUN = time.perf_counter()
 import torch
 from measure import publish, synchronize, table, where
 
-LIMIT = 4.0
+LIMIT, LIMIT_OF_LIF = 4.0, 2.5
 LAYERS = (
     "LIF:8x1x100000",
     "LIF:1024x1x100000",
@@ -49,6 +49,7 @@ LAYERS = (
     "RLIF:250x256x512",
     "RLIF:250x128x1024",
     "GRU:250x128x256",
+    "GRU:250x128x512",
     "LSTM:250x128x256",
 )
 LARGEST = 2**30  # elements of a sequence
@@ -170,8 +171,8 @@ def made(name: str, hidden: int) -> Any:
     return layers[name]()
 
 
-def work(layer: str, device: torch.device) -> dict[str, Any]:
-    """Runs in a separate process: the first step of a layer, then others."""
+def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
+    """Runs in a separate process: the first step of a layer, then, if `others`, LIF with other sizes."""
     torch.zeros(1, device=device)
     clock = watch()
     name, _, shape = layer.partition(":")
@@ -199,10 +200,10 @@ def work(layer: str, device: torch.device) -> dict[str, Any]:
     rest = total - clock.seconds(*PARTS)
     timeline = [(what, begin - begun, end - begun, *others) for what, begin, end, *others in clock.intervals]
     later = []
-    if name == "LIF":
-        others = [(t, hidden) for t in (1, 7, 512) if t != steps]
-        others += [(steps, size) for size in (hidden - 16, hidden // 2 + 1, hidden // 50, 8 * hidden, 64 * hidden)]
-        later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]
+    if name == "LIF" and others:
+        shapes = [(t, hidden) for t in (1, 7, 512) if t != steps]
+        shapes += [(steps, size) for size in (hidden - 16, hidden // 2 + 1, hidden // 50, 8 * hidden, 64 * hidden)]
+        later = [(t, size, *train(t, size)) for t, size in shapes if t * size <= LARGEST]
     return {
         "import": imported,
         "parts": parts,
@@ -214,14 +215,14 @@ def work(layer: str, device: torch.device) -> dict[str, Any]:
     }
 
 
-def measure(layer: str, folder: Path, device: str, bytecode: Path | None) -> dict[str, Any]:
+def measure(layer: str, folder: Path, device: str, bytecode: Path | None, *, others: bool = False) -> dict[str, Any]:
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FLEXSN_CACHE_DIR": str(folder / "flexsn")}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(bytecode or folder / "none")
     if bytecode is None:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     run = subprocess.run(
-        [sys.executable, __file__, "--worker", "--layers", layer, "--device", device],
+        [sys.executable, __file__, "--worker", "--layers", layer, "--device", device, *["--others"] * others],
         env={**environment, **caches},
         stdout=subprocess.PIPE,
         text=True,
@@ -233,7 +234,8 @@ def measure(layer: str, folder: Path, device: str, bytecode: Path | None) -> dic
 
 def cells(layer: str, caches: str, found: dict[str, Any]) -> list[str]:
     seconds = [found["import"], *(found["parts"][part] for part in PARTS), found["rest"], found["total"]]
-    return [layer, caches, *(f"{value:.2f}" for value in seconds), f"{LIMIT:.0f}", str(found["kernels"])]
+    limit = LIMIT_OF_LIF if layer.startswith("LIF") else LIMIT
+    return [layer, caches, *(f"{value:.2f}" for value in seconds), f"{limit:g}", str(found["kernels"])]
 
 
 def lines_of(layer: str, caches: str, found: dict[str, Any]) -> Iterator[str]:
@@ -268,17 +270,18 @@ def main() -> None:
     parser.add_argument("--bytecode", type=Path, help="a folder for bytecode, which other runs can share")
     parser.add_argument("--timeline", type=Path, help="a file for the parts in the order of their time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if chosen.worker:
-        print(json.dumps(work(chosen.layers[0], device)))
+        print(json.dumps(work(chosen.layers[0], device, others=chosen.others)))
         return
     rows, later = list[list[str]](), list[list[str]]()
 
     def note(layer: str, caches: str, found: dict[str, Any]) -> None:
         rows.append(cells(layer, caches, found))
         print(*rows[-1], flush=True)
-        for t, size, seconds, kernels in found["later"] if caches == "empty" else ():
+        for t, size, seconds, kernels in found["later"]:
             later.append([layer, f"{t} x {size}", f"{seconds:.3f}", str(kernels)])
         chosen.output.write_text("\n".join(lines(device, rows, later)) + "\n")  # in case that time runs out
         if chosen.timeline is not None:
@@ -291,7 +294,8 @@ def main() -> None:
         measure(chosen.layers[0], top / "before", chosen.device, bytecode)  # compiles the bytecode
         for number, layer in enumerate(chosen.layers):
             for caches in ("empty", "full"):
-                note(layer, caches, measure(layer, top / str(number), chosen.device, bytecode))
+                others = caches == "empty"
+                note(layer, caches, measure(layer, top / str(number), chosen.device, bytecode, others=others))
         for number, layer in enumerate(chosen.no_bytecode):
             for caches in ("empty", "full"):
                 found = measure(layer, top / f"none{number}", chosen.device, None)
