@@ -1,18 +1,18 @@
-"""The first training step of a new process, split into its parts, on a GPU; then other T and other sizes.
+"""Parts of the first training step of a new process, on a GPU, followed by steps with another T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--layers LIF:8x1x100000 RLIF:250x128x1024 ...] [--timeline FILE]
 
-A layer is NAME:TxBxH. Each is measured in two processes: with empty caches on the disk, and with those that the first
-process has left. Python's bytecode is compiled before, as `pip install` does: without it, the import of torch's
-compiler takes most of a first step. `--no-bytecode` measures that, too.
+A layer is NAME:TxBxH. Two processes measure it: one with empty caches on the disk, and one with the caches that the
+first process has filled. Python's bytecode is compiled before, because `pip install` compiles it, too. Without
+bytecode, the import of torch's compiler takes most of a first step (`--no-bytecode`).
 
 `import` is the import of torch, Triton and this project, before the step. The following columns split the step, in
 seconds. Parts run at the same time, so their sum may be greater than the whole. `compiler` is the import of torch's
-compiler, which torch's first fake tensor causes, and which torch's optimizers import, too. `trace` and `vjp` make the
-graphs, `write` makes the source of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
-kernels, `load` loads them on the GPU and compiles what launches them, and `rest` is the time in which none of these
-runs. After it, LIF is called with another T and with
-other sizes of the step; the second table shows the number of kernels that each of these calls compiles.
+compiler. torch's first fake tensor triggers it, and so does torch's first optimizer. `trace` and `vjp` make the graphs,
+`write` makes the source code of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
+kernels, and `load` loads them on the GPU and compiles the code that launches them. `rest` is the time in which none of
+these runs. Afterwards, the process with empty caches calls LIF with another T and with other step sizes. The second
+table shows the number of kernels that each of these calls compiles.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Interval = tuple[str, float, float, str, str]  # part, begin, end, thread, kerne
 
 
 class Clock:
-    """Notes when functions run, each in which thread."""
+    """Records when functions run, and in which thread."""
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
@@ -110,12 +110,12 @@ class _TimedImport(importlib.abc.MetaPathFinder):
 
 
 def put(owner: Any, name: str, clock: Clock, what: str) -> None:
-    """Puts a clock around a function."""
+    """Measures a function with the clock."""
     setattr(owner, name, clock.timed(what, getattr(owner, name)))
 
 
 def watch() -> Clock:
-    """Puts a clock around the functions of each part, before other modules import them."""
+    """Measures the functions of each part with a clock. This has to happen before other modules import them."""
     clock = Clock()
     sys.meta_path.insert(0, _TimedImport(clock))
     compiler: Any = importlib.import_module("triton.compiler.compiler")
@@ -172,7 +172,7 @@ def made(name: str, hidden: int) -> Any:
 
 
 def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
-    """Runs in a separate process: the first step of a layer, then, if `others`, LIF with other sizes."""
+    """Runs in a separate process: the first step of a layer and, if `others`, LIF with other sizes."""
     torch.zeros(1, device=device)
     clock = watch()
     name, _, shape = layer.partition(":")
@@ -250,12 +250,12 @@ def lines(device: torch.device, rows: list[list[str]], later: list[list[str]]) -
     return [
         "# First training step",
         "",
-        "`python benchmarks/first_step.py`: seconds, in new processes, with the caches on the disk empty and full.",
+        "`python benchmarks/first_step.py`: seconds in new processes, with empty and with full caches on the disk.",
         where(device),
         "",
         *table(HEADER, rows),
         "",
-        "Then, in the processes with empty caches, with another T or another size of the step:",
+        "Later calls in the processes with empty caches, with another T or another size of the step:",
         "",
         *table(["after", "T x NCL", "seconds", "kernels compiled"], later),
     ]
@@ -283,7 +283,7 @@ def main() -> None:
         print(*rows[-1], flush=True)
         for t, size, seconds, kernels in found["later"]:
             later.append([layer, f"{t} x {size}", f"{seconds:.3f}", str(kernels)])
-        chosen.output.write_text("\n".join(lines(device, rows, later)) + "\n")  # in case that time runs out
+        chosen.output.write_text("\n".join(lines(device, rows, later)) + "\n")  # the run may be stopped
         if chosen.timeline is not None:
             with chosen.timeline.open("a") as file:
                 file.writelines(f"{line}\n" for line in lines_of(layer, caches, found))
