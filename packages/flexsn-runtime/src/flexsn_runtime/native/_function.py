@@ -35,6 +35,11 @@ class RepeatedFunction:
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
         self._watched: Callable[[], bool] = unwatched
 
+    @property
+    def native(self) -> Any:
+        """The compiled launcher's calls, of several layouts; `None` if none is recorded, or a hook watches launches."""
+        return None if self._watched() else self._calls
+
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """The results."""
         if self._run is not None and current.recorder is None and not self._watched():

@@ -13,6 +13,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -36,6 +37,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -639,25 +641,75 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(these));
 }
 
-// Hooks of what autograd saves. Most of it is kept as it is; for the rest, Python has something else.
+// What autograd keeps instead of a tensor: its bits.
+struct Packed {
+  py::object bits; // of Python, which reads them where `reader` does not
+  at::Tensor packed;
+  std::vector<std::int64_t> sizes, strides;
+  at::ScalarType dtype;
+  std::shared_ptr<const Calls> reader; // gives all numbers, in one dimension
+};
+
+// Hooks of what autograd saves. Most of it is kept as it is; for the rest, there is something else.
 class SavingHooks {
  public:
-  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `layers`: names of nodes whose results are
-  // kept as they are, without "Backward" and digits.
-  SavingHooks(py::object packed, py::object unpacked, std::size_t fewest, std::unordered_set<std::string> layers)
-      : packed_(std::move(packed)), unpacked_(std::move(unpacked)), fewest_(fewest), layers_(std::move(layers)) {}
+  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `views`, `layers`: names of nodes without
+  // "Backward" and digits; results of `layers`, and views of these, are kept as they are.
+  SavingHooks(
+      py::object packed,
+      py::object unpacked,
+      py::object counted,
+      std::size_t fewest,
+      std::unordered_set<std::string> views,
+      std::unordered_set<std::string> layers)
+      : packed_(std::move(packed)),
+        unpacked_(std::move(unpacked)),
+        counted_(std::move(counted)),
+        fewest_(fewest),
+        views_(std::move(views)),
+        layers_(std::move(layers)) {}
 
-  py::object pack(const py::object& given) const {
+  // Keeps `bits` instead of all tensors that have the memory of `spikes`, and no other, as long as it does not change. Does not
+  // hold the bits.
+  void note(const at::Tensor& spikes, const py::object& bits, std::shared_ptr<const Calls> reader) {
+    if (spikes.is_inference() || !is_whole(spikes))
+      return;
+    if (noted_.size() >= most_) {
+      std::erase_if(noted_, [](const auto& pair) { return pair.second.storage.expired(); });
+      most_ = std::max(most_, 2 * noted_.size());
+    }
+    const auto& storage = spikes.storage();
+    noted_.insert_or_assign(
+        storage.unsafeGetStorageImpl(),
+        Noted{storage.getWeakStorageImpl(), spikes._version(), spikes.scalar_type(),
+              py::weakref(bits), std::move(reader), false});
+  }
+
+  void clear() {
+    noted_.clear();
+  }
+
+  py::object pack(const py::object& given) {
     const auto& tensor = THPVariable_Unpack(given.ptr());
     if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
-      auto found = packed_(given);
-      if (!found.is_none())
-        return found;
+      if (auto found = noted(tensor))
+        return std::move(*found);
+      if (may_be_spikes(tensor)) {
+        auto found = packed_(given);
+        if (!found.is_none())
+          return found;
+      }
     }
     return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
   }
 
   py::object unpack(const py::object& kept) const {
+    if (py::isinstance<Packed>(kept)) {
+      const auto& packed = kept.cast<const Packed&>();
+      const auto found = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
+      if (found && found->front().numel() == c10::multiply_integers(packed.sizes))
+        return py::cast(found->front().as_strided(packed.sizes, packed.strides));
+    }
     if (!py::isinstance<Whole>(kept))
       return unpacked_(kept);
     const auto& whole = kept.cast<const Whole&>();
@@ -677,23 +729,61 @@ class SavingHooks {
   };
 
  private:
-  bool is_considered(const at::Tensor& tensor) const {
-    if (!at::isFloatingType(tensor.scalar_type()) || tensor.nbytes() < fewest_)
-      return false;
-    const auto& node = tensor.grad_fn();
-    if (node == nullptr)
-      return false;
-    auto name = node->name();
-    name.erase(name.find_last_not_of("0123456789") + 1);
-    constexpr std::string_view ending = "Backward";
-    if (name.ends_with(ending))
-      name.resize(name.size() - ending.size());
-    return !layers_.contains(name);
+  // The weak reference keeps the key from being another storage's.
+  struct Noted {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::uint32_t version;
+    at::ScalarType dtype;
+    py::weakref bits;
+    std::shared_ptr<const Calls> reader;
+    bool is_counted;
+  };
+
+  static bool is_whole(const at::Tensor& tensor) {
+    return tensor.has_storage() && !tensor.is_neg() && tensor.nbytes() == tensor.storage().nbytes() &&
+        tensor.is_non_overlapping_and_dense();
   }
 
-  py::object packed_, unpacked_;
-  std::size_t fewest_;
-  std::unordered_set<std::string> layers_;
+  bool is_considered(const at::Tensor& tensor) const {
+    return tensor.grad_fn() != nullptr && tensor.nbytes() >= fewest_ && at::isFloatingType(tensor.scalar_type());
+  }
+
+  std::optional<py::object> noted(const at::Tensor& tensor) {
+    const auto found = noted_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == noted_.end())
+      return std::nullopt;
+    auto& one = found->second;
+    if (tensor._version() != one.version || tensor.scalar_type() != one.dtype || !is_whole(tensor))
+      return std::nullopt;
+    py::object bits = one.bits();
+    if (bits.is_none())
+      return std::nullopt;
+    if (!std::exchange(one.is_counted, true))
+      counted_(tensor.nbytes(), bits, true);
+    const auto packed = bits.attr("packed").cast<at::Tensor>();
+    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), one.dtype, one.reader});
+  }
+
+  bool may_be_spikes(const at::Tensor& tensor) const {
+    for (auto node = tensor.grad_fn();; node = node->next_edge(0).function) {
+      if (node == nullptr || dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr)
+        return false;
+      auto name = node->name();
+      name.erase(name.find_last_not_of("0123456789") + 1);
+      constexpr std::string_view ending = "Backward";
+      if (name.ends_with(ending))
+        name.resize(name.size() - ending.size());
+      if (layers_.contains(name))
+        return false;
+      if (!views_.contains(name) || node->num_outputs() != 1)
+        return true;
+    }
+  }
+
+  py::object packed_, unpacked_, counted_;
+  std::size_t fewest_, most_ = 64;
+  std::unordered_set<std::string> views_, layers_;
+  std::unordered_map<c10::StorageImpl*, Noted> noted_;
 };
 
 } // namespace flexsn
@@ -737,16 +827,31 @@ PYBIND11_MODULE(flexsn_launcher, module) {
         const py::gil_scoped_release others_may_run;
         return program.run(these);
       }));
+  py::class_<Packed>(module, "Packed")
+      .def_readonly("bits", &Packed::bits)
+      .def_readonly("shape", &Packed::sizes)
+      .def_readonly("strides", &Packed::strides)
+      .def_property_readonly("dtype", [](const Packed& packed) {
+        return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(packed.dtype)));
+      });
   py::class_<SavingHooks::Whole>(module, "Whole").def_readonly("tensor", &SavingHooks::Whole::tensor);
   py::class_<SavingHooks>(module, "SavingHooks")
-      .def(py::init<py::object, py::object, std::size_t, std::unordered_set<std::string>>())
-      .def("pack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& given) {
+      .def(py::init<
+           py::object,
+           py::object,
+           py::object,
+           std::size_t,
+           std::unordered_set<std::string>,
+           std::unordered_set<std::string>>())
+      .def("note", &SavingHooks::note)
+      .def("clear", &SavingHooks::clear)
+      .def("pack", torch::wrap_pybind_function([](SavingHooks& hooks, const py::object& given) {
         return hooks.pack(given);
       }))
       .def("unpack", torch::wrap_pybind_function([](const SavingHooks& hooks, const py::object& kept) {
         return hooks.unpack(kept);
       }));
-  py::class_<Calls>(module, "Calls")
+  py::class_<Calls, std::shared_ptr<Calls>>(module, "Calls")
       .def(py::init<>())
       .def("add", &Calls::add)
       .def("run", torch::wrap_pybind_function([](const Calls& calls, const Tensors& tensors) { return calls.run(tensors); }));
