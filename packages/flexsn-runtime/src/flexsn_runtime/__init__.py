@@ -85,6 +85,8 @@ from flexsn_runtime.program._cut_step import CutSpecialization
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
 from flexsn_runtime.program._repeated import (
+    RepeatedCall,
+    find_call,
     remember,
     repeated_call,
     repeated_scan,
@@ -124,6 +126,7 @@ __all__ = [
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
+    "RepeatedCall",
     "RepeatedProducts",
     "ResidualsError",
     "ScanKernel",
@@ -154,6 +157,7 @@ __all__ = [
     "delay_between",
     "delay_by_taps",
     "fewest_multiplications",
+    "find_call",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",

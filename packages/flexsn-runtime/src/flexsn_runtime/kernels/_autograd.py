@@ -5,16 +5,19 @@ The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets._entry import unwatched
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import Trained, trained_scan
+from flexsn_runtime.native import Again
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -36,6 +39,27 @@ def run_trained(scan: Trained, tensors: Sequence[Tensor | None]) -> tuple[Tensor
         return tuple(native.run(tensors))
     results: tuple[Tensor, ...] = _Scan.apply(scan, *tensors)
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """Runs calls of a prepared scan, as `run_trained`."""
+
+    scan: Trained
+
+    def again(self, tensors: Sequence[Tensor | None]) -> Again | None:
+        """As `NativeScan.again`; `None` if the compiled launcher does not make these calls."""
+        native = self.scan.native
+        return None if native is None else native.again(tensors)
+
+    @property
+    def watched(self) -> Callable[[], bool]:
+        """Returns True if a hook watches launches that the compiled launcher would bypass."""
+        native = self.scan.native
+        return unwatched if native is None else native.watched
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        return run_trained(self.scan, tensors)
 
 
 class _Scan(SingleLevelFunction):
