@@ -422,7 +422,7 @@ class Runs(Chooses):
         results = None if found is None else found[0].run(found[1])
         if found is None or results is None or (keep and not len(inputs[0])):
             return none
-        if not keep:
+        if not keep and getattr(found[0].run, "is_native", False):
             self._note_again(program, *found, transforms, instead)
         if program.scan.bits:
             results = self._without_bits(program, results)

@@ -27,6 +27,10 @@ class RepeatedFunction:
     Args:
         function: computes with nothing but its tensors, some of which it may change. Its results are tensors.
         alike: the tensors of all calls have one layout, and a device that may have the launcher.
+
+    Attributes:
+        is_native: True if the compiled launcher makes calls.
+        watched: returns True if a hook watches launches that it would bypass.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
@@ -34,14 +38,10 @@ class RepeatedFunction:
         self._times: Counter[Hashable] = Counter()
         self._calls: Any = None  # those of several layouts
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
+        self.is_native = False
         self._module: Any = None
         self._program: Any = None  # that of the last layout
         self.watched: Callable[[], bool] = unwatched
-
-    @property
-    def is_native(self) -> bool:
-        """True if the compiled launcher makes some calls."""
-        return self._run is not None
 
     def again(self, tensors: Sequence[Any]) -> Again:
         """As `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
@@ -73,6 +73,6 @@ class RepeatedFunction:
                 if not self._alike:
                     self._calls = self._calls or module.Calls()
                     self._calls.add(tensors, program.program)
-                self._module, self._program = module, program.program
+                self.is_native, self._module, self._program = True, module, program.program
                 self._run, self.watched = (self._calls or program.program).run, program.watched
         return results

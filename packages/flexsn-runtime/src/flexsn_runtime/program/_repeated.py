@@ -100,7 +100,7 @@ class RepeatedCall:
     ) -> Again | None:
         """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
 
-        It compares everything but what the core reads, forward mode and hooks: see `is_ready`.
+        Requires `run.is_native`. The function compares everything but what the core reads, forward mode and hooks: see `is_ready`.
 
         Args:
             key: equal for equal arguments, but for the numbers in memory.
@@ -110,13 +110,10 @@ class RepeatedCall:
         run, key = self.run, (key, torch.is_inference_mode_enabled())
         if key in self._agains or transform_at_work() is not None or number_of_modes():
             return self._agains.get(key)
-        if isinstance(run, TrainedRun) and run.scan.native is not None:
-            if compute is None:
-                self._agains[key] = run.scan.native.again(tensors)
-            else:
-                self._agains[key] = run.scan.computing(compute, tensors) if isinstance(run.scan, TrainedScan) else None
-        elif isinstance(run, RepeatedFunction) and run.is_native and compute is None:
+        if isinstance(run, TrainedRun | RepeatedFunction) and compute is None:
             self._agains[key] = run.again(tensors)
+        elif isinstance(run, TrainedRun) and isinstance(run.scan, TrainedScan) and compute is not None:
+            self._agains[key] = run.scan.computing(compute, tensors)
         return self._agains.get(key)
 
     @property
