@@ -262,6 +262,8 @@ ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
     "stored": (stored, step),
     "no_grad": (without_gradients, without_gradients),
     "inference_mode": (in_inference,),
+}
+TRAINED: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
     "trained": (trained, call),
     "trained, no_grad": (trained, *(without_gradients,) * 4),
 }
@@ -272,7 +274,7 @@ def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) 
     layer = make()
     neuron = neuron_of(layer)
     neuron.step_mode = step_mode
-    for seed, act in enumerate(ROADS[road]):
+    for seed, act in enumerate((ROADS | TRAINED)[road]):
         act(layer, seed)
     neuron.states[:] = [state.detach() for state in neuron.states]
     CHANGES.get(change, CHANGES["nothing"])(layer)
@@ -330,7 +332,7 @@ KEPT = [
 @pytest.mark.parametrize("kind", NEURONS)
 @pytest.mark.parametrize("step_mode", ["m", "s"])
 @pytest.mark.parametrize("change", BOTH)
-@pytest.mark.parametrize("road", [road for road in ROADS if not road.startswith("trained")])
+@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.long(all_but=KEPT)
 def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, compiler: None) -> None:
     assert_like_the_loop(kind, "cpp", road, step_mode, change)
@@ -339,7 +341,7 @@ def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, com
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind != "RLIF"])
 @pytest.mark.parametrize("change", BOTH)
-@pytest.mark.parametrize("road", ["trained", "trained, no_grad"])
+@pytest.mark.parametrize("road", TRAINED)
 @pytest.mark.long(
     all_but=[
         *(f"trained-{change}-NormNeuron" for change in ("eval", "other parameters", "PackedSpikes", "buffers")),

@@ -220,11 +220,10 @@ class FlexSN(Runs):
         front: Producer | Delayed | None = affine
         if self._handover is not None:
             inputs, front = self._handover.take(inputs, affine)
-        if not compiling and self.__dict__["_again"] is not None and backward_pass() == -1:
-            if lengths is None and resets is None and not transforms:
-                again = self._run_again(inputs, front)
-                if again is not None:
-                    return again
+        if not compiling and self.__dict__["_again"] is not None and lengths is resets is None and not transforms:
+            again = self._run_again(inputs, front)
+            if again is not None:
+                return again
         changes = self._transforms(inputs, front, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:

@@ -17,7 +17,7 @@ from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec
 from flexsn_nn._programs import StepProgram
 from flexsn_nn._run_kernels import BETWEEN, run_kernels
-from flexsn_nn._torch_private import between_graphs
+from flexsn_nn._torch_private import backward_pass, between_graphs
 from flexsn_nn.errors import DrawError, PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
@@ -54,7 +54,7 @@ class _Repeats(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """An earlier call that the compiled launcher repeats, without transforms but a function of the first input and bits.
+    """An earlier call that the compiled launcher repeats: its transforms are a function of the first input, and bits.
 
     Attributes:
         core: core of that call.
@@ -449,24 +449,19 @@ class Runs(Chooses):
             or self._shared_transforms
             or "_exchange" in own
             or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
+            or backward_pass() != -1
             or not again.call.is_ready
         ):
             return None
         call = again.call
-        lifted: Sequence[Tensor] | None = ()
-        more: tuple[Tensor, ...] = ()
-        if front is not None:
-            parts = parts_of(front)
-            if parts is None or parts.key != again.front:
-                return None
-            lifted, more = [parts.tensors[i] for i in again.places], parts.more
-        elif again.front is not None:
+        parts = None if front is None else parts_of(front)
+        if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
             return None
-        elif call.captures:
-            lifted = call.step.captured()
-            if lifted is None:
-                return None
-        results = again.run((*inputs, *states, *call.at_zero, *lifted, *more))
+        if parts is not None:
+            lifted = (*[parts.tensors[i] for i in again.places], *parts.more)
+        else:
+            lifted = (call.step.captured() or (None,)) if call.captures else ()
+        results = again.run((*inputs, *states, *call.at_zero, *lifted))
         if results is None:
             return None
         if again.bits:
@@ -514,7 +509,10 @@ class Runs(Chooses):
         run = call.again(front, tensors, compute)
         if run is not None:
             num_states = len(own["states"])
-            own["_again"] = _Again(program.core, call, run, num_states, own["_bits"].asked > 0, front, places, any(scan.bits))
+            own["_again"] = _Again(
+                program.core, call, run, num_states, own["_bits"].asked > 0, front, places, any(scan.bits)
+            )
+
 
 def _computed(
     compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]

@@ -10,7 +10,6 @@ from torch import Tensor
 from flexsn_runtime.native._launcher import loaded_launcher
 
 
-
 def saving_hooks(
     packed: Callable[[Tensor], Any | None],
     unpacked: Callable[[Any], Tensor],
@@ -39,4 +38,6 @@ def saving_hooks(
         order of their memory.
     """
     module = loaded_launcher()
-    return None if module is None else module.SavingHooks(packed, unpacked, counted, fewest_bytes, set(views), set(layers))
+    return (
+        None if module is None else module.SavingHooks(packed, unpacked, counted, fewest_bytes, set(views), set(layers))
+    )

@@ -14,7 +14,6 @@ from flexsn_runtime.calls._recorded import Recording
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.native._program import NativeProgram, can_be_native
 
-
 Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
 """Runs a call like an earlier one; returns `None` for other tensors, and in other surroundings."""
 
@@ -22,9 +21,8 @@ Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
 def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any = None, program: Any = None) -> Again:
     """Returns a function that runs calls on tensors like these, in surroundings like the present ones.
 
-    It compares layouts and alignments of tensors, whether they require grad, grad mode, autocast, inference mode, and
-    modes, transforms and tracers at work. It does not compare numbers in memory, Python's objects, and the level of
-    forward mode.
+    It compares types, layouts and alignments of tensors, whether they require grad, grad mode, autocast, inference
+    mode, and modes, transforms and tracers at work. It does not compare numbers in memory and other objects of Python.
 
     Args:
         scan, program: the launcher's own, one of which runs the calls.
@@ -105,8 +103,9 @@ class NativeScan:
         places = None
         if saved is not None:
             places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
+        there, of_call = list(forward.given), saved is None
         self._scan = module.Scan(
-            owner, list(forward.given), program.program, first_bits, first_kept, list(fixed), places, links, saved is None
+            owner, there, program.program, first_bits, first_kept, list(fixed), places, links, of_call
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -118,9 +117,7 @@ class NativeScan:
         """Returns a function that runs calls like the present one, on tensors of this layout; see `again_of`."""
         return again_of(self._module, tensors, scan=self._scan)
 
-    def after(
-        self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]
-    ) -> Again | None:
+    def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
         """As `again`, for calls in which `forward` computes some of the tensors, with the same backwards.
 
         Args:

@@ -13,6 +13,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -707,6 +708,8 @@ class Again {
  private:
   bool is_like(const Tensors& tensors) const {
     const auto keys = c10::impl::tls_local_dispatch_key_set(); // modes, transforms, tracers, inference mode, autocast
+    if (torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr)
+      return false;
     if (at::GradMode::is_enabled() != grad_ || tensors.size() != expected_.size() || !(keys.included_ == keys_.included_) ||
         !(keys.excluded_ == keys_.excluded_) || autocast(tensors) != autocast_)
       return false;

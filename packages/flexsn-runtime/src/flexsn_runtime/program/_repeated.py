@@ -95,12 +95,10 @@ class RepeatedCall:
         found = [there[stand_in] for stand_in in instead if stand_in in there]
         return found if len(found) == len(instead) else None
 
-    def again(
-        self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None
-    ) -> Again | None:
+    def again(self, key: Hashable, tensors: Sequence[Tensor | None], compute: Compute | None = None) -> Again | None:
         """A function that runs calls like the present one without Python; `None` if the launcher does not make them.
 
-        Requires `run.is_native`. The function compares everything but what the core reads, forward mode and hooks: see `is_ready`.
+        Requires `run.is_native`. The function compares everything but what `is_ready` compares.
 
         Args:
             key: equal for equal arguments, but for the numbers in memory.
@@ -118,8 +116,8 @@ class RepeatedCall:
 
     @property
     def is_ready(self) -> bool:
-        """True if the core reads what it read, and no hook and no forward mode would miss a call without Python."""
-        return forward_level() < 0 and self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
+        """True if the core reads what it read, and no hook would miss a call without Python."""
+        return self.step.trace.reads.holds() and not self.run.watched()  # type: ignore[attr-defined]
 
     def expect(self, tensors: Sequence[Tensor]) -> None:
         """Makes later comparisons use these tensors."""
