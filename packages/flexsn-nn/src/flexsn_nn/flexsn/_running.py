@@ -457,6 +457,7 @@ class Runs(Chooses):
         parts = None if front is None else parts_of(front)
         if (front is None) is not (parts is None) or again.front != (None if parts is None else parts.key):
             return None
+        lifted: tuple[Tensor | None, ...]
         if parts is not None:
             lifted = (*[parts.tensors[i] for i in again.places], *parts.more)
         else:
