@@ -174,7 +174,7 @@ class Neuron(FlexSN):
         """
         if inputs.__class__ is not tuple:  # a torch.fx tracer that traces this neuron alone
             raise refuse_proxies(type(self).__name__)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._parameters:
             self._look_at_ranges()
         output = super().forward(*inputs, **options)
         assert isinstance(output, Tensor)
