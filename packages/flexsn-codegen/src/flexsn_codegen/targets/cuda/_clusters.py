@@ -237,7 +237,11 @@ class _ClusterWriter:
             for i, columns in enumerate(part.writes):
                 if columns is not None and columns.port == exchange.port:
                     found = True
-                    if not_zero_one(part.stage.graph, i) is not None:
+                    graph = part.stage.graph
+                    reads = zip(graph.arguments, part.reads, strict=True)
+                    # Of the step before: zeros at first, and then by this rule.
+                    own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
+                    if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
                         return False
         return found
 
