@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
-from flexsn_codegen.targets.cuda import Cluster, cluster_source
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError
+from flexsn_codegen.targets.cuda import Cluster
 from flexsn_nn import RLIF, FlexSN, Recurrent
 from flexsn_nn.neuron import ALIF
 from flexsn_runtime import RecurrentSpecialization
@@ -77,22 +77,22 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
 def test_spikes_are_sent_as_bits(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a sequence has ended, a state is what it was, which is a spike, too."""
-    loops: list[tuple[bool, bool]] = []
+    """Where a sequence has ended, a state is what it was, which is a spike, too. Lengths are loaded before the loop."""
+    loops: list[tuple[bool, bool, bool]] = []
     original = Loops.kernel
 
     def kernel(self: Loops, step: Any, over: OverTime, loop: Loop, memory: Memory, tiles: Any) -> Any:
-        cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-        source = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), Cluster(2, 1, 1)).source.source
-        loops.append((loop.exchanges[0].exact, "__ballot_sync" in source))
+        source = self.cluster_kernel(step, over, loop, memory, Cluster(2, 1, 1))[0].source.source
+        loops.append((loop.exchanges[0].exact, "__ballot_sync" in source, "- int(step)" in source))
         return original(self, step, over, loop, memory, tiles)
 
     monkeypatch.setattr(Loops, "kernel", kernel)
+    monkeypatch.setattr(_one_launch, "ClusterLaunch", lambda *a, **options: None)
     x = torch.rand(5, 3, 20)
     lengths = {"lengths": torch.tensor([5, 3, 0])} if ends else {}
     RLIF(20, tau=2.0, backend="triton")(x, **lengths)
     FlexSN(Counter(), num_inputs=1, num_states=1, num_outputs=1, backend="triton")(x)
-    assert loops == [(True, True), (False, False)]
+    assert loops == [(True, True, ends), (False, False, False)]
 
 
 class Counter(torch.nn.Module):
