@@ -24,7 +24,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
         return original(left, right, exact)
 
     monkeypatch.setattr(_staged, "summed_product", noted)
-    monkeypatch.setattr(_weights, "_pays", lambda value, multiplications: value.dtype == torch.float32)
+    monkeypatch.setattr(_weights, "_pays", lambda value, *sizes: value.dtype == torch.float32)
     return found
 
 
@@ -56,18 +56,19 @@ def test_real_numbers_are_multiplied_as_before(cell: type[Cell], exact: Exact) -
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
 def test_where_it_does_not_pay() -> None:
-    assert not _weights._pays(torch.zeros(3), 1 << 40)
+    assert not _weights._pays(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 
 
 @pytest.mark.gpu
 def test_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.zeros(3, device="cuda")
-    assert _weights._pays(value, 1 << 40)
-    assert not _weights._pays(value, 1 << 20)
-    assert not _weights._pays(value.double(), 1 << 40)
+    assert _weights._pays(value, 1 << 20, 256, 256)
+    assert not _weights._pays(value, 1 << 20, 64, 64)
+    assert not _weights._pays(value, 1 << 4, 256, 256)
+    assert not _weights._pays(value.double(), 1 << 20, 256, 256)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert not _weights._pays(value, 1 << 40)
+        assert not _weights._pays(value, 1 << 20, 256, 256)
     finally:
         torch.set_float32_matmul_precision(before)
