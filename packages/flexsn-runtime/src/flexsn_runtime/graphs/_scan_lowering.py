@@ -36,7 +36,7 @@ from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
-    """Turns compiled scans into launches of the kernels of eager mode.
+    """Lowers compiled scans to launches of the same kernels as in eager mode.
 
     Args:
         on_cpu: the language of kernels on the CPU.
@@ -54,11 +54,11 @@ class KernelLowering:
 
     @property
     def version(self) -> str:
-        """Digest of all code that writes kernels. It is part of the key of compiled code on disk."""
+        """Digest of all code that generates kernels. The digest is part of the key of compiled code on disk."""
         return _digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why no kernels exist for these arguments; `None` if they do."""
+        """The reason why no kernels exist for these arguments; `None` if kernels exist."""
         devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
@@ -66,7 +66,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """The distance of the checkpoints, from T, the size of the step and the number of its operators."""
+        """Computes the distance of the checkpoints from T, the size of the step and the number of its operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -80,7 +80,7 @@ class KernelLowering:
         """The forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
-            UnsupportedScanError: no kernel can be made for the core.
+            UnsupportedScanError: no kernel can be generated for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
         with _refusals():

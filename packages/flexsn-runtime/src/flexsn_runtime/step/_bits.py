@@ -9,10 +9,10 @@ from flexsn_runtime.errors import SpikeBitsError
 
 
 def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
-    """Raises `SpikeBitsError` unless outputs are 0 or 1 for all values.
+    """Raises `SpikeBitsError` unless all values of the outputs are 0 or 1.
 
     Args:
-        bits: for each output, True to check it; empty for none.
+        bits: for each output, True to check it. An empty sequence checks no output.
     """
     for i, wanted in enumerate(bits):
         node = not_zero_one(trace.forward, i) if wanted else None
