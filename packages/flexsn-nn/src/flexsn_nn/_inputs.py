@@ -1,4 +1,4 @@
-"""Checks of a call's tensors: types, layouts, dtypes."""
+"""Checks the types, layouts and dtypes of a call's tensors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from flexsn_nn._packed import packed_sequence
 from flexsn_nn._torch_private import MKLDNN
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
-# `None` from torch 2.15 on, where named tensors no longer exist.
+# `None` since torch 2.15, which has no named tensors.
 _has_names = getattr(Tensor, "has_names", None)
 
 
 def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None:
-    """Raises unless a core accepts `value` as a sequence or as one step.
+    """Raises an error unless a core accepts `value` as a sequence or as one step.
 
     Args:
-        name: the argument's name, for example `input 0`.
+        name: name of the argument, for example `input 0`.
         owner: class of the layer.
         has_time: True if `value` is a sequence.
 
-    Raises:
-        TypeError: `value` is not a tensor.
-        ExportError: a proxy of `torch.fx`.
-        InputLayoutError: a nested, quantised, named or MKL-DNN tensor.
-        InputShapeError: a sequence without dimensions.
+        Raises:
+            TypeError: `value` is not a tensor.
+            ExportError: `value` is a proxy of `torch.fx`.
+            InputLayoutError: `value` is a nested, quantised, named or MKL-DNN tensor.
+            InputShapeError: `value` is a sequence without dimensions.
     """
     if not isinstance(value, Tensor):
         raise _no_tensor(name, value, owner)
@@ -55,11 +55,11 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
 
 
 def check_real(name: str, value: Tensor) -> None:
-    """Raises unless a membrane can sum the values of `value`.
+    """Raises an error unless a membrane can sum the values of `value`.
 
     Raises:
-        InputLayoutError: a sparse tensor.
-        InputDtypeError: integers, booleans, complex numbers, or numbers of at most 8 bits.
+        InputLayoutError: `value` is sparse.
+        InputDtypeError: `value` has integers, booleans, complex numbers, or numbers of at most 8 bits.
     """
     if value.layout is not torch.strided:
         raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")

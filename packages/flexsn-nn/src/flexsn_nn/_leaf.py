@@ -1,4 +1,4 @@
-"""Modules that `torch.fx` treats as one node and `torch.jit` refuses."""
+"""Modules that `torch.fx` treats as one node and `torch.jit` does not support."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flexsn_nn.errors import ExportError
 class Leaf(nn.Module):
     """A layer that is one `call_module` node of a graph, like PyTorch's own layers.
 
-    Its calls depend on a state or on Python values, which a recorder of operations does not see.
+    Its calls depend on a state or on Python values, which are invisible to a recorder of operations.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Subclasses and hooks of the user run when the graph runs, not when it is recorded.
+        # This makes the user's subclasses and hooks run when the graph runs, not when it is recorded.
         self.__dict__["__module__"] = LEAF_NAMESPACE
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -29,7 +29,7 @@ class Leaf(nn.Module):
 
 
 def refuse_proxies(name: str) -> ExportError:
-    """Makes the error for a `torch.fx` recorder that calls a layer with proxies instead of tensors.
+    """Returns the error for a `torch.fx` recorder that calls a layer with proxies instead of tensors.
 
     Args:
         name: class of the layer.

@@ -58,7 +58,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Does nothing: snnTorch remembers nothing about a network."""
+    """Does nothing, because snnTorch stores no information about a network."""
 
 
 def _leaky(old: Any, backend: str) -> Replacement:
@@ -83,7 +83,7 @@ def _rleaky(old: Any, backend: str) -> Replacement:
 
 
 def _rsynaptic(old: Any, backend: str) -> Replacement:
-    # For this neuron, snnTorch 1.0 computes the immediate reset and discards it.
+    # snnTorch 1.0 computes the immediate reset of this neuron, and discards it.
     options = {**_options(old, backend), "reset_delay": True}
     made = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
     replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
@@ -94,7 +94,7 @@ def _rsynaptic(old: Any, backend: str) -> Replacement:
 
 
 def _connected(replacement: Replacement, old: Any) -> Replacement:
-    """Moves the recurrent weights of the old neuron to the new one; they stay the same objects."""
+    """Moves the recurrent weights of the old neuron to the new one. They remain the same objects."""
     new: Any = replacement.module
     theirs = old.recurrent
     if isinstance(theirs, nn.Linear):
@@ -132,7 +132,7 @@ RULES = {
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all of these neurons share; rejects a neuron whose step mixes elements."""
+    """Returns the options that all of these neurons share. Rejects a neuron whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:
@@ -149,10 +149,10 @@ def _options(old: Any, backend: str) -> dict[str, Any]:
 
 
 def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
-    """Gives the new neuron the old one's tensors, under the same names."""
+    """Passes the old neuron's tensors to the new neuron, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
-        if value is None:  # the version of snnTorch has no graded spikes
+        if value is None:  # this version of snnTorch has no graded spikes
             continue
         if not isinstance(value, nn.Parameter) and not value.is_floating_point():
             value = value.float()  # snnTorch stores threshold=1 as an integer

@@ -15,24 +15,24 @@ from flexsn_nn.fusion._report import DelayFusion
 
 
 def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
-    """Moves delays into the kernels of the neurons after them, in place: the delayed sequence is never written.
+    """Moves delays into the kernels of the neurons after them, in place, so that delayed sequences are never written.
 
-    A `layer.Delay` is fused if its output goes to one neuron and nowhere else, as found by following `forward` with
-    `torch.fx`. Outputs, states and gradients are those of the unchanged network. If the neuron's kernels are in Triton
-    and elementwise, they read each input that number of steps earlier. Otherwise, the delay runs before the neuron as
-    usual: in the loop, in C++, inside of `torch.compile`, in step mode `"s"`, when it goes on from an earlier call, and
-    when `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if called on its own.
+    A `layer.Delay` is fused if its output goes only to one neuron. To check this, `forward` is traced with `torch.fx`.
+    Outputs, states and gradients equal those of the unchanged network. If the neuron's kernels are elementwise and in
+    Triton, they read each input from the earlier step. Otherwise, the delay runs before the neuron as usual: in the
+    loop, in C++, inside of `torch.compile`, in step mode `"s"`, if it continues from an earlier call, and when
+    `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if it is called separately.
 
     Args:
-        net: network, trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper such
-            as `DistributedDataParallel`. `unfuse_norms(net)` undoes it.
+        net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
+            such as `DistributedDataParallel`. `unfuse_norms(net)` undoes the fusion.
         skip: names of delays or neurons to leave unchanged.
 
     Returns:
-        The fused pairs, and the delays that were not fused, with reasons.
+        The fused pairs, and the delays that were not fused, with the reasons.
 
     Raises:
-        UnknownNameError: `net` lacks a name in `skip`.
+        UnknownNameError: `net` has no module with a name in `skip`.
 
     Example:
         >>> from flexsn_nn import LIF

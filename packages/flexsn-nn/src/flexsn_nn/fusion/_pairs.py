@@ -20,7 +20,7 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
     """Returns the modules of a network by name, and its dataflow in training and in evaluation.
 
     Raises:
-        UnknownNameError: `net` has no module of a name in `skip`.
+        UnknownNameError: `net` has no module with a name in `skip`.
     """
     check_module("net", net)
     modules = dict(net.named_modules())
@@ -30,15 +30,15 @@ def followed(net: nn.Module, skip: Collection[str]) -> tuple[dict[str, nn.Module
 
 
 def neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow], *, whose: str) -> str:
-    """Returns the name of the neuron that alone reads a layer's output.
+    """Returns the name of the neuron that is the only reader of a layer's output.
 
     Args:
         place: name of the layer.
         flows: dataflow in training and in evaluation.
-        whose: words in front of the layer's name in messages; empty: messages are about the layer itself.
+        whose: words before the layer's name in messages; empty if messages are about the layer itself.
 
     Raises:
-        LeftError: another module or function reads the output, too, or no neuron does.
+        LeftError: another module or function also reads the output, or its reader is not a neuron.
     """
     names = {_only_use(place, modules, flow, whose) for flow in flows}
     if len(names) > 1:
