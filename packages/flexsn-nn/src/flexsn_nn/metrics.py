@@ -1,4 +1,4 @@
-"""Metrics of a network's output spikes. Sequences are `[T, B, C]`: steps, batch, classes."""
+"""Metrics for a network's output spikes. Sequences are `[T, B, C]`: steps, batch, classes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
 
 
 def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """Part of the batch for which the target's neuron has the most spikes; among equals, the first neuron counts.
+    """Fraction of the batch for which the target's neuron has the most spikes. Of equal neurons, the first one counts.
 
     Args:
-        spikes: `[T, B, C]`; membranes are allowed, too, and are summed over time.
+        spikes: `[T, B, C]`, or membranes of this shape, which are summed over time.
         targets: `[B]`, class numbers.
-        num_classes: for a population code: number of equally large, consecutive groups of the `C` neurons.
+        num_classes: for a population code, number of equally large, consecutive groups of the `C` neurons.
 
     Returns:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: shapes do not fit, or `C` is not a multiple of `num_classes`.
+        ParameterError: shapes do not match, or `C` is not a multiple of `num_classes`.
 
     Example:
         >>> spikes = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
@@ -44,7 +44,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
     """Step of each neuron's first spike, counted from 0; `T` for a neuron without spikes.
 
     Args:
-        spikes: `[T, *step]`, `T >= 1`; every nonzero value is a spike.
+        spikes: `[T, *step]`, `T >= 1`. Every nonzero value is a spike.
 
     Returns:
         `[*step]`, int64.
@@ -61,7 +61,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
 
 
 def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Part of the batch for which the target's neuron is the first to spike; among equals, the first neuron counts.
+    """Fraction of the batch for which the target's neuron spikes first. Of equal neurons, the first one counts.
 
     A sample without spikes counts as wrong.
 
@@ -73,7 +73,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
         A scalar in `[0, 1]`, on the device of `spikes`.
 
     Raises:
-        ParameterError: shapes do not fit.
+        ParameterError: shapes do not match.
 
     Example:
         >>> spikes = torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]])
@@ -87,7 +87,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """Index of the first class that is chosen, `[B, C] -> [B]`; argmax does not guarantee the first one."""
+    """Returns the index of the first chosen class, `[B, C] -> [B]`. argmax does not guarantee the first one."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 

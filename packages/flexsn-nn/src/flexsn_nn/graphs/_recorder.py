@@ -126,7 +126,7 @@ class CudaRecorder:
         return graph.replay, result
 
 
-# Number of generator states that were replaced. Older graphs draw from states that belong to no generator any more.
+# Number of generator states that were replaced. Older graphs draw from states that no longer belong to a generator.
 _REPLACED = [0]
 
 

@@ -1,4 +1,4 @@
-"""Forward of a pooling layer that runs a kernel."""
+"""Replaces the forward of a pooling layer by one that runs a kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PoolForward(ReplacedForward):
     """Forward of a pooling layer of one of the `KINDS`."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Computes the layer's output, as its own `forward` does."""
+        """Computes the layer's output, like the layer's own `forward`."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
         why: str | None = f"its input has {input.dim()} dimensions"
@@ -44,12 +44,12 @@ class PoolForward(ReplacedForward):
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
 
     def account(self) -> tuple[str, bool]:
-        """Describes the last call, and returns True if a kernel ran."""
+        """Describes the last call. Also returns True if a kernel ran."""
         return self.last
 
 
 def window_of(layer: Any) -> Window:
-    """Returns the windows of a layer; in one dimension, they have one row."""
+    """Returns the windows of a layer. Windows in one dimension have one row."""
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
@@ -62,7 +62,7 @@ def window_of(layer: Any) -> Window:
 
 
 def why_torch(layer: nn.Module) -> str | None:
-    """Returns the reason why a layer keeps torch's pooling for any input; `None` if there is none."""
+    """Returns the reason why a layer always uses torch's pooling; `None` if there is none."""
     kind: Any = type(layer)
     own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
     if own is None:
