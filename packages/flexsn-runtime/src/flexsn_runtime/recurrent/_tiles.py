@@ -22,8 +22,8 @@ _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
 # Maximum bytes of the matrices by which float32 numbers in three parts are multiplied, for neurons and for their gates.
 # Measured for a GRU of 512 neurons, whose matrices have 4.5 MiB, and for a LIF of 1024 neurons
-# (benchmarks/results/clusters_float32.md). Two populations of 512 and 128 neurons have 2.2 MiB. They take 97 ms step by
-# step, and 10 ms in one launch.
+# (benchmarks/results/clusters.md). Two populations of 512 and 128 neurons have 2.2 MiB. They take 97 ms step by step,
+# and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
 # For a float32 step that reads many values of earlier steps. For an H100, the compiler spills an operand in parts,
 # unless the operand is multiplied in pieces. If the values of earlier steps are in memory, more warps spill less.
