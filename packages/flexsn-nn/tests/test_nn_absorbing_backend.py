@@ -164,8 +164,8 @@ def in_autocast(x: Tensor, y: Tensor) -> Tensor:
 
 LEFT: dict[str, tuple[Before, str | None]] = {
     "written after": (written_after, None),
-    "operand written": (operand_written, "written to in place"),
-    "part written": (part_written, "written to in place"),
+    "operand written": (operand_written, "changed in place"),
+    "part written": (part_written, "changed in place"),
     "data written": (data_written, "after it"),
     "list written": (list_written, "after it"),
     "no_grad": (without_gradient, "after it"),

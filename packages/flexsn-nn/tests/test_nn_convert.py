@@ -45,7 +45,7 @@ def test_the_report_says_everything_once() -> None:
         {"a.gone": "no use."},
     )
     assert str(conversion).splitlines() == [
-        "1 converted, 1 left as they were",
+        "1 converted, 1 left unchanged",
         "  a: lib Old -> New",
         "    differs: it rounds.",
         "  left b: lib Other: it mixes.",

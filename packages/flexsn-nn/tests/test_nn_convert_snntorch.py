@@ -409,8 +409,8 @@ def own(**options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: snn.SLSTM(N, N), "a recurrent layer with weights inside"),
-        (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with weights inside"),
+        (lambda: snn.SLSTM(N, N), "a recurrent layer with internal weights"),
+        (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with internal weights"),
         (lambda: snn.Leaky(0.5, inhibition=True), "only one neuron of a layer fire"),
         (lambda: snn.Leaky(0.5, state_quant=lambda x: x), "a function of the whole state"),
         (lambda: snn.Leaky(0.5, spike_grad=surrogates.SSO()), "draws random numbers"),

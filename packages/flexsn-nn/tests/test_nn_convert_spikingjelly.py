@@ -466,7 +466,7 @@ def own(**options: Any) -> nn.Module:
         (lambda: neuron.IFNode(surrogate_function=surrogate.SquarewaveFourierSeries(n=1)), "no terms"),
         (lambda: neuron.OTTTLIFNode(), "no counterpart"),
         (lambda: neuron.MaskedPSN(k=2, T=4), "number of the step"),
-        (lambda: layer.SynapseFilter(), "runs as it is"),
+        (lambda: layer.SynapseFilter(), "runs unchanged"),
         (lambda: neuron.FlexSN(lambda x, v: (x + v, x + v), 1), "a step function already"),
         (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
     ],

@@ -123,7 +123,7 @@ def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
     ("batch", "said"),
     [
         ([], "no samples"),
-        ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; wanted \[T, \*step\] with T >= 1"),
+        ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; expected \[T, \*step\] with T >= 1"),
         ([(torch.tensor(1.0), 0)], r"sequence 0 .* \[\]"),
         ([(torch.ones(2, 3), 0), (torch.ones(2, 4), 0)], r"sequence 1 .* \[4\] .* sequence 0 has \[3\]"),
         ([(torch.ones(2, 3), 0), (torch.ones(2, 3).int(), 0)], "torch.int32.*torch.float32"),
@@ -137,7 +137,7 @@ def test_batches_that_are_none(batch: list[tuple[Tensor, int]], said: str) -> No
 @pytest.mark.parametrize(
     ("sequence", "lengths", "said"),
     [
-        (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; wanted from 1 to 3"),
+        (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; expected from 1 to 3"),
         (torch.ones(3, 2), torch.tensor([4, 1]), "from 1 to 4"),
         (torch.ones(3, 2), torch.tensor([3]), r"\[3, 2\] and lengths of shape \[1\]"),
         (torch.ones(3), torch.tensor([3]), r"wanted \[T, B, \*step\]"),

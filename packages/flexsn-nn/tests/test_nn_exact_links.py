@@ -258,7 +258,7 @@ def test_a_hook_that_comes_too_late_is_an_error() -> None:
         y = net[0](spikes())
         s = net[1](y)
         y.retain_grad()
-        with pytest.raises(RuntimeError, match="Register it before"):
+        with pytest.raises(RuntimeError, match="Register the hook earlier"):
             (s.sum() + besides * y.sum()).backward()
         functional.reset_net(net)
 

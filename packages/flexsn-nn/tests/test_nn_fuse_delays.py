@@ -200,9 +200,9 @@ def test_reasons() -> None:
     hooked = Net(Delay(1), LIF())
     hooked[0].register_forward_hook(lambda *_: None)
     reasons = {
-        "no neuron": Net(Delay(1), nn.Linear(3, 3)),
+        "not a neuron": Net(Delay(1), nn.Linear(3, 3)),
         "2 places": Twice(),
-        "a forward of its own": Net(Mine(1), LIF()),
+        "overrides forward": Net(Mine(1), LIF()),
         "forward hook": hooked,
         "step_mode": Net(Delay(1, step_mode="s"), LIF()),
     }
@@ -211,8 +211,8 @@ def test_reasons() -> None:
         assert not report.fused
         assert reason in str(report)
     net = Net(Delay(1), LIF())
-    assert fuse_delays(net, skip=["1"]).left == {"0": "it was to be skipped"}
-    assert str(fuse_delays(net)) == str(fuse_delays(net)) == "1 of 1 delays are made by neurons\n  0 into 1"
+    assert fuse_delays(net, skip=["1"]).left == {"0": "it is in skip"}
+    assert str(fuse_delays(net)) == str(fuse_delays(net)) == "1 of 1 delays are computed by neurons\n  0 into 1"
     unfuse_norms(net)
     x = torch.rand(4, 2)
     assert torch.equal(net[0](x)[1:], x[:-1])

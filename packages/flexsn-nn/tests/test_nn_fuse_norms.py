@@ -208,15 +208,15 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a neuron of two layers": (OfTwoLayers, "its neuron neuron is called 2 times"),
     "a second reader": (Beside, "2 places: neuron, relu()"),
     "another in training": (InTraining, "2 places"),
-    "control flow of data": (OnData, "cannot be followed"),
-    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is no neuron"),
-    "the last layer": (lambda: convolution(2, 2), "no forward that can be followed calls its layer"),
+    "control flow of data": (OnData, "cannot be traced"),
+    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is not a neuron"),
+    "the last layer": (lambda: convolution(2, 2), "no traced forward calls its layer"),
     "not the last": (lambda: OverTime(nn.BatchNorm2d(2), nn.ReLU()), "not the last layer of an OverTime"),
-    "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is no neuron"),
+    "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is not a neuron"),
     "hooks of the norm": (lambda: hooked("norm"), "it has hooks"),
     "hooks of the layer": (lambda: hooked("layer"), "its layer has a forward hook"),
     "hooks of the neuron": (lambda: hooked("neuron"), "forward pre-hook"),
-    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "init_states of its own"),
+    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "overrides init_states"),
     "step modes": (lambda: nn.Sequential(convolution(2, 2), LIF(step_mode="s")), "its layer has step_mode='m'"),
 }
 
@@ -258,7 +258,7 @@ def test_skip() -> None:
     net = network()
     report = fuse_norms(net, skip=["1", "2.first", "5.0"])
     assert [pair.norm for pair in report.fused] == ["2.second.1", "3.1.1"]
-    assert {left.reason for left in report.left} == {"it was to be skipped"}
+    assert {left.reason for left in report.left} == {"it is in skip"}
     with pytest.raises(UnknownNameError):
         fuse_norms(net, skip=["first"])
     assert not fuse_norms(nn.Sequential(NormNeuron(nn.BatchNorm2d(2), LIF()))).left
@@ -312,4 +312,4 @@ def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1
-    assert not report.left or "cannot be followed" in str(report)
+    assert not report.left or "cannot be traced" in str(report)

@@ -83,11 +83,11 @@ def test_refusals() -> None:
     for call in (lambda: functional.run(LIF(), packed), lambda: LIF()(packed)):
         with pytest.raises(InputLayoutError, match=r"is a PackedSequence.*pad_packed_sequence.*torch.jagged"):
             call()  # type: ignore[no-untyped-call]
-    with pytest.raises(InputLayoutError, match=r"functional.run\(net, x\) takes a jagged one"):
+    with pytest.raises(InputLayoutError, match=r"functional.run\(net, x\) accepts a jagged tensor"):
         LIF()(x)
     with pytest.raises(InputLayoutError, match=r"of layout torch\.strided"):
         functional.run(LIF(), torch.nested.nested_tensor(parts, layout=torch.strided))
-    with pytest.raises(ParameterError, match="has lengths of its own"):
+    with pytest.raises(ParameterError, match="has its own lengths"):
         functional.run(LIF(), x, lengths=torch.tensor([1, 1, 1]))
     holes = torch.nested.narrow(torch.ones(2, 5, 3), 1, torch.zeros(2).long(), torch.tensor([2, 3]), torch.jagged)
     with pytest.raises(InputLayoutError, match="with holes"):

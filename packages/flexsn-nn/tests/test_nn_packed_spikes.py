@@ -366,7 +366,7 @@ def test_a_step_of_ones_own() -> None:
     with pytest.raises(ParameterError, match="at least 2"):
         neuron.spike_range = (1, 1)
     packing = PackedSpikes(neuron)
-    with packing, pytest.raises(RuntimeError, match="is in use"):
+    with packing, pytest.raises(RuntimeError, match="is already active"):
         packing.__enter__()
 
 

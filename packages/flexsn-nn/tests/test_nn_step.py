@@ -94,7 +94,7 @@ def test_single_steps(make: Any) -> None:
 def test_wrong_arguments(backend: str) -> None:
     neuron, x = LIF(backend=backend), draw(4, 3, 5)
     _, states = neuron.step(x)
-    with pytest.raises(StateError, match=r"state 0 has shape \[3, 5\].*\[2, 5\].*Call reset\(\).*states that fit"):
+    with pytest.raises(StateError, match=r"state 0 has shape \[3, 5\].*\[2, 5\].*Call reset\(\).*matching states"):
         neuron.step(x[:, :2], states)
     with pytest.raises(StateError, match="there are 2 states; num_states is 1"):
         neuron.step(x, [*states, *states])

@@ -378,7 +378,7 @@ def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_bac
                 torch.testing.assert_close(a, b)
             output = scans(data(torch.float32, 3).requires_grad_(), data(torch.float32))[0]
             core.value = value + 1.0
-            with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+            with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
                 output.sum().backward()
     finally:
         release_flexsn_kernel_handle(handle)
@@ -394,11 +394,11 @@ def test_functions_without_autograd_refuse_a_change_before_the_backward() -> Non
         results[value] = flexsn_forward(forward, info, x, v)
     first, second = results.values()
     flexsn_backward(backward, info, second[0], None, *second[2:])
-    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+    with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, first[0], None, *first[2:])
     core.value += 1.0
     copies = [t.clone() for t in second[2:]]  # which do not show their step
-    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+    with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, second[0], None, *copies)
 
 

@@ -179,7 +179,7 @@ def test_a_late_hook_is_refused() -> None:
     for _ in range(2):
         linked = call(products, of, links=True)
         linked.y.retain_grad()
-        with pytest.raises(RuntimeError, match="after the neuron had read it"):
+        with pytest.raises(RuntimeError, match="after the neuron had read the output"):
             gradients(linked, of, torch.ones_like(linked.y))
 
 

@@ -69,7 +69,7 @@ def check_function(name: str, function: object, example: str = "surrogate.Sigmoi
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
         raise ParameterError(
-            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, as {example}."
+            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, such as {example}."
         )
 
 

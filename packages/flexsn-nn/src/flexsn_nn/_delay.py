@@ -243,7 +243,7 @@ class Delay(Stateful):
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
         (history,) = self.states
-        check_kept("what the delay keeps of earlier inputs", history, shape, new)
+        check_kept("the delay's record of earlier inputs", history, shape, new)
         return history
 
     def of_past(self, past: Sequence[Tensor]) -> Tensor:
@@ -367,7 +367,7 @@ class Delay(Stateful):
     def extra_repr(self) -> str:
         shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
         spread = f", interpolation={self.interpolation!r}, width={float(self.width):.4g}" if self._spreads else ""
-        fused = "" if self._handover is None else ", computed by the neuron behind"
+        fused = "" if self._handover is None else ", computed by the next neuron"
         return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}{fused}"
 
 

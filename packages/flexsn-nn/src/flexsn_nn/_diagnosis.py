@@ -28,8 +28,8 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
     for name, tensor in _tensors(inputs, module, core):
         if are_apart(tensor, device):
             raise DeviceError(
-                f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, as "
-                f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r}) do."
+                f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, with "
+                f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r})."
             ) from error
 
 

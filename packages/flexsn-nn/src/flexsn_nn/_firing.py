@@ -98,6 +98,6 @@ def _remedy(neuron: FlexSN, silent: bool) -> str:
     if getattr(inner, "decay_input", False) is True:
         return (
             "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "
-            "start them by init.fluctuation_driven_."
+            "initialize them with init.fluctuation_driven_."
         )
-    return "Make its input or its weights larger, start them by init.fluctuation_driven_, or lower its threshold."
+    return "Make its input or its weights larger, initialize them by init.fluctuation_driven_, or lower its threshold."

@@ -259,7 +259,7 @@ class FlexSN(Runs):
             changes = self._with_draws(changes, begins=not begin, keep=not exporting)
         if not compiling and is_jit_tracing():
             raise ExportError(
-                "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
+                "torch.jit.trace records the loop for one T, and the neuron's current state. Use "
                 "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
         outputs, states, state_seqs = self._run(inputs, begin, keep=self.store_state_seqs, transforms=changes)

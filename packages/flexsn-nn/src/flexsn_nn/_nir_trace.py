@@ -158,7 +158,7 @@ class _Reader:
 
     def _source(self, value: Any, node: fx.Node) -> tuple[str, ...]:
         if not isinstance(value, fx.Node) or value.name not in self._values:
-            raise _refused(node, f"takes {value!r}, which is no output of a layer")
+            raise _refused(node, f"takes {value!r}, which is not the output of a layer")
         return self._values[value.name]
 
     def _module(self, node: fx.Node) -> tuple[str, ...]:

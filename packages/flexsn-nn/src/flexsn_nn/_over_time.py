@@ -74,7 +74,7 @@ class OverTime(nn.Sequential):
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
-                f"OverTime got {found}; it takes one tensor. A layer of several inputs goes into a module of your own: "
+                f"OverTime got {found}; it takes one tensor. Put a layer with several inputs into your own module: "
                 "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) steps again."
             )
         single = self._step_mode == "s"
@@ -127,7 +127,7 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
     if not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]:
         raise InputShapeError(
             f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
-            f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first dimension."
+            f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they must keep the first dimension."
         )
     return folded.reshape(*x.shape[:2], *folded.shape[1:])
 

@@ -72,19 +72,19 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
             _check_jagged(f"input {i}", value)
             own = Packed.of(value)
             if packed is not None and not torch.equal(own.offsets, packed.offsets):
-                raise InputShapeError(f"input {i} has sequences of other lengths than those before.")
+                raise InputShapeError(f"input {i} has sequences of other lengths than the inputs before it.")
             packed = packed or own
             value = own.padded(value)
         found.append(value)
     if packed is not None and len(found) != sum(isinstance(v, Tensor) and v.is_nested for v in inputs):
-        raise InputLayoutError("some inputs are jagged and others are not: give all as one or the other.")
+        raise InputLayoutError("some inputs are jagged and others are not: make all of them jagged, or none.")
     return tuple(found), packed
 
 
 def packed_sequence(name: str) -> InputLayoutError:
     """Returns the error for a `PackedSequence`, whose number of sequences changes from step to step."""
     return InputLayoutError(
-        f"{name} is a PackedSequence, which has another number of sequences at each step. Unpack it: x, lengths = "
+        f"{name} is a PackedSequence, whose number of sequences changes from step to step. Unpack it: x, lengths = "
         "torch.nn.utils.rnn.pad_packed_sequence(x), and functional.run(net, x, lengths=lengths); or give a nested "
         "tensor with layout=torch.jagged."
     )

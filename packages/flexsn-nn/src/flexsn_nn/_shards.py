@@ -59,7 +59,7 @@ class StepShards:
         if len(tensors) != len(inputs):
             raise PlacementError(
                 "some inputs are DTensors and others plain tensors. Make all of them DTensors "
-                "(torch.distributed.tensor.distribute_tensor), or give each its local part: x.to_local()."
+                "(torch.distributed.tensor.distribute_tensor), or pass their local parts: x.to_local()."
             )
         first = tensors[0]
         if any(x.device_mesh != first.device_mesh for x in tensors):
@@ -203,7 +203,7 @@ def check_parts(
     foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
     if foreign:
         raise PlacementError(
-            f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
+            f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and is not a "
             "parameter or buffer of this module: each process would get only the gradient of its own part. Make the "
             "core an nn.Module that owns it."
         )

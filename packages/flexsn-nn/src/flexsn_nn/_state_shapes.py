@@ -46,7 +46,7 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
         plain = after_transforms(state) if isinstance(state, Tensor) else state
         if plain is None:
             raise StateError(
-                f"state {i} is that of a sample inside of torch.func.vmap, which has ended. Call reset() before the "
+                f"state {i} belongs to one sample of a torch.func.vmap that has ended. Call reset() before the "
                 "call, or return the states from the function: neuron.step(x, states)."
             )
         found.append(plain)
@@ -80,8 +80,8 @@ def check_states(
             if state.shape == torch.Size(shapes[i]) and state.device == device:
                 continue
             remedy = (
-                "Call reset() between batches, or pass states that fit. If one instance is in two places of a "
-                "network, give each place an instance of its own."
+                "Call reset() between batches, or pass matching states. If one instance is in two places of a "
+                "network, give each place its own instance."
             )
             if state.shape == torch.Size(shapes[i]):
                 remedy = "Move the neuron and its state (neuron.to(device)) or the input, or call reset()."

@@ -37,8 +37,8 @@ def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) ->
     """
     if recomputation() not in (None, reset_in):
         raise StateError(
-            f"activation checkpointing runs {what} a second time, and it would not begin at the state that the first "
-            f"run began at. Checkpoint {remedy}."
+            f"activation checkpointing runs {what} a second time, and the second run would not begin with the state "
+            f"of the first run. Checkpoint {remedy}."
         )
 
 

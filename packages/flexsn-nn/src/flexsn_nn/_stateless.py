@@ -94,9 +94,9 @@ class Stateless(nn.Module):
     def _counts_of(self, given: list[Tensor]) -> list[int]:
         counts = [count for count in self._counts if count is not None]
         if len(counts) < len(self._counts):
-            raise StateError("a layer keeps a state and is no neuron: call initial_states(inputs) first.")
+            raise StateError("a layer that is not a neuron keeps a state: call initial_states(inputs) first.")
         if len(given) != sum(counts):
-            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as initial_states makes them.")
+            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as returned by initial_states.")
         return counts
 
 

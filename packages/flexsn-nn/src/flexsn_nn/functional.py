@@ -117,7 +117,7 @@ def run(
     inputs, packed = unpack(inputs)
     if packed is not None:
         if lengths is not None or resets is not None:
-            raise ParameterError("the input is jagged, and has lengths of its own: leave out lengths and resets.")
+            raise ParameterError("the input is jagged, and has its own lengths: leave out lengths and resets.")
         lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:

@@ -155,7 +155,7 @@ def _check(sequence: Tensor, targets: Tensor) -> None:
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; "
-            "wanted [T, B, C] with T >= 1, and [B]."
+            "expected [T, B, C] with T >= 1, and [B]."
         )
     if targets.dtype is not torch.int64:
-        raise ParameterError(f"targets are {targets.dtype}; wanted class numbers: targets.long().")
+        raise ParameterError(f"targets are {targets.dtype}; expected class numbers: targets.long().")

@@ -55,7 +55,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
     """
     check_tensor("spikes", spikes)
     if spikes.dim() < 1 or len(spikes) == 0:
-        raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; wanted [T, *step] with T >= 1.")
+        raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; expected [T, *step] with T >= 1.")
     steps = torch.arange(len(spikes), device=spikes.device).view(-1, *[1] * (spikes.dim() - 1))
     return torch.where(spikes != 0, steps, len(spikes)).amin(0)
 
@@ -97,6 +97,6 @@ def _check(sequence: Tensor, targets: Tensor) -> None:
     check_tensor("targets", targets)
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or not sequence.numel():
         raise ParameterError(
-            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; wanted "
+            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; expected "
             "[T, B, C] and [B], not empty."
         )

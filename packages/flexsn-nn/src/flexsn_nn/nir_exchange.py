@@ -245,7 +245,7 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way:
         if kept is None or layer.end_dim not in (-1, len(shape) + 1):
             raise NirError(
                 f"{name} flattens dimensions {layer.start_dim} to {layer.end_dim} of [T, B, ...]: use "
-                "nn.Flatten(2), which leaves time and batch alone."
+                "nn.Flatten(2), which does not flatten time and batch."
             )
         return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
     if isinstance(layer, nn.AvgPool2d):
@@ -280,8 +280,8 @@ def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, .
         weights = nir.Linear(weight=_array(layer.recurrent.V.expand(shape).diag()))
     else:
         raise NirError(
-            f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR, or this "
-            "export, has a matrix for that, on vectors."
+            f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR and this "
+            "export support only matrices on vectors for this."
         )
     nodes = {
         "input": nir.Input({"input": list(shape)}),
@@ -483,7 +483,7 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
     if not isinstance(layer, FlexSN):
-        raise NirError(f"{name} has weights from its output to its input, and is no neuron.")
+        raise NirError(f"{name} has weights from its output to its input, but is not a neuron.")
     bias = _double(node.bias) if type(node).__name__ == "Affine" else None
     weight = _double(node.scale) if type(node).__name__ == "Scale" else _double(node.weight)
     if weight.dim() > 2 or weight.shape[0] != weight.shape[-1]:
@@ -510,7 +510,7 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         if around == {target for source, target in edges if source == name} and len(around) == 1:
             (neuron,) = around
             if type(node).__name__ not in ("Linear", "Affine", "Scale") or neuron in loops or neuron == name:
-                raise NirError(f"{name} leads back to where it comes from, {neuron!r}: only one linear node may.")
+                raise NirError(f"{name} leads back to its source, {neuron!r}: only one linear node may.")
             loops[neuron] = node
             edges = [edge for edge in edges if name not in edge]
     return [(source, target) for source, target in edges], loops

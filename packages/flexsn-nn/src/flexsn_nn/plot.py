@@ -58,7 +58,7 @@ def trace(
     given = [tensor for tensor in (v, spikes, moving) if tensor is not None]
     if v.dim() != 1 or any(tensor.shape != v.shape for tensor in given):
         shapes = [list(tensor.shape) for tensor in given]
-        raise ParameterError(f"got shapes {shapes}; wanted [T] of one neuron: v[:, 0, 3], say.")
+        raise ParameterError(f"got shapes {shapes}; expected [T] of one neuron, such as v[:, 0, 3].")
     ax = _axes(ax)
     values = v.detach().float().cpu()
     ax.plot(values.numpy(), label=label)

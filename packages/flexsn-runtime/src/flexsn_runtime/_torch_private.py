@@ -103,7 +103,7 @@ def transform_at_work() -> str | None:
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
     if tracing_state() is not None:
-        return "torch.jit.trace (torch.export records programs that it can be part of)"
+        return "torch.jit.trace (torch.export can record it)"
     if number_of_modes():
         return next((name for key, name in _MODES.items() if _mode_of(key) is not None), None)
     return None

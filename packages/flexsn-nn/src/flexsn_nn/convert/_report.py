@@ -112,7 +112,7 @@ class Conversion:
         return Loaded(dropped, tuple(result.missing_keys), tuple(result.unexpected_keys))
 
     def __str__(self) -> str:
-        lines = [f"{len(self.converted)} converted, {len(self.left)} left as they were"]
+        lines = [f"{len(self.converted)} converted, {len(self.left)} left unchanged"]
         for item in self.converted:
             lines.append(f"  {item.name}: {item.before} -> {item.after}")
             lines += [f"    differs: {difference}" for difference in item.differences]

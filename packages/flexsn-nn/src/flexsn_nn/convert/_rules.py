@@ -77,6 +77,6 @@ def of_ones_own(module: nn.Module, package: str) -> str:
     """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
-        f"a class of your own, derived from {base.__name__}: its own methods are unknown. Write its time step as a "
+        f"it is your own class, derived from {base.__name__}, with unknown methods. Write its time step as a "
         "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
     )

@@ -25,14 +25,14 @@ from flexsn_nn.neuron._connections import connection, convolution
 
 PACKAGE = "snntorch"
 RESETS = {"_base_sub": "subtract", "_base_zero": "zero", "_base_int": "none"}
-GATES = "it is a recurrent layer with weights inside, no neuron: it runs as it is."
+GATES = "it is a recurrent layer with internal weights, not a neuron: it runs unchanged."
 REASONS = {
     "SLSTM": GATES,
     "SConv2dLSTM": GATES,
-    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs as it is.",
-    "StateLeaky": "it is a convolution over time without a reset, no scan: it runs as it is.",
-    "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs as it is.",
-    "AssociativeLeaky": "it is a state-space layer without a reset: it runs as it is.",
+    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs unchanged.",
+    "StateLeaky": "it is a convolution over time without a reset, not a scan: it runs unchanged.",
+    "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs unchanged.",
+    "AssociativeLeaky": "it is a state-space layer without a reset: it runs unchanged.",
     "DeltaLeaky": "it fires when its membrane changes, which no neuron here does. Write its step: FlexSN(core, ...).",
 }
 RESET_NET = (
@@ -136,7 +136,7 @@ def _options(old: Any, backend: str) -> dict[str, Any]:
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
     if old.state_quant:
-        raise Unconvertible("state_quant is a function of the whole state. Quantize in a step function of your own.")
+        raise Unconvertible("state_quant is a function of the whole state. Quantize in your own step function.")
     return {
         "spike_grad": spike_function(old.spike_grad),
         "reset_mechanism": RESETS.get(getattr(old.state_function, "__name__", ""), old.reset_mechanism),
@@ -167,7 +167,7 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     if old.init_hidden:
         differences.append(RESET_NET)
     if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
-        differences.append("its spike function is no surrogate of snnTorch, and is traced unchanged.")
+        differences.append("its spike function is not a surrogate of snnTorch, and is traced unchanged.")
     return Replacement(new, kept, dropped, tuple(differences))
 
 

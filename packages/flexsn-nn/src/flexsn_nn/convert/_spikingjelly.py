@@ -47,7 +47,7 @@ FLEXSN = (
     "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
     "that the core captures instead of static inputs."
 )
-RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
+RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
 
 
 def rule_of(module: nn.Module) -> Rule | None:
@@ -94,7 +94,7 @@ def forget(model: nn.Module) -> None:
 
 def _run(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it has a precision of its own. Make it without one, and use precision='float32' here.")
+        raise Unconvertible("it sets its own precision. Create it without one, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -183,7 +183,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the largest number of spikes.")
+        raise Unconvertible("its gradient has another window than here: from 0 to the largest number of spikes.")
     new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 

@@ -35,12 +35,12 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
     check_tensor("lengths", lengths)
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise ParameterError(
-            f"lengths have the shape {list(lengths.shape)} and {lengths.dtype}; wanted [B], whole numbers."
+            f"lengths have the shape {list(lengths.shape)} and {lengths.dtype}; expected [B], whole numbers."
         )
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and len(lengths):
         low, high = (int(bound) for bound in torch.aminmax(lengths))
         if low < 1 or high > num_steps:
-            raise ParameterError(f"lengths are from {low} to {high}; wanted from 1 to {num_steps} (steps).")
+            raise ParameterError(f"lengths are from {low} to {high}; expected from 1 to {num_steps} (steps).")
     return torch.arange(num_steps, device=lengths.device).unsqueeze(1) < lengths
 
 
@@ -97,7 +97,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
     check_name("reduction", reduction, REDUCTIONS)
     check_tensor("sequence", sequence)
     if not sequence.is_floating_point():
-        raise ParameterError(f"the sequence is {sequence.dtype}; wanted floating-point numbers: sequence.float().")
+        raise ParameterError(f"the sequence is {sequence.dtype}; expected floating-point numbers: sequence.float().")
     mask = _mask(sequence, lengths)
     if reduction == "max":
         return sequence.masked_fill(~mask, -torch.inf).amax(0)
@@ -119,7 +119,7 @@ def _mask(sequence: Tensor, lengths: Tensor) -> Tensor:
     if sequence.dim() < 2 or lengths.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and lengths of shape {list(lengths.shape)}; "
-            "wanted [T, B, *step] with T >= 1, and [B]."
+            "expected [T, B, *step] with T >= 1, and [B]."
         )
     mask = length_mask(lengths, len(sequence)).to(sequence.device)
     return mask.view(*mask.shape, *[1] * (sequence.dim() - 2))

@@ -42,7 +42,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
     for number, sequence in enumerate(sequences):
         if sequence.dim() == 0 or len(sequence) == 0:
             raise ParameterError(
-                f"sequence {number} of the batch has the shape {list(sequence.shape)}; wanted [T, *step] with T >= 1."
+                f"sequence {number} of the batch has the shape {list(sequence.shape)}; expected [T, *step] with T >= 1."
             )
         if sequence.shape[1:] != sequences[0].shape[1:] or sequence.dtype != sequences[0].dtype:
             raise ParameterError(

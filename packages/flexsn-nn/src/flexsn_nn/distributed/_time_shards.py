@@ -112,7 +112,7 @@ class _Chain:
         if name in self._received:
             raise StateError(
                 f"the layer {name} ({type(layer).__name__}) is called twice in one call: its state would go through "
-                "the sequence twice. Give each place in the network a layer of its own."
+                "the sequence twice. Give each place in the network its own layer."
             )
         self._received[name] = []
         if self._before is None:

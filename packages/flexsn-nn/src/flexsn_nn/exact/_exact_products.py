@@ -122,7 +122,7 @@ def exact_products(
             continue
         reason = "part of a neuron's step" if module in inside else why_no_product(module)
         if name in skip:
-            reason = "it was to be skipped"
+            reason = "it is in skip"
         if reason is not None:
             left[name] = reason
             continue

@@ -159,20 +159,20 @@ class ExactForward(ReplacedForward):
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:
-            return "its input and its weight do not fit"
+            return "its input and its weight do not match"
         unavailable = why_unavailable(x.device)
         if unavailable is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
             return cpu if x.device.type == "cpu" else unavailable
         if compiling and is_exporting():
-            return "exported programs have torch's operators alone"
+            return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
                 return "its input has no batch"
             if not x.movedim(1, -1).is_contiguous():
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
-            return "its input and its weight do not fit"
+            return "its input and its weight do not match"
         if x.numel() * weight.shape[0] < _fewest():
             return "too small: launches would take longer than the product"
         return _why_slow(x.device)
@@ -250,7 +250,7 @@ def why_no_product(layer: nn.Module) -> str | None:
     kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
     own = next(one for one in kinds if isinstance(layer, one))
     if kind.forward is not own.forward or "forward" in vars(layer):
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} overrides forward"
     if own is not nn.Linear:
         ones = (layer.kernel_size, layer.stride, layer.dilation)
         if any(size != 1 for sizes in ones for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]

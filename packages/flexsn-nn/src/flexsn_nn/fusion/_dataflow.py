@@ -205,7 +205,7 @@ def _takes_it_alone(user: fx.Node, node: fx.Node) -> bool:
 
 def _described(user: fx.Node) -> str:
     if user.op == "output":
-        return "what the module returns"
+        return "the module's result"
     if user.op == "call_module":
         return f"{user.target}, among other arguments"
     target: Any = user.target

@@ -38,10 +38,10 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         >>> from flexsn_nn import LIF
         >>> net = nn.Sequential(nn.Linear(4, 3), Delay(1.5), LIF(), Delay(2))
         >>> print(fuse_delays(net))
-        1 of 2 delays are made by neurons
+        1 of 2 delays are computed by neurons
           1 into 2
-        as they were:
-          3: its output goes to what the module returns, which is no neuron
+        unchanged:
+          3: its output goes to the module's result, which is not a neuron
     """
     modules, flows = followed(net, skip)
     fused: dict[str, str] = {}
@@ -52,7 +52,7 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         try:
             behind = neuron_behind(name, modules, flows, whose="")
             if not {name, behind}.isdisjoint(skip):
-                raise LeftError("it was to be skipped")
+                raise LeftError("it is in skip")
             neuron = modules[behind]
             assert isinstance(neuron, FlexSN)
             if layer._handover is None or layer._handover is not neuron._handover:
@@ -72,9 +72,9 @@ def _why_not(layer: Delay, neuron: FlexSN) -> str | None:
     if why is not None:
         return why
     if not is_own_forward(layer):
-        return f"{type(layer).__name__} has a forward of its own"
+        return f"{type(layer).__name__} overrides forward"
     if layer._forward_hooks:
-        return "it has a forward hook, which would see what is not delayed"
+        return "it has a forward hook, which would see the undelayed sequence"
     if neuron._handover is not None or layer._handover is not None:
         return "it or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:

@@ -43,8 +43,8 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
         >>> print(fuse_norms(net))
         1 of 2 batch norms are computed by neurons
           0.1 into 1
-        as they were:
-          2.0: its output goes to what the module returns, which is no neuron
+        unchanged:
+          2.0: its output goes to the module's result, which is not a neuron
     """
     modules, flows = followed(net, skip)
     ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
@@ -60,7 +60,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
             place = ended_by[norm]
             neuron = _neuron_behind(place, modules, flows)
             if not {name, place, neuron}.isdisjoint(skip):
-                raise LeftError("it was to be skipped")
+                raise LeftError("it is in skip")
         except LeftError as reason:
             left.append(LeftNorm(name, str(reason)))
             continue
@@ -109,7 +109,7 @@ def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
     if why is not None:
         return why
     if layer._forward_hooks:
-        return "its layer has a forward hook, which would see what is not normalised"
+        return "its layer has a forward hook, which would see the sequence before the norm"
     if split_norm(layer)[1] is None:
         return "it has hooks"
     if neuron._handover is not None or layer._handover is not None:

@@ -135,7 +135,7 @@ class Producers:
             part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
         ]
         if written or is_written(node):
-            return self._leave(leaf, "it, or what it reads, is written to in place")
+            return self._leave(leaf, "it, or a tensor that it reads, is changed in place")
         if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
             return self._leave(leaf, "another node reads it, so it is written in any case")
         return found

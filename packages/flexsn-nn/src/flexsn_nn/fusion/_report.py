@@ -48,7 +48,7 @@ class Fusion:
         lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} batch norms are computed by neurons"]
         lines += [f"  {one}" for one in self.fused]
         if self.left:
-            lines += ["as they were:", *(f"  {one}" for one in self.left)]
+            lines += ["unchanged:", *(f"  {one}" for one in self.left)]
         return "\n".join(lines)
 
 
@@ -65,10 +65,10 @@ class DelayFusion:
     left: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} delays are made by neurons"]
+        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} delays are computed by neurons"]
         lines += [f"  {delay} into {neuron}" for delay, neuron in self.fused.items()]
         if self.left:
-            lines += ["as they were:", *(f"  {delay}: {reason}" for delay, reason in self.left.items())]
+            lines += ["unchanged:", *(f"  {delay}: {reason}" for delay, reason in self.left.items())]
         return "\n".join(lines)
 
 

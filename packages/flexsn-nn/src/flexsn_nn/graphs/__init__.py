@@ -90,7 +90,7 @@ def capture(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; give an optimizer of torch.optim, or None.")
     if max_norm is not None and not max_norm > 0:
-        raise ParameterError(f"max_norm is {max_norm}; wanted a number greater than 0.")
+        raise ParameterError(f"max_norm is {max_norm}; expected a number greater than 0.")
     if optimizer is None:
         given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
         for name, value in given.items():

@@ -77,7 +77,7 @@ def _of_distribution(net: nn.Module) -> Iterator[str]:
 
 def _of_mode() -> Iterator[str]:
     if torch.is_anomaly_enabled():
-        yield "autograd looks for anomalies, which waits for the device"
+        yield "autograd's anomaly detection is on, which waits for the device"
     if not torch.is_grad_enabled():
         yield "gradients are disabled"
 

@@ -113,8 +113,8 @@ def _loss_of(found: Any) -> Tensor:
         value = found["loss"]
     if not isinstance(value, Tensor):
         raise ParameterError(
-            f"the loss function returned a {type(value).__name__}; wanted a tensor, a tuple that begins with the loss, "
-            "or a dict with the key 'loss'."
+            f"the loss function returned a {type(value).__name__}; expected a tensor, a tuple that begins with the "
+            "loss, or a dict with the key 'loss'."
         )
     return value
 

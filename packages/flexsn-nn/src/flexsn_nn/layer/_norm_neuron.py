@@ -53,7 +53,7 @@ class NormNeuron(Leaf):
                 "OverTime of one. Other norms stay in front of the neuron."
             )
         if not isinstance(neuron, FlexSN):
-            raise ParameterError(f"neuron is {type(neuron).__name__}, which has no step that could take the norm in.")
+            raise ParameterError(f"neuron is {type(neuron).__name__}, which has no step that can compute the norm.")
         self.norm = norm
         self.neuron = neuron
 
@@ -89,7 +89,7 @@ class NormNeuron(Leaf):
     def _normalisation(self) -> Normalisation:
         norm = norm_of(self.norm)
         if norm is None:
-            raise ParameterError(f"norm was replaced by a {type(self.norm).__name__}, which the neuron cannot take in.")
+            raise ParameterError(f"norm was replaced by a {type(self.norm).__name__}, which the neuron cannot compute.")
         return Normalisation(norm, 2 if self.neuron.step_mode == "m" else 1)
 
 

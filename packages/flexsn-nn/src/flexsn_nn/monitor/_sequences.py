@@ -31,7 +31,7 @@ class _SequenceMonitor(Monitor):
         """
         check_name("layer", name, self._kept)
         if not self._kept[name]:
-            raise ParameterError(f"nothing was recorded of {name!r} yet: run the network first.")
+            raise ParameterError(f"no call of {name!r} was recorded yet: run the network first.")
         return torch.cat(self._kept[name])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:

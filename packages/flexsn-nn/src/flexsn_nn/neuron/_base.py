@@ -241,7 +241,7 @@ class Neuron(FlexSN):
             if state.dtype != self._state_dtype([x]):
                 raise StateError(
                     f"the state {name} is {state.dtype} and the input {x.dtype}. Call reset() between batches of "
-                    "different dtypes, or pass states that fit."
+                    "different dtypes, or pass matching states."
                 ) from error
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

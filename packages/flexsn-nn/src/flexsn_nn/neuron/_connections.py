@@ -120,19 +120,19 @@ def connection(
     if all_to_all:
         if features is None:
             raise ParameterError(
-                "features is missing: how many neurons the layer has, the last dimension of its input. For neurons "
-                "that reach themselves alone, all_to_all=False."
+                "features is missing: the number of neurons, which is the last dimension of the input. To connect each "
+                "neuron only to itself, set all_to_all=False."
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(
-                "V is the weight of each neuron to itself, with all_to_all=False. init sets a matrix at first: "
+                "V is the weight from each neuron to itself, for all_to_all=False. To set the initial matrix, use "
                 "init=lambda weight: weight.copy_(V)."
             )
         made = AllToAll(features, features, bias)
         weight: Tensor = made.weight
     else:
         if bias:
-            raise ParameterError("bias=True needs all_to_all=True; a neuron alone has its threshold.")
+            raise ParameterError("bias=True needs all_to_all=True; a single neuron has its threshold instead.")
         if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
             V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
         made = OneToOne(V)

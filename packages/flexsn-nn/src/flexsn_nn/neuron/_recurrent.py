@@ -160,7 +160,7 @@ class Recurrent(Feedback):
         else:
             check_function("recurrent", recurrent)
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
-                raise ParameterError("recurrent is a module of your own: leave out the arguments of the matrix.")
+                raise ParameterError("recurrent is your own module: leave out the arguments of the matrix.")
             self.recurrent = recurrent
         self._draws = draws(self.core)  # depends on the neuron, which is now set
         self._tell_step_mode()

@@ -76,7 +76,7 @@ class ImmediateReset(Neuron):
         if isinstance(v_reset, Tensor):
             raise ParameterError(
                 "v_reset is a tensor; it is one number for all neurons, or None for the soft reset: give "
-                "float(v_reset), or write the reset in a step function of your own, where a tensor may be anything."
+                "float(v_reset), or write the reset in your own step function, where it may be a tensor."
             )
         if v_reset is not None:
             check_number("v_reset", v_reset)

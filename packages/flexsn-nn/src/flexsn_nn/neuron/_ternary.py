@@ -11,7 +11,7 @@ from flexsn_nn.neuron._if import IF
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
-HINT = "A spike of either sign needs a threshold of its own on each side of 0."
+HINT = "Spikes of both signs need a threshold on each side of 0."
 
 
 class TernaryIF(IF):

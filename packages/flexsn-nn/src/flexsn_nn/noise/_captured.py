@@ -25,7 +25,7 @@ _library.define("below(Tensor number, Tensor p) -> Tensor")
 def _draw_nothing(*arguments: Any) -> Tensor:
     raise DrawError(
         "the core draws random numbers, which this form of a scan in torch.compile does not support: use backend="
-        "'auto', without a lowering of your own and outside of torch.func's transforms."
+        "'auto', without your own lowering, and outside of torch.func's transforms."
     )
 
 

@@ -30,7 +30,8 @@ class PoolForward(ReplacedForward):
         images, window = _images(layer, input), window_of(layer)
         why: str | None = f"its input has {input.dim()} dimensions"
         if images is not None:
-            why = "exported programs have torch's operators alone" if is_exporting() else why_no_kernel(images, window)
+            only = "exported programs contain only torch's operators"
+            why = only if is_exporting() else why_no_kernel(images, window)
         if not torch.compiler.is_compiling():
             self.last = (_BY_KERNEL, True) if why is None else (why, False)
         if images is None or why is not None:
@@ -68,7 +69,7 @@ def why_torch(layer: nn.Module) -> str | None:
     if own is None:
         return f"there is no kernel for {kind.__name__}"
     if kind.forward is not own.forward or "forward" in vars(layer):
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} overrides forward"
     if getattr(layer, "return_indices", False):
         return "it returns indices"
     return None

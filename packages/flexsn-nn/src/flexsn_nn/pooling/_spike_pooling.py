@@ -93,7 +93,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
     for name, module in modules.items():
         if not is_pooling(module):
             continue
-        reason = "it was to be skipped" if name in skip else why_torch(module)
+        reason = "it is in skip" if name in skip else why_torch(module)
         if reason is None:
             module.forward = PoolForward(module)
         else:

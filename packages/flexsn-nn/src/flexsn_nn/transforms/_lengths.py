@@ -42,7 +42,7 @@ class Lengths(Transform):
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
-                "lengths are those of sequences, and this neuron runs single steps (step_mode='s'): leave out the "
+                "lengths belong to sequences, but this neuron runs single steps (step_mode='s'): leave out the "
                 "sequences that have ended, or set step_mode='m'."
             )
         if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:

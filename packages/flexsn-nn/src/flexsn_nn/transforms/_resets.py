@@ -50,7 +50,7 @@ class Resets(Transform):
         resets, shape = self.resets, call.step_shape
         lead = [call.num_steps] if call.step_mode == "m" else []
         if resets.dtype is not torch.bool:
-            raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins anew.")
+            raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins again.")
         if not shape or list(resets.shape) != [*lead, shape[0]]:
             raise ParameterError(
                 f"resets have the shape {list(resets.shape)}; for this input they have {[*lead, *shape[:1]]}: one for "

@@ -103,8 +103,8 @@ def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None)
         if example_inputs is not None:
             raise
         raise StateMismatchError(
-            f"{error} The step was traced for float32 tensors of one element: if the core needs others (it "
-            "captures a tensor with a shape), give example_inputs."
+            f"{error} The step was traced for float32 tensors of one element: if the core needs other "
+            "tensors, for example because it captures a tensor with a shape, give example_inputs."
         ) from None
     step.core()
     return extract_info(step.trace.forward.graph, program.num_inputs, program.num_states, program.num_outputs)

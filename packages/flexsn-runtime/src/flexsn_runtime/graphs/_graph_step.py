@@ -195,8 +195,8 @@ class GraphSpecialization(Specialization):
         shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
         if self._assignments[0].shape(shape) != self.trace.step_shape:
             raise SymbolicSizeError(
-                f"the outputs have the shape {list(self.trace.step_shape)} by a captured tensor alone. Expand an "
-                "input to it."
+                f"the shape {list(self.trace.step_shape)} of the outputs depends only on a captured tensor. Expand an "
+                "input to this shape."
             )
         return shape
 
@@ -241,6 +241,6 @@ def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_G
     sources = [emit(graph) for graph in graphs]
     if len({source and source.name for source in sources}) > 1:
         raise SymbolicSizeError(
-            "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
+            "the core computes with a symbolic size, which would be a constant in a kernel. Convert the size to a "
             "tensor outside of the core, or compile with dynamic=False."
         )

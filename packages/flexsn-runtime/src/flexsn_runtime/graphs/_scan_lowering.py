@@ -109,8 +109,8 @@ class KernelLowering:
         graph.check(args)
         if _is_ahead_of_time():
             warn(
-                "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
-                "processes that have imported flexsn_runtime, and nowhere else. With FLEXSN_HOP_LOWERING=scan in the "
+                "a program that is compiled ahead of time calls a step with matrix products through Python, so it runs "
+                "only in processes that have imported flexsn_runtime. With FLEXSN_HOP_LOWERING=scan in the "
                 "environment and torch 2.15, torch.export.export records torch's own scan instead, and the program "
                 "needs no Python",
             )

@@ -58,8 +58,8 @@ def symbolic_layout(
             if [assigned(size) for assigned in assignments] == list(numbers):
                 return size
         raise SymbolicSizeError(
-            "the core reads a captured tensor at a distance that depends on symbolic sizes in no simple way. Make "
-            "that view of the tensor outside of the core, or compile with dynamic=False."
+            "the core reads a captured tensor with a stride or offset that is not a simple function of symbolic "
+            "sizes. Create this view of the tensor outside of the core, or compile with dynamic=False."
         )
 
     strides = tuple(symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))

@@ -45,8 +45,8 @@ def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
 def several_at_once() -> TransformError:
     """The error of a backward that receives batched gradients."""
     return TransformError(
-        "the backward of a compiled scan takes one gradient at a time, and several came at once "
-        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
+        "the backward of a compiled scan takes one gradient at a time, but received a batch of gradients "
+        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Compute them one by one, with "
         "vectorize=False, or use backend='torch'."
     )
 

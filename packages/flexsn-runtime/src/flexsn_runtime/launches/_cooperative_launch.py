@@ -146,9 +146,9 @@ class Marks:
         if mark.item():
             mark.zero_()
             raise GaveUpError(
-                "programs of an earlier recurrent kernel on this GPU waited for each other in vain and gave up; its "
-                "results, and what was computed of them, are not a number. Its programs did not all run at the same "
-                "time: is the GPU shared with others, or is the process in a debugger? Run again, or set "
+                "programs of an earlier recurrent kernel on this GPU gave up waiting for each other. The kernel's "
+                "results, and everything computed from them, are NaN. Its programs did not all run at the same "
+                "time, for example because other processes use the GPU, or because of a debugger. Run again, or set "
                 "FLEXSN_ONE_LAUNCH=0, which launches kernels step by step."
             )
 

@@ -171,18 +171,18 @@ def launcher_in_words(device: torch.device) -> str:
     """Names the launcher of training steps on a device after a few calls, and gives the reason."""
     choice = launcher_choice()
     if choice == "python":
-        return f"Python, as {_VARIABLE} says"
+        return f"Python, as {_VARIABLE} requests"
     never = _why_never(device)
     if never is not None:
         return f"Python; the compiled launcher is {never}"
     if choice == "auto" and device.type != "cuda":
-        return f"Python; {_VARIABLE}=compiled has the compiled launcher on the CPU, too"
+        return f"Python; {_VARIABLE}=compiled enables the compiled launcher on the CPU, too"
     if _launcher.module is not None:
         return "the compiled launcher"
     if _launcher.error is not None:
-        return f"Python; the compiled launcher cannot be had: {_launcher.error}"
+        return f"Python; the compiled launcher is unavailable: {_launcher.error}"
     if _launcher.building is not None:
         return "Python, while the compiled launcher is compiled"
     if choice == "compiled":
         return "Python; the compiled launcher is compiled at the first backward"
-    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once on a machine"
+    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once per machine"

@@ -158,8 +158,8 @@ def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) ->
     found = owner()
     if found is None and (needed or core() is not None):
         raise StepGoneError(
-            "the step that computed this was dropped before its backward: its neuron is gone, or has run with many "
-            "other settings or shapes since. Keep the neuron, and call backward() before that."
+            "the step of this backward no longer exists: its neuron was deleted, or has run with many "
+            "other settings or shapes since. Keep the neuron, and call backward() earlier."
         )
     return found
 

@@ -128,16 +128,16 @@ def _are_plain(*tensors: Tensor | None) -> bool:
 def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int) -> None:
     for name, tensor in (("s", s), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != torch.float32:
-            raise DtypeError(f"{name} is {tensor.dtype}; products with spikes are of float32 tensors.")
+            raise DtypeError(f"{name} is {tensor.dtype}; products with spikes take float32 tensors.")
     if s.dim() < 1 or weight.dim() != 2 or s.shape[-1] != weight.shape[1]:
-        raise ShapeError(f"s is {list(s.shape)} and weight {list(weight.shape)}; they are [..., K] and [N, K].")
+        raise ShapeError(f"s is {list(s.shape)} and weight {list(weight.shape)}; expected [..., K] and [N, K].")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"bias is {list(bias.shape)}; weight {list(weight.shape)} needs [{weight.shape[0]}].")
     if weight.device != s.device or (bias is not None and bias.device != s.device):
-        raise DeviceError(f"s is on {s.device}, weight on {weight.device}: all tensors belong on one device.")
+        raise DeviceError(f"s is on {s.device}, weight on {weight.device}: all tensors must be on one device.")
     for parts in (weight_parts, grad_parts):
         if not 1 <= parts <= MOST_PARTS:
-            raise ValueError(f"{parts} parts; a float32 has 1 to {MOST_PARTS}.")
+            raise ValueError(f"{parts} parts; a float32 can be split into 1 to {MOST_PARTS}.")
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
@@ -380,8 +380,8 @@ def flowing(
 
 
 LATE = (
-    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
-    "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
+    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read the "
+    "output, so its gradient goes to the layer in parts. Register the hook earlier, or leave the layer out: "
     "exact_products(net, skip=[name])."
 )
 

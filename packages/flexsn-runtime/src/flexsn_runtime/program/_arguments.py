@@ -184,7 +184,7 @@ def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
             continue
         kind = DtypeError if given.shape == value.shape else ShapeError
         raise kind(
-            f"captured tensor {i} is given as {given}; the core captures {value} in its place. Give them in the "
+            f"captured tensor {i} was passed as {given}; the core captures {value}. Pass the captured tensors in the "
             "order of `ScanProgram.lifted()`, or leave all of them out."
         )
 

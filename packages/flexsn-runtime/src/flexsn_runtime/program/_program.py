@@ -117,7 +117,7 @@ class ScanProgram:
             raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
         for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise TensorCountError(f"{what} is {count!r}; it must be a whole number, and not below 0.")
+                raise TensorCountError(f"{what} is {count!r}; it must be a whole number of at least 0.")
         if num_inputs < 1:
             raise TensorCountError(
                 f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
@@ -132,11 +132,11 @@ class ScanProgram:
         for name, flags in (("bits", bits), ("zero_one", zero_one)):
             if len(flags) not in (0, num_outputs):
                 raise TensorCountError(
-                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give as many, or none."
+                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give one for each, or none."
                 )
         if len(counts_down) not in (0, num_inputs):
             raise TensorCountError(
-                f"counts_down has {len(counts_down)} entries for {num_inputs} inputs: give as many, or none."
+                f"counts_down has {len(counts_down)} entries for {num_inputs} inputs: give one for each, or none."
             )
         self.core = core
         self.num_inputs = num_inputs
@@ -255,7 +255,7 @@ class ScanProgram:
         trace = latest.trace
         if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
             raise ShapeError(
-                f"the outputs have the shape {list(trace.step_shape)} by a captured tensor alone; a compiler "
+                f"the outputs have the shape {list(trace.step_shape)} only from a captured tensor; a compiler "
                 "cannot know it. Expand an input to it."
             )
         state_dtypes = [inputs[0]] * self.num_states if states is None else states
@@ -362,14 +362,14 @@ class ScanProgram:
             if signature.autocast is None:
                 raise
             raise StateMismatchError(
-                f"{error} torch.autocast is on, under which some operations return float32: convert their results "
+                f"{error} torch.autocast is on, so some operations return float32: convert their results "
                 "back, or carry the state in float32, as FlexSN(precision='float32') does."
             ) from None
         late = {i: delays for i, delays in enumerate(self.late) if delays is not None}
         if late and isinstance(trace, CutTrace | RecurrentTrace):
             raise LateInputError(
-                "a step with matrix products, sums over neurons, or states of several shapes has no inputs that are "
-                "late: delay them before."
+                "a step with matrix products, sums over neurons, or states of several shapes cannot have late "
+                "inputs: delay them before the step."
             )
         if isinstance(trace, CutTrace):
             return self._on_pieces(trace, device)
@@ -385,8 +385,8 @@ class ScanProgram:
         if isinstance(trace, RecurrentTrace):
             if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
-                    "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
-                    "out."
+                    "a step with matrix products is launched in parts, which cannot write bits of its outputs. Leave "
+                    "bits out."
                 )
             return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels, counting)
         return Specialization(
@@ -406,7 +406,7 @@ class ScanProgram:
 
     def _on_pieces(self, trace: CutTrace, device: torch.device) -> CutSpecialization:
         if any((*self.bits, *self.zero_one)):
-            raise SpikeBitsError("a step on pieces of its values writes no bits of its outputs. Leave bits out.")
+            raise SpikeBitsError("a step on pieces of its values cannot write bits of its outputs. Leave bits out.")
         name = getattr(self.core, "__name__", type(self.core).__name__)
         core: Any = partial(trace.pieces.core, self.core)
         core.__name__, core.core = name, self.core

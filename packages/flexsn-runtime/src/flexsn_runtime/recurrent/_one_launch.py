@@ -256,7 +256,7 @@ class InPrograms:
         at_once = min(self.groups, launch.room // self.tiles.count)
         if at_once == 0:
             room, count = launch.room, self.tiles.count
-            raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
+            raise NotOneLaunchError(f"the device has room for {room} programs at a time, but {count} share a row")
         if not self.tiles.exchanged:  # no program waits for programs that run later
             at_once = self.groups
         noted_check(partial(MARKS.check, self.device), MARKS.on(self.device))
@@ -299,9 +299,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     if not one_launch_wanted():
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
     if over.num_steps < 2:
-        raise NotOneLaunchError("there is one step")
+        raise NotOneLaunchError("there is only one step")
     if over.arriving:
-        raise NotOneLaunchError("gradients come to the states after each step")
+        raise NotOneLaunchError("the states after each step have gradients")
     why = step.backend.why_not_together(step.device)
     if why is not None:
         raise NotOneLaunchError(why)

@@ -123,7 +123,7 @@ class Speculation:
         """Returns a description for users."""
         if not self.meets:
             longest = self._rule.longest
-            return f"serial, since trajectories from different states do not meet within {longest} steps"
+            return f"serial, since trajectories from different states do not converge within {longest} steps"
         short, rest = self._rule.launched, ""
         if short > 1:
             rest = f"; outside of CUDA graphs, shorter calls than {short} steps are serial after the first ones"
@@ -132,7 +132,7 @@ class Speculation:
         last = self.last
         return (
             f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
-            f"{last.elements} of {last.total} were computed again in the last call that was looked at"
+            f"{last.elements} of {last.total} were computed again in the last call whose count was read"
             + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
             + rest
         )

@@ -212,8 +212,8 @@ class CoreSpecialization:
         same = type(new) is type(last) and new.lifted_values == last.lifted_values
         if now is None or not same or not computes_the_same(new):
             raise CapturedTensorError(
-                "the core has changed since the forward whose gradient is computed: captured values were assigned "
-                f"anew ({changed}). Call backward() before that."
+                "the core has changed since the forward whose gradient is computed: captured values were "
+                f"replaced ({changed}). Call backward() before that."
             )
         return new
 
@@ -272,7 +272,7 @@ class CoreSpecialization:
 def changed_between(what: str) -> CapturedTensorError:
     """The error for a value that was assigned between forward and backward."""
     return CapturedTensorError(
-        f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
+        f"{what} was replaced between the forward and the backward that reads it. Call backward() before that."
     )
 
 
@@ -281,7 +281,7 @@ def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[tor
     for i, value in enumerate(values):
         if not target.supports(value.dtype):
             raise DtypeError(
-                f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
+                f"{what} {i} is {value.dtype}, which kernels do not support. Convert it outside of the step, or use "
                 "backend='torch'."
             )
     return tuple(value.dtype for value in values)
