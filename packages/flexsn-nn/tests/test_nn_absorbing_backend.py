@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Before, int]] = {
 @pytest.mark.long(
     all_but=["False-residual, activated", "False-per channel", "False-of one step, with time", "False-folded, two"]
 )
-def test_what_is_absorbed(case: str, dynamic: bool) -> None:
+def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
     before, count = CASES[case]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -180,7 +180,7 @@ LEFT: dict[str, tuple[Before, str | None]] = {
 
 @pytest.mark.parametrize("case", LEFT)
 @pytest.mark.long(all_but=["written after", "list written", "no_grad", "autocast", "folded otherwise"])
-def test_what_stays(case: str) -> None:
+def test_functions_that_are_not_absorbed(case: str) -> None:
     before, reason = LEFT[case]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -241,7 +241,7 @@ class Weighted(nn.Module):
 
 @pytest.mark.parametrize("num_steps", [1, T])
 @pytest.mark.long(all_but=["5"])
-def test_what_the_step_captures_too(num_steps: int) -> None:
+def test_values_that_the_step_also_captures(num_steps: int) -> None:
     net, (x, y) = Weighted(), of_sequence(B, 4)
     backend = AbsorbingBackend(EAGER)
     net.neuron = FlexSN(net.neuron.core, 1, 1, 1, example_outputs=(x[0],))
@@ -260,7 +260,7 @@ def test_within_autocast() -> None:
     torch.testing.assert_close(got[1:], wanted[1:])
 
 
-def test_a_step_without_dimensions_stays_as_it_is() -> None:
+def test_a_step_without_dimensions_is_unchanged() -> None:
     net = Behind(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
     backend = AbsorbingBackend(EAGER)
     got, wanted = (results(net, torch.ones(T), torch.ones(T), b) for b in (backend, None))
@@ -341,7 +341,7 @@ def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, t
         assert torch.equal(a, b)
 
 
-def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
+def test_tensors_that_a_norm_would_keep_are_not_kept() -> None:
     net = nn.Sequential(convolutional(nn.BatchNorm2d(C)), OverTime(nn.Conv2d(C, 2, 3)))
     x = torch.rand(T, B, 2, 9, 9)
     partitioned = "aot_eager_decomp_partition"
@@ -356,7 +356,7 @@ def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
-def test_what_a_norm_reads(residual: bool) -> None:
+def test_inputs_of_a_norm(residual: bool) -> None:
     """Checks that one function of the convolution's output is computed in the step, too, but a sum is not."""
 
     class Block(nn.Module):

@@ -74,7 +74,7 @@ def test_integers_between_two_steps() -> None:
         assert Delay(delay)(x > 0).flatten().tolist() == [0.0, 0.5, 1.0, 1.0]
 
 
-def test_dtypes_stay_that_of_the_input() -> None:
+def test_dtypes_remain_that_of_the_input() -> None:
     dropout, delay = SharedDropout(0.5), Delay(1.0)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert dropout(torch.rand(3, 40, dtype=dtype)).dtype == dtype

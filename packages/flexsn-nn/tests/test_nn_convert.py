@@ -36,7 +36,7 @@ def test_neither_library_is_imported() -> None:
     assert done.stdout.split() == ["none"]
 
 
-def test_the_report_says_everything_once() -> None:
+def test_the_report_lists_each_entry_once() -> None:
     conversion = Conversion(
         nn.Linear(1, 1),
         [Converted("a", "lib Old", "New", ("it rounds.",))],

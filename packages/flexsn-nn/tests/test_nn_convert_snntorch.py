@@ -357,7 +357,7 @@ def test_recurrent_neurons_in_detail() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_states_by_name_and_none() -> None:
+def test_states_by_name_and_no_states() -> None:
     theirs = snn.Synaptic(0.5, 0.8)
     ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
     x = draw()[0]
@@ -386,7 +386,7 @@ def test_states_by_name_and_none() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+def test_parameters_remain_the_objects_of_an_optimizer() -> None:
     net = Loop(snn.Leaky(0.6, learn_beta=True))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = {name: id(p) for name, p in net.named_parameters()}
@@ -421,7 +421,7 @@ def own(**options: Any) -> nn.Module:
         (own, "derived from Leaky"),
     ],
 )
-def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
     left = make()
     net = nn.Sequential(snn.Leaky(0.5), left)
     with pytest.raises(ConversionError, match="nothing was"):
@@ -436,7 +436,7 @@ def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> No
     assert item.reason in str(conversion)
 
 
-def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
+def test_a_custom_spike_function_is_traced_unchanged() -> None:
     class Spike(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -304,7 +304,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 
 
 @EACH
-def test_states_go_on_from_call_to_call(name: str) -> None:
+def test_states_continue_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
         return  # these start again in each call; the report lists neurons that continue
@@ -409,7 +409,7 @@ def test_a_network_needs_spikingjelly_no_more() -> None:
         assert not any(home.startswith("spikingjelly") for home in homes)
 
 
-def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+def test_parameters_remain_the_objects_of_an_optimizer() -> None:
     net = residual()
     before = {id(p) for p in net.parameters()}
     convert(net)
@@ -471,7 +471,7 @@ def own(**options: Any) -> nn.Module:
         (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
     ],
 )
-def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
     left = make()
     net = nn.Sequential(neuron.IFNode(), left)
     with pytest.raises(ConversionError, match="nothing was"):

@@ -113,7 +113,7 @@ def test_formats_outputs_and_states_stay(backend: str) -> None:
     assert torch.equal(counts(neuron), expected.sum((0, 1, 3, 4)))
 
 
-def test_inputs_that_want_no_gradient_and_norms(backend: str) -> None:
+def test_inputs_without_a_gradient_and_norms(backend: str) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + v, 0.5 * v
 

@@ -56,7 +56,7 @@ def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_what_stands_in_the_padding_does_not_count(reduction: str) -> None:
+def test_values_in_the_padding_do_not_count(reduction: str) -> None:
     lengths = torch.tensor(LENGTHS)
     x = torch.randn(12, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     junk = torch.where(data.length_mask(lengths, 12)[:, :, None, None], x, 1e6).requires_grad_()
@@ -129,7 +129,7 @@ def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
         ([(torch.ones(2, 3), 0), (torch.ones(2, 3).int(), 0)], "torch.int32.*torch.float32"),
     ],
 )
-def test_batches_that_are_none(batch: list[tuple[Tensor, int]], said: str) -> None:
+def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         data.pad_sequences(batch)
 

@@ -158,7 +158,9 @@ def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
         ("state", "state 0 is a plain tensor"),
     ],
 )
-def test_what_no_process_can_do_by_itself_is_refused(results: list[dict[str, Any]], call: str, words: str) -> None:
+def test_steps_that_a_process_cannot_run_alone_are_refused(
+    results: list[dict[str, Any]], call: str, words: str
+) -> None:
     for found in results:
         assert found["refused"][call].startswith("PlacementError: ")
         assert words in found["refused"][call]
@@ -180,7 +182,7 @@ def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> No
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
-def test_layers_with_a_state_go_on_in_the_next_part(results: list[dict[str, Any]]) -> None:
+def test_layers_with_a_state_continue_in_the_next_part(results: list[dict[str, Any]]) -> None:
     net, x = work.Layers(), work.batch(7).requires_grad_()
     out = net(x)
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
@@ -194,11 +196,11 @@ def test_layers_with_a_state_go_on_in_the_next_part(results: list[dict[str, Any]
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
-def test_a_state_without_a_way_back_leaves_nobody_waiting(results: list[dict[str, Any]]) -> None:
+def test_a_state_without_a_gradient_blocks_no_process(results: list[dict[str, Any]]) -> None:
     assert all(len(found["time_shards_without_a_way_back"]) == 2 for found in results)
 
 
-def test_micro_batches_do_not_see_each_other(results: list[dict[str, Any]]) -> None:
+def test_micro_batches_are_independent(results: list[dict[str, Any]]) -> None:
     net = work.network()
     reset_net(net)
     out = net(work.batch()).transpose(0, 1)

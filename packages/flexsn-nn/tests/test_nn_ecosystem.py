@@ -304,7 +304,7 @@ def test_the_meta_device(kind: str, backend: str) -> None:
 @pytest.mark.long(all_but=["dtype0-*", "dtype1-auto"])
 @backends
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.double])
-def test_dtypes_there_and_back(dtype: torch.dtype, backend: str) -> None:
+def test_dtypes_change_and_return(dtype: torch.dtype, backend: str) -> None:
     net = network(backend)
     before = net(X)
     changed = net.to(dtype)

@@ -196,7 +196,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], l
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long(all_but=["a view", "in place", "by data"])
-def test_what_lies_between_is_seen(case: str, handed: list[tuple[bool, bool]]) -> None:
+def test_functions_between_layers_are_respected(case: str, handed: list[tuple[bool, bool]]) -> None:
     before, after, want_handed = CASES[case]
     torch.manual_seed(0)
     net = Between(before, after)
@@ -211,7 +211,7 @@ def test_what_lies_between_is_seen(case: str, handed: list[tuple[bool, bool]]) -
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["forward", "pre", "backward"])
 @pytest.mark.long(all_but=["forward-1", "pre-2"])
-def test_hooks_of_modules_see_and_change_what_they_did(place: int, kind: str) -> None:
+def test_hooks_of_modules_receive_and_change_the_same_tensors(place: int, kind: str) -> None:
     def halve(net: Any) -> list[Tensor]:
         module = net[place]
 
@@ -251,7 +251,7 @@ def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> N
     assert_near(watched(net), want)
 
 
-def test_a_hook_that_comes_too_late_is_an_error() -> None:
+def test_a_hook_after_the_call_raises() -> None:
     net = network()
     exact_products(net, also=["0"])
     for besides in (0, 1):

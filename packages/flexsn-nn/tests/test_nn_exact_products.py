@@ -78,7 +78,7 @@ def test_layers_behind_neurons_multiply_exactly_and_nothing_else_changes() -> No
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_it_is_undone_by_a_call() -> None:
+def test_a_call_undoes_the_replacement() -> None:
     net, x = network(), data()
     before = {name: set(vars(module)) for name, module in net.named_modules()}
     want = step(net, x)
@@ -105,7 +105,7 @@ def test_copies_and_pickles_have_products_of_their_own() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_the_precision_is_torchs_unless_it_is_given() -> None:
+def test_the_default_precision_is_that_of_torch() -> None:
     net, x = network(), data()
     products = exact_products(net)
     try:
@@ -155,7 +155,7 @@ def test_layers_that_the_user_names() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_under_autocast_it_is_as_before() -> None:
+def test_autocast_changes_nothing() -> None:
     net, x = network(), data()
     with torch.autocast("cpu", torch.bfloat16):
         want = step(net, x)
@@ -187,7 +187,7 @@ def test_inside_of_a_compiled_graph() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_it_goes_with_packed_spikes_norms_and_checkpoints() -> None:
+def test_it_works_with_packed_spikes_norms_and_checkpoints() -> None:
     x = data()
 
     def made() -> Any:
@@ -335,7 +335,7 @@ def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool)
 REPAIRED = {"a change that autograd does not see", "a neuron that is said to give spikes"}
 
 
-def test_what_is_never_replaced_is_said() -> None:
+def test_layers_that_are_never_replaced_are_reported() -> None:
     net = nn.Sequential(LIF(), Own(10, 10), nn.Conv1d(3, 3, 1, padding=1))
     products = exact_products(net)
     assert "1: Own overrides forward" in str(products)
@@ -420,7 +420,7 @@ def whole_loads() -> Any:
 
 
 @pytest.mark.gpu
-def test_what_is_handed_over_on_a_gpu_is_what_passes_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanged_tensors_on_a_gpu_equal_converted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     x = (torch.rand(50, 64, 704, generator=torch.Generator().manual_seed(0)) < 0.1).float().cuda()
     net, plain = whole_loads(), whole_loads()

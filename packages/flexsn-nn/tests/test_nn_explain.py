@@ -37,7 +37,7 @@ def test_before_the_first_call() -> None:
 @pytest.mark.parametrize(
     ("backend", "runs"), [("hop", "hop"), ("torch", "torch"), ("triton", "triton"), ("inductor", "triton")]
 )
-def test_a_backend_that_was_asked_for(backend: str, runs: str) -> None:
+def test_a_requested_backend(backend: str, runs: str) -> None:
     layer = neuron(backend)
     layer(ones(2, 3))
     assert layer.explain().splitlines()[0] == f"{runs}: asked for as backend={backend!r}"
@@ -160,7 +160,7 @@ def test_the_kernels_built_so_far() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_a_call_moves(keep: bool) -> None:
+def test_bytes_moved_by_a_call(keep: bool) -> None:
     layer = neuron("triton", residuals="recompute")
     layer.store_state_seqs = keep
     told = layer.explain(ones(50, 20, 10))
@@ -176,7 +176,7 @@ def test_what_a_call_moves(keep: bool) -> None:
     assert layer.states == [], "nothing has run"
 
 
-def test_what_is_kept_for_the_backward() -> None:
+def test_tensors_kept_for_the_backward() -> None:
     told = neuron("triton").explain(ones(50, 20, 10))
     assert "training writes what its gradient needs (nothing at every step), and backward reads that and" in told
     assert "80 kB, 2.00 streams more" in told
@@ -186,7 +186,7 @@ def test_what_is_kept_for_the_backward() -> None:
     assert "100 kB, 2.50 streams more" in told
 
 
-def test_what_layout_costs() -> None:
+def test_copies_that_a_layout_causes() -> None:
     strided, dense = ones(5, 4, 6).transpose(1, 2), ones(5, 6, 4)
     for x, told in (
         (dense, "outputs and states are contiguous\n"),
@@ -231,7 +231,7 @@ def test_a_core_that_kernels_refuse() -> None:
     assert "cumsum" in layer.explain(x)
 
 
-def test_what_is_read_once_has_its_line(interpreted: None) -> None:
+def test_values_read_once_are_listed(interpreted: None) -> None:
     neuron = FlexSN(lambda x, v: (x * (2.0 if torch.is_grad_enabled() else 3.0), v), 1, 1, 1, backend="triton")
     neuron(torch.ones(2, 3))
     account = neuron.explain()
@@ -344,7 +344,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
-def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks a core of which kernels run some calls and the loop others: `explain` lists both, with reasons."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
@@ -357,7 +357,7 @@ def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
-def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_depends_on_settings_of_modules(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a core that is changed from inside, by its mode and by a flag."""
 
     class Noisy(nn.Module):
@@ -397,7 +397,7 @@ def test_a_verdict_over_several_ways(compiler: None) -> None:
     assert layer.explain().splitlines()[0] == "calls ran in 2 ways: cpp, torch"
 
 
-def test_the_first_line_says_what_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_names_the_backend_that_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(4, 3)
     told = LIF().explain(x).splitlines()
     assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run by cpp: the tensors are on")

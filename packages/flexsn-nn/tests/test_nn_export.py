@@ -114,7 +114,7 @@ def test_a_state_that_would_be_forgotten_is_refused() -> None:
 
 @pytest.mark.long(all_but=["LIF", "steps"])
 @neurons
-def test_calls_in_one_program_go_on(neuron: str) -> None:
+def test_calls_in_one_program_continue(neuron: str) -> None:
     torch.manual_seed(0)
     net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
     wanted = net(x)
@@ -130,7 +130,7 @@ def test_calls_in_one_program_go_on(neuron: str) -> None:
     torch.testing.assert_close(net(x), wanted)
 
 
-def test_a_neuron_in_a_closure_goes_on_in_one_program_alone() -> None:
+def test_a_neuron_in_a_closure_continues_only_in_one_program() -> None:
     neuron, x = LIF(), 2.0 * torch.rand(6, 2, 5)
 
     class Hidden(nn.Module):

@@ -199,7 +199,7 @@ def test_no_steps_and_no_example_outputs(backend: str) -> None:
 
 
 @backends
-def test_state_goes_on_until_reset(backend: str) -> None:
+def test_the_state_continues_until_reset(backend: str) -> None:
     x = random(6, *STEP)
     layer = neuron(backend)
     assert layer.states == []
@@ -370,7 +370,7 @@ def copies() -> list[Callable[[FlexSN], FlexSN]]:
 @pytest.mark.long(all_but=["deepcopy-hop", "deepcopy-torch", "by_pickle-triton", "by_torch_save-auto"])
 @backends
 @pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
-def test_copies_go_on_by_themselves(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
+def test_copies_continue_separately(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
     layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
     x = random(3, *STEP)
     layer(x)

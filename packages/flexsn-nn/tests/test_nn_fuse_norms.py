@@ -77,7 +77,7 @@ def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
     return {"output": output, **dict(zip(["x", *parameters], gradients, strict=True)), **dict(net.named_buffers())}
 
 
-def test_the_network_it_was() -> None:
+def test_the_network_is_restored() -> None:
     apart = network().double()
     fused = copy.deepcopy(apart)
     report = fuse_norms(fused)
@@ -223,7 +223,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("what", LEFT)
-def test_what_is_left_and_why(what: str) -> None:
+def test_reasons_for_unfused_layers(what: str) -> None:
     make, why = LEFT[what]
     net = make()
     x = torch.randn(3, 2, 2, 6, 6)

@@ -213,7 +213,7 @@ SCALE = 1.0
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_changes_are_seen(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_detected(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     net = network(LIF, nn.Dropout(0.2))
     net[1], net[2] = net[2], net[1]  # linear, neuron, dropout, linear
@@ -304,7 +304,7 @@ OBSTACLES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("what", OBSTACLES)
-def test_obstacles_run_by_python_and_say_so(recorder: OperationsRecorder, what: str) -> None:
+def test_obstacles_run_in_python_and_are_reported(recorder: OperationsRecorder, what: str) -> None:
     make, words = OBSTACLES[what]
     net = network(LIF, make())
     captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
@@ -601,7 +601,7 @@ def captured_often(captured: CapturedStep) -> None:
         captured(*batch(i))
 
 
-def test_what_classes_have_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_of_classes_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = StepWatch({"net": nn.Sequential(Scaled())}, torch.device("cpu"))
     assert watch.holds()
     monkeypatch.setitem(globals(), "SCALE", 5.0)
@@ -627,7 +627,7 @@ class Scaled(nn.Module):
         return x * self.factor * SCALE
 
 
-def test_what_functions_reach_is_watched() -> None:
+def test_values_reachable_from_functions_are_watched() -> None:
     factor = [1.0]
     options = argparse.Namespace(scale=1.0)
 
@@ -668,7 +668,7 @@ def test_memories_of_replaced_forwards_are_not_watched() -> None:
     assert not watch.holds()
 
 
-def test_what_is_compared_of_variables_and_tensors() -> None:
+def test_compared_properties_of_variables_and_tensors() -> None:
     weight, scale = torch.ones(2, 3), 1.0
 
     def loss(x: Tensor) -> Tensor:

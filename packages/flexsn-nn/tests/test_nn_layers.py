@@ -93,7 +93,7 @@ def test_learned_delays_have_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
-def test_learned_delays_stay_in_their_range() -> None:
+def test_learned_delays_remain_in_their_range() -> None:
     layer = Delay(torch.tensor([1.0, 1.0]), max_delay=3, learn=True)
     assert isinstance(layer.delay, nn.Parameter)
     layer.delay.data = torch.tensor([-1.0, 9.0])
@@ -166,7 +166,7 @@ def test_a_delay_finds_a_target() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Delay(3), lambda: Delay(1.5), lambda: Delay(torch.tensor([0.5, 2.0, 3.0]))])
-def test_delays_go_on_from_call_to_call(make: Callable[[], Delay]) -> None:
+def test_delays_continue_from_call_to_call(make: Callable[[], Delay]) -> None:
     layer, x = make(), draw(7, 2, 3).float()
     whole = layer(x)
     layer.reset()

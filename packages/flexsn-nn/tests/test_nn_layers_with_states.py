@@ -172,7 +172,7 @@ class Twice(nn.Module):
 
 @layers
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
-def test_calls_in_one_exported_program_go_on(name: str) -> None:
+def test_calls_in_one_exported_program_continue(name: str) -> None:
     net = Twice(LAYERS[name]().eval())
     program = torch.export.export(net, (data(),), strict=False)
     torch.testing.assert_close(program.module()(data()), net(data()))
@@ -183,7 +183,7 @@ def test_calls_in_one_exported_program_go_on(name: str) -> None:
 
 @layers
 @pytest.mark.long(all_but=["Delay", "Sum"])
-def test_compiled_layers_go_on(name: str) -> None:
+def test_compiled_layers_continue(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     if name == "SharedDropout":
@@ -312,7 +312,7 @@ def test_a_forgotten_reset_is_named(name: str, step_mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(FORGETFUL))
-def test_graphs_that_are_there_may_be_gone_through(name: str) -> None:
+def test_retained_graphs_may_be_traversed(name: str) -> None:
     net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), FORGETFUL[name]())
     net(data()).sum().backward(retain_graph=True)
     net(data()).sum().backward()

@@ -272,7 +272,7 @@ def test_half_precision_in_float32(backend: str) -> None:
     assert torch.equal(output[:3, :1], neuron(x[:3, :1]))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     neuron, x = LIF(), data(3, 2, 4)
     wrong: list[tuple[Any, type[Exception], str]] = [
         ([1, 2], TypeError, "lengths is a list"),

@@ -252,7 +252,7 @@ def test_v_reset_as_a_tensor(value: Tensor) -> None:
         (lambda: Leaky(0.9), "reset_mem", r"neuron\.reset\(\)"),
     ],
 )
-def test_what_other_libraries_call_it(make: Callable[[], Any], name: str, words: str) -> None:
+def test_names_of_other_libraries_get_hints(make: Callable[[], Any], name: str, words: str) -> None:
     layer = make()
     with pytest.raises(UnknownAttributeError, match=words):
         getattr(layer, name)

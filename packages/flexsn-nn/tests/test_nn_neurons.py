@@ -161,7 +161,7 @@ def test_state_dict_moves_parameters() -> None:
     assert target.tau.item() == pytest.approx(3.0)
 
 
-def test_a_constant_that_is_assigned_anew_is_seen_by_the_kernels() -> None:
+def test_kernels_follow_a_replaced_constant() -> None:
     x = torch.full((3, 4), 1.2)
     made = LIF(tau=2.0, backend="triton")
     before = made(x)
@@ -193,7 +193,7 @@ def test_a_constant_becomes_a_tensor_and_a_number_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @SOME
-def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None:
+def test_half_precision_states_remain_half(case: Case, dtype: torch.dtype) -> None:
     """Checks that float32 parameters, as under autocast, do not widen the state."""
     made = case.make(backend="torch").float()
     x = draw_input(case, 4, STEP).to(dtype).requires_grad_()
@@ -239,7 +239,7 @@ def test_autocast_on_a_gpu_does_not_widen_states_by_parameters_per_channel() -> 
         assert_stays_narrow(made, x)
 
 
-def test_a_neuron_of_ones_own() -> None:
+def test_a_custom_neuron() -> None:
     """Tests the example in the docstring of `Neuron`; its parameters are found."""
 
     class LeakyIntegrator(Neuron):

@@ -78,7 +78,7 @@ def test_chances_are_as_documented(kind: str) -> None:
     assert rate == pytest.approx(wanted.item(), abs=0.0056)
 
 
-def test_noise_is_drawn_anew_or_given() -> None:
+def test_noise_is_drawn_again_or_passed() -> None:
     x = torch.rand(20, 30) * 2
     neuron = StochasticLIF(scale=0.5)
     torch.manual_seed(1)

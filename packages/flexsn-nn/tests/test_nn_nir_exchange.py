@@ -229,7 +229,7 @@ X = torch.ones(2, 1, 3)
         ),
     ],
 )
-def test_what_nir_cannot_express_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+def test_layers_that_nir_cannot_express_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     x = torch.ones(2, 2, 1, 3) if "pads" in message else torch.ones(2, 2, 3)
     with pytest.raises(NirError, match=message):
         to_nir(make(), x)
@@ -358,7 +358,7 @@ def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["inside", "flat"])
-def test_a_recurrent_graph_is_its_equation(kind: str) -> None:
+def test_a_recurrent_graph_equals_its_equation(kind: str) -> None:
     """Compares with `tau v' = -v + r (x + w_rec s)`, with a gain other than the time constant."""
     net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
     weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
@@ -416,7 +416,7 @@ def test_delays(delay: Any) -> None:
     assert torch.equal(back(x), net(x))
 
 
-def test_delays_of_what_comes_back_are_refused() -> None:
+def test_delays_of_feedback_are_refused() -> None:
     layer = Recurrent(LIF(backend="torch"), 3, delay=1)
     with pytest.raises(NirError, match="has delays in its feedback"):
         to_nir(layer, torch.rand(2, 1, 3))
@@ -598,7 +598,7 @@ class Refused(nn.Module):
         (lambda: Refused(lambda y, x: torch.add(y, x, alpha=2)), "factor"),
     ],
 )
-def test_what_a_graph_of_layers_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+def test_unsupported_graphs_of_layers(make: Callable[[], nn.Module], match: str) -> None:
     with pytest.raises(NirError, match=match):
         to_nir(make(), 3 * drawn(2, 1, 2, 6, 6))
 

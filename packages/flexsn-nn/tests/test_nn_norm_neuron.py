@@ -219,7 +219,7 @@ def saved_by(net: nn.Module, x: Tensor) -> Saved:
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_what_is_kept(backend: str) -> None:
+def test_kept_tensors(backend: str) -> None:
     """Checks that only a convolution's output, spikes, checkpoints and numbers per channel are stored."""
     steps, channels = 16, 8
 
@@ -375,7 +375,7 @@ def test_backward_after_another_forward() -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_nothing_is_kept_when_the_outputs_are_gone() -> None:
+def test_nothing_is_kept_after_the_outputs_are_deleted() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF())
     x = torch.randn(4, 3, 5, requires_grad=True) * 1.0
     layer(x)

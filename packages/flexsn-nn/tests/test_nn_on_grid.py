@@ -115,7 +115,7 @@ def test_sums_of_larger_numbers() -> None:
         assert torch.equal(s[:, order] @ layer.weight[:, order].t(), want.float())
 
 
-def test_what_has_no_grid_is_refused() -> None:
+def test_tensors_without_a_grid_are_refused() -> None:
     layer = nn.Linear(3, 4)
     for bits in (7, 17):
         with pytest.raises(ParameterError, match="bits"):
@@ -247,7 +247,7 @@ def test_a_gpu_has_the_spikes_of_the_cpus_loop(features: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("bits", [8, 9, 16])
-def test_a_weight_is_its_whole_numbers_times_its_scales(bits: int) -> None:
+def test_a_weight_equals_its_whole_numbers_times_its_scales(bits: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, 3)
     with pytest.raises(ParameterError, match=f"on no grid of {bits} bits"):

@@ -230,7 +230,7 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
             weight.grad = None
 
 
-def test_what_no_kernel_packs_is_packed_afterwards() -> None:
+def test_outputs_without_kernel_bits_are_packed_afterwards() -> None:
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.round(torch.sigmoid(x + v)), v
 
@@ -288,7 +288,7 @@ MADE: dict[str, tuple[Make, int | None]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_is_made_of_spikes(what: str) -> None:
+def test_ranges_of_values_made_of_spikes(what: str) -> None:
     make, bits = MADE[what]
     neurons = nn.ModuleList([LIF(v_threshold=0.3, backend="torch"), IF(v_threshold=0.3, backend="torch")])
     x = 2 * torch.randn(4, 6, 8, 16, generator=torch.Generator().manual_seed(0))[:, 0].requires_grad_()
@@ -344,7 +344,7 @@ RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
-def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
+def test_ranges_of_neurons_outputs(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
     assert neuron.spike_range == spike_range
     if spike_range is not None:
         output = neuron(3 * torch.randn(4, 50, 20))
@@ -352,7 +352,7 @@ def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | Non
         assert output.max() > 0
 
 
-def test_a_step_of_ones_own() -> None:
+def test_a_custom_step() -> None:
     class Doubled(LIF):
         def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
             return 2.5 * super().fire(h, threshold)

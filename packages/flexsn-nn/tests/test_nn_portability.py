@@ -130,7 +130,7 @@ def quietly(layer: nn.Module, x: Tensor) -> Any:
 
 
 @refused
-def test_it_is_said_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
+def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
     layer = made(core)
     with torch.no_grad():
         with pytest.warns(PortabilityWarning, match=f"(?s){words}.*backend='torch'") as told:
@@ -144,7 +144,7 @@ def test_it_is_said_once_at_the_first_call(core: Callable[..., Any], words: str)
 
 
 @refused
-def test_it_is_an_error_on_request_at_every_call(core: Callable[..., Any], words: str) -> None:
+def test_it_raises_on_request_at_every_call(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
     layer = made(core)
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_it_is_an_error_on_request_at_every_call(core: Callable[..., Any], words
 
 @refused
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_who_asks_for_the_loop_gets_it(core: Callable[..., Any], words: str, backend: str) -> None:
+def test_a_requested_loop_runs(core: Callable[..., Any], words: str, backend: str) -> None:
     set_portability("error")
     with torch.no_grad():
         quietly(made(core, backend=backend), X)
@@ -183,7 +183,7 @@ def test_the_results_are_those_of_the_loop() -> None:
         assert torch.equal(got, expected)
 
 
-def test_what_only_training_meets_is_said_in_training() -> None:
+def test_refusals_in_training_are_reported_in_training() -> None:
     layer = made(backward_mixes)
     quietly(layer, X)
     x = X.clone().requires_grad_()
@@ -192,7 +192,7 @@ def test_what_only_training_meets_is_said_in_training() -> None:
     quietly(layer, x)
 
 
-def test_other_dtypes_and_dimensions_are_asked_about_again() -> None:
+def test_other_dtypes_and_dimensions_are_checked_again() -> None:
     def of_two(x: Tensor, v: Tensor) -> Pair:
         return (x if x.dim() == 2 else x.cumsum(0)), v
 
@@ -203,7 +203,7 @@ def test_other_dtypes_and_dimensions_are_asked_about_again() -> None:
         layer(X[:, 0])
 
 
-def test_what_kernels_take_is_not_warned_of() -> None:
+def test_accepted_cores_cause_no_warning() -> None:
     set_portability("error")
     for layer in (LIF(), made(lambda x, v: (x * 2.0, v + x)), neuron.PLIF(), LIF(tau=nn.Parameter(torch.tensor(2.0)))):
         quietly(layer, X)
@@ -219,7 +219,7 @@ def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
         quietly(layer, X)
 
 
-def test_ones_own_surrogate_and_subclass_are_looked_at() -> None:
+def test_custom_surrogates_and_subclasses_are_checked() -> None:
     def noisy(x: Tensor) -> Tensor:
         return (x > torch.rand_like(x)).to(x.dtype)
 

@@ -75,7 +75,7 @@ def few_bits(weight: Tensor) -> Tensor:
     return weight.copy_((8 * weight).round() / 4)
 
 
-def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
+def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
     """Computes by hand: the second neuron fires one step after the first, which gets no further input."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
@@ -177,7 +177,7 @@ def test_one_graph_under_compile(name: str) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), [layer.V])[0])
 
 
-def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
+def test_a_refusal_by_kernels_is_reported_and_the_loop_runs() -> None:
     """Tests a convolution that kernels refuse; users of the layer cannot change it."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
@@ -274,7 +274,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
-def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
+def test_auto_is_the_loop_or_equals_it(name: str) -> None:
     """Compares kernels, or the loop if they refuse the step."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
@@ -292,7 +292,7 @@ def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_around_a_neuron_of_ones_own() -> None:
+def test_around_a_custom_neuron() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.tanh(h), h
@@ -322,7 +322,7 @@ class Masked(nn.Module):
         return F.linear(s, self.weight * self.mask)
 
 
-def test_a_matrix_of_ones_own() -> None:
+def test_a_custom_matrix() -> None:
     low_rank = nn.Sequential(nn.Linear(H, 2, bias=False), nn.Linear(2, H, bias=False))
     for own in (low_rank, Masked(H)):
         layer = Recurrent(LIF(backend="torch"), recurrent=own)
@@ -393,7 +393,7 @@ def test_learned_or_not_and_where_weights_start() -> None:
         (lambda: init.spectral_radius(torch.tensor([[torch.nan]])), "not finite"),
     ],
 )
-def test_what_does_not_fit_is_named(make: Callable[[], object], match: str) -> None:
+def test_mismatches_are_named(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make()
 
@@ -451,7 +451,7 @@ class LSTMCell(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
+def test_a_gru_and_an_lstm_equal_those_of_torch(backend: str) -> None:
     torch.manual_seed(0)
     cells: list[tuple[Any, Any, int, int]] = [(nn.GRU, GRUCell, 3, 1), (nn.LSTM, LSTMCell, 4, 2)]
     for kind, cell, gates, num_states in cells:
@@ -468,7 +468,7 @@ def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_an_integrator_that_comes_back_is_an_rnn() -> None:
+def test_a_fed_back_integrator_is_an_rnn() -> None:
     """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
     h, wanted = torch.zeros(3, H), []

@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[FlexSN], object]] = {
 
 @pytest.mark.long(all_but=["triton-a number"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_neuron_is_seen(change: str, backend: str) -> None:
+def test_a_change_of_a_neuron_is_detected(change: str, backend: str) -> None:
     neuron = LIF(backend=backend)
     for seed in range(2):
         assert_like_the_loop(neuron, data(seed))
@@ -89,7 +89,7 @@ def test_a_change_of_a_neuron_is_seen(change: str, backend: str) -> None:
         assert_like_the_loop(neuron, data(seed))
 
 
-def test_a_change_of_a_core_is_seen(backend: str) -> None:
+def test_a_change_of_a_core_is_detected(backend: str) -> None:
     core = Decay(0.5)
     neuron = FlexSN(core, 1, 1, 1, backend=backend)
     assert_like_the_loop(neuron, data())
@@ -217,7 +217,7 @@ def test_states_of_another_shape_are_refused_as_before(backend: str) -> None:
         neuron(data()[..., :3])
 
 
-def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_start_is_detected(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, x = LIF(backend=backend), data()
     expected = neuron(x)
     neuron.reset()
@@ -229,7 +229,7 @@ def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.equal(neuron(x), expected)
 
 
-def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: str) -> None:
+def test_memory_that_is_exchanged_before_the_backward_is_read_unchanged(backend: str) -> None:
     """Assigns `tensor.data = ...`, as `module.to(...)` and sharding do, which changes no version counter."""
     neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
     x = data().requires_grad_()
@@ -243,7 +243,7 @@ def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: 
     torch.testing.assert_close(found, expected)
 
 
-def test_gradients_that_come_differently(backend: str) -> None:
+def test_gradients_that_arrive_in_other_forms(backend: str) -> None:
     neuron, x = LIF(backend=backend), data().requires_grad_()
     loop = LIF(backend="torch")
     takes: list[Callable[[FlexSN], Tensor]] = [
@@ -260,7 +260,7 @@ def test_gradients_that_come_differently(backend: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_a_norm_in_the_step_is_read_anew(backend: str) -> None:
+def test_a_norm_in_the_step_is_read_again(backend: str) -> None:
     fused, x = NormNeuron(nn.BatchNorm1d(5), LIF(backend=backend)), data()
     loop = deepcopy(fused)
     loop.neuron.backend = "torch"

@@ -36,7 +36,7 @@ NAMES = ["0.0", "0.1", "1", "2.0", "3", "4", "5", "6", "7"]
 
 
 @pytest.mark.parametrize("report", [explain, summary])
-def test_the_network_is_as_it_was(report: object) -> None:
+def test_the_network_is_unchanged(report: object) -> None:
     net = network()
     net(X).sum().backward()
     before = copy.deepcopy(net.state_dict())
@@ -118,7 +118,7 @@ def test_fused_norms_are_a_row_with_their_layer(compiler: None) -> None:
     assert report.bytes_kept < explain(network(), X).bytes_kept
 
 
-def test_a_loss_of_ones_own_and_one_that_is_needed() -> None:
+def test_a_custom_loss_and_a_required_one() -> None:
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x > 0.5).sum()

@@ -71,7 +71,7 @@ def test_usual_networks_are_left_alone(forward: Callable[..., Tensor], backend: 
             between(net)
 
 
-def test_two_places_of_a_sequence_are_seen_by_a_reset() -> None:
+def test_a_reset_detects_two_places_of_a_sequence() -> None:
     for make in (lambda: LIF(step_mode="s"), lambda: Delay(1)):
         shared = make()
         with pytest.warns(SharedStateWarning):

@@ -68,14 +68,14 @@ def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float,
     assert_alike(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
 
 
-def test_the_calls_are_all_of_snntorchs() -> None:
+def test_the_calls_cover_all_neurons_of_snntorch() -> None:
     """Compares all names but SSO, which draws random numbers in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")
 
 
-def test_lso_is_what_its_documentation_says() -> None:
+def test_lso_matches_its_documentation() -> None:
     """Compares with the documentation, since LSO of snnTorch 1.0 fails: it calls a function with too few arguments."""
     with pytest.raises(TypeError):
         theirs.LSO(0.2)(torch.zeros(1))

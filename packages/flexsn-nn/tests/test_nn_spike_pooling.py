@@ -30,7 +30,7 @@ def network(pool: nn.Module) -> nn.Sequential:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_gives_what_it_gave(kind: str) -> None:
+def test_a_layer_repeats_its_results(kind: str) -> None:
     make, shape = LAYERS[kind]
     layer = make()
     pooling = spike_pooling(layer)
@@ -97,7 +97,7 @@ class OwnPool(nn.MaxPool2d):
         return result + 1
 
 
-def test_what_is_left_to_torch_and_why() -> None:
+def test_reasons_for_pooling_by_torch() -> None:
     net = nn.Sequential(
         nn.MaxPool2d(2, return_indices=True), OwnPool(2), nn.AdaptiveAvgPool2d(1), nn.MaxPool3d(2), nn.MaxPool2d(2)
     )
@@ -125,7 +125,7 @@ def test_inputs_that_torch_pools() -> None:
     assert [one.account for one in pooling.layers] == ["its input is torch.int64"]
 
 
-def test_it_is_undone() -> None:
+def test_the_replacement_is_undone() -> None:
     net = network(nn.MaxPool2d(2))
     pooling = spike_pooling(net)
     spike_pooling(net)  # a second call

@@ -222,7 +222,7 @@ def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: st
     assert wanted.abs() > 0
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     neuron, x = LIF(), torch.ones(3, 2, 4)
     with pytest.raises(TypeError, match="resets is a list"):
         neuron(x, resets=[True])

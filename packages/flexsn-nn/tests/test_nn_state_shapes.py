@@ -71,7 +71,7 @@ def sequence(steps: int, step: Shape, batch: int = B) -> Tensor:
 
 @cases
 @loops
-def test_calls_go_on_from_one_another(core: Any, step: Shape, shapes: Any, backend: str) -> None:
+def test_calls_continue_from_one_another(core: Any, step: Shape, shapes: Any, backend: str) -> None:
     layer = Branched(core, shapes, backend=backend)
     x = sequence(9, step)
     whole = layer(x)
@@ -99,7 +99,7 @@ def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> N
 
 @cases
 @loops
-def test_another_batch_is_refused_by_the_shape_that_it_wants(core: Any, step: Shape, shapes: Any, backend: str) -> None:
+def test_another_batch_is_refused_with_the_expected_shape(core: Any, step: Shape, shapes: Any, backend: str) -> None:
     layer = Branched(core, shapes, backend=backend)
     layer(sequence(3, step))
     for batch in (1, B + 1):
@@ -120,7 +120,7 @@ def test_a_batch_that_would_broadcast_is_another_batch() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton", "cpp", "auto"])
-def test_branches_that_init_states_does_not_know_are_refused_at_the_first_call(backend: str) -> None:
+def test_branches_without_init_states_are_refused_at_the_first_call(backend: str) -> None:
     layer = FlexSN(sums, 1, 2, 1, backend=backend)
     layer.states = [torch.zeros(B, N), torch.zeros(B, N, K)]
     with pytest.raises(StateError, match=r"state 1 has shape \[2, 3, 4\].*override init_states\(\) to return them"):

@@ -183,7 +183,7 @@ def test_groups_without_parameters_are_left_out() -> None:
 # -- printed monitors -----------------------------------------------------------------------------------------------
 
 
-def test_monitors_print_what_they_recorded() -> None:
+def test_monitors_print_their_records() -> None:
     net: Any = nn.Sequential(nn.Linear(2, 3), IF(), nn.Linear(3, 2), LI())
     with (
         monitor.RateMonitor(net) as rates,

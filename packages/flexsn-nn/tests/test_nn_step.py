@@ -24,7 +24,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 @backends
-def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
+def test_it_equals_the_module_and_keeps_no_state(backend: str) -> None:
     holds, pure = (FlexSN(exchange, 2, 2, 2, backend=backend, store_state_seqs=True) for _ in range(2))
     x, y = draw(4, *STEP), draw(4, *STEP, seed=1)
     states = None
@@ -46,7 +46,7 @@ def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
 
 
 @backends
-def test_it_does_not_write_into_the_states_given(backend: str) -> None:
+def test_it_does_not_write_to_passed_states(backend: str) -> None:
     neuron = LIF(backend=backend)
     given = [draw(*STEP)]
     kept = given[0].clone()

@@ -103,7 +103,7 @@ def test_a_network() -> None:
     assert monitor.operations() == {}
 
 
-def test_layers_by_name_and_none() -> None:
+def test_layers_by_name_and_no_layers() -> None:
     net = network()
     with SynapseMonitor(net, ["5"]) as monitor:
         net(torch.rand(T, B, 1, 8, 8))

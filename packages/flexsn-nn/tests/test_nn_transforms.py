@@ -190,7 +190,7 @@ class Mixes(Transform):
         return Changed(*core((inputs[0] - inputs[0].mean(), *inputs[1:]), states))
 
 
-def test_what_kernels_refuse_runs_as_a_loop() -> None:
+def test_refused_cores_run_as_a_loop() -> None:
     neuron, x = LIF(), data(9, 3, 4)
     with pytest.warns(PortabilityWarning, match=r"(?s)mean.*test_nn_transforms\.py"):
         output = neuron(x, transforms=[Mixes()])

@@ -204,7 +204,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_error_says_what_to_do(name: str) -> None:
+def test_the_error_names_the_remedy(name: str) -> None:
     call, kind, message = CASES[name]
     with pytest.raises(kind, match=message):
         call()
@@ -255,7 +255,7 @@ def test_two_calls_that_are_one_sequence(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 @pytest.mark.parametrize("step_mode", ["m", "s"])
-def test_a_state_of_inference_goes_on_in_training(backend: str, step_mode: str) -> None:
+def test_a_state_of_inference_continues_in_training(backend: str, step_mode: str) -> None:
     neuron = ParametricLIF(backend=backend, step_mode=step_mode)
     x = X.clone().requires_grad_()
     with torch.inference_mode():

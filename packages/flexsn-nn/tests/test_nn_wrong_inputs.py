@@ -102,7 +102,7 @@ def test_named_dimensions(backend: str) -> None:
         LIF(backend=backend)(cast(Any, X).refine_names("T", "B", "C"))
 
 
-def test_checks_leave_nothing_in_graphs(loops: None) -> None:
+def test_checks_add_nothing_to_graphs(loops: None) -> None:
     torch._dynamo.reset()
     targets: list[str] = []
 

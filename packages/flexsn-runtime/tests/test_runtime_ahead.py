@@ -34,7 +34,7 @@ def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
-def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
+def test_a_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
     x = random(11, *STEP, dtype=torch.float64).requires_grad_()
     output, _ = run(program, x)
@@ -47,12 +47,12 @@ def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
     assert len(compiled) == 1
 
 
-def test_not_without_gradients(compiled: list[Compiled]) -> None:
+def test_nothing_is_compiled_without_gradients(compiled: list[Compiled]) -> None:
     run(ScanProgram(soft_lif, 1, 1, 1), random(3, *STEP))
     assert not compiled
 
 
-def test_what_is_refused_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
+def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def test_captured_tensors_are_found() -> None:
             w.mul_(2.0)
 
 
-def test_a_state_that_it_widens_is_refused() -> None:
+def test_a_state_that_autocast_widens_is_refused() -> None:
     x, v = halves()
     program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
     with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
@@ -82,7 +82,7 @@ def test_a_state_that_it_widens_is_refused() -> None:
     compiled(program, 1, [x], [v])
 
 
-def test_what_is_computed_before_the_loop() -> None:
+def test_operations_before_the_loop() -> None:
     table = random(STEP[1], STEP[1], seed=3).requires_grad_()
     x, v = halves()
 

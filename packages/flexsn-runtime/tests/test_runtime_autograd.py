@@ -67,7 +67,7 @@ def test_no_graph_of_a_trace_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("which", ["input", "state", "parameter"])
-def test_modifying_what_is_saved_raises(which: str) -> None:
+def test_modifying_saved_tensors_raises(which: str) -> None:
     x, v = (t.detach().clone() for t in leaves())
     w = random(STEP[1], seed=4).requires_grad_()
 
@@ -94,7 +94,7 @@ def test_results_share_no_memory_with_arguments_or_each_other() -> None:
         assert torch.equal(results[0], x)
 
 
-def test_only_what_is_asked_for() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     x, v = leaves()
     output, state = compiled(soft_lif, 1, [x.detach()], [v])
     (grad,) = torch.autograd.grad(state[-1].sum(), [v])

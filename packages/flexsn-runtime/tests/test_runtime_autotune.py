@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_wa
             torch.testing.assert_close(got, other)
 
 
-def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     real = autotune_module._launch
     usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))

@@ -94,7 +94,7 @@ def test_one_of_several_outputs_and_sequences_of_states() -> None:
         assert 0 < second.mean() < 1
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x = torch.rand(4, 3, 3, device=DEVICE)
 
     def doubled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def test_to_dtype_replaces_parameters_and_buffers() -> None:
     assert_follows(program, core)
 
 
-def test_gradients_reach_what_is_captured_now() -> None:
+def test_gradients_reach_the_current_captured_tensors() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     compiled(program, 1, [X], [V])
@@ -140,7 +140,7 @@ def test_another_dtype_between_forward_and_backward_is_refused() -> None:
         state.sum().backward()
 
 
-def test_what_is_kept_for_the_backward_is_of_what_was_computed() -> None:
+def test_the_backward_uses_values_of_its_forward() -> None:
     core = Decay().to(DEVICE)
     output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
     expected, _ = loop(core, 1, [X], [V])
@@ -163,7 +163,7 @@ def test_closure_variables() -> None:
         assert_follows(program, core)
 
 
-def test_what_is_gone_is_missed_by_the_core_itself() -> None:
+def test_a_deleted_attribute_raises_in_the_core() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
@@ -174,7 +174,7 @@ def test_what_is_gone_is_missed_by_the_core_itself() -> None:
     assert_follows(program, core)
 
 
-def test_two_names_of_one_tensor_that_part() -> None:
+def test_two_names_of_one_tensor_that_separate() -> None:
     a = random(STEP[1], seed=2)
     b = a
 
@@ -286,7 +286,7 @@ def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch
     assert_follows(program, uses_helper)
 
 
-def test_what_the_core_does_not_read_changes_nothing() -> None:
+def test_unread_attributes_change_nothing() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)

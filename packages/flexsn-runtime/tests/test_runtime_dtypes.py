@@ -139,7 +139,7 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
     ids=["coo", "csr", "nested", "jagged", "quantized"],
 )
 @pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and deprecations
-def test_what_is_no_dense_memory_is_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
+def test_tensors_without_dense_memory_are_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
 

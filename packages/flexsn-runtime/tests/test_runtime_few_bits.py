@@ -49,6 +49,6 @@ def test_numbers_of_each_byte_on_a_gpu(dtype: torch.dtype, bits: int, low: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int32], ids=str)
-def test_what_no_kernel_reads(dtype: torch.dtype) -> None:
+def test_dtypes_without_a_kernel(dtype: torch.dtype) -> None:
     assert unpack_numbers(torch.zeros(4, dtype=torch.uint8), 1, 0, dtype) is None
     assert pack_numbers(torch.zeros(4, dtype=dtype), 1, 0) is None

@@ -53,7 +53,7 @@ def is_known(handle: int) -> bool:
     return True
 
 
-def test_a_bundle_is_what_was_registered() -> None:
+def test_a_bundle_equals_its_registration() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register(forward_kernel=forward, backward_kernel=backward, training_info=info)
     bundle = get_flexsn_kernel_handle(handle)
@@ -76,7 +76,7 @@ def test_all_kernels_are_closed_once() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
-def test_owners_and_users_both_keep_it() -> None:
+def test_owners_and_users_keep_a_bundle() -> None:
     kernel = Kernel()
     handle = register(inference_kernel=kernel)
     retain_owner_flexsn_kernel_handle(handle)
@@ -91,7 +91,7 @@ def test_owners_and_users_both_keep_it() -> None:
     assert kernel.closed == 1
 
 
-def test_releasing_a_user_that_is_none_leaves_the_owner() -> None:
+def test_releasing_a_missing_user_leaves_the_owner() -> None:
     handle = register()
     release_active_flexsn_kernel_handle(handle)
     assert is_known(handle)
@@ -209,7 +209,7 @@ def test_closing_a_kernel_leaves_the_program_usable() -> None:
     assert again.trace.outputs == step.trace.outputs
 
 
-def test_the_registry_says_what_is_held() -> None:
+def test_the_registry_reports_its_entries() -> None:
     before = flexsn_kernel_registry_info()
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,

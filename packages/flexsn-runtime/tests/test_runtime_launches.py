@@ -86,7 +86,7 @@ def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
     assert not ncl.node.expr.is_number, "the size itself has not become a constant"
 
 
-def test_where_kernels_run() -> None:
+def test_devices_with_kernels() -> None:
     assert why_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) is None
     why = why_unavailable(torch.device("meta"))
     assert why == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
@@ -167,7 +167,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
-def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_one_length_have_only_the_code_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)

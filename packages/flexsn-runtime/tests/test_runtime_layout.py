@@ -168,7 +168,7 @@ def test_a_step_without_elements(step: tuple[int, ...]) -> None:
 
 @pytest.mark.long(all_but=["expanded", "negated"])
 @pytest.mark.parametrize("layout", ["expanded", "transposed", "sliced", "negated"])
-def test_gradients_that_come_in_strided(layout: str) -> None:
+def test_strided_incoming_gradients(layout: str) -> None:
     x, v = random(6, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     weights = {
         "expanded": torch.ones((), device=DEVICE).expand(6, *STEP),

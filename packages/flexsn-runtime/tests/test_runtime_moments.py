@@ -75,7 +75,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
-def test_running_statistics_are_torchs(momentum: float) -> None:
+def test_running_statistics_equal_those_of_torch(momentum: float) -> None:
     x = data("plain", (6, 5, 4, 7)) * 3 + 2
     ours = torch.nn.BatchNorm2d(5, momentum=momentum)
     theirs = torch.nn.BatchNorm2d(5, momentum=momentum)
@@ -91,7 +91,7 @@ def test_running_statistics_are_torchs(momentum: float) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_what_has_no_kernel_changes_nothing() -> None:
+def test_inputs_without_a_kernel_change_nothing() -> None:
     running = torch.zeros(3), torch.ones(3)
     tracked = torch.zeros((), dtype=torch.int64)
     for x in (torch.ones(1, 3), torch.ones(0, 3, 4), torch.ones(4, 3, dtype=torch.int32)):
@@ -102,7 +102,7 @@ def test_what_has_no_kernel_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_infinite_numbers_stay_in_their_channel() -> None:
+def test_infinite_numbers_do_not_leave_their_channel() -> None:
     x = data("plain", (6, 3, 4))
     x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
     found = batch_moments(x)

@@ -402,7 +402,7 @@ def test_functions_without_autograd_refuse_a_change_before_the_backward() -> Non
         flexsn_backward(backward, info, second[0], None, *copies)
 
 
-def test_what_is_again_what_it_was_is_not_traced_again() -> None:
+def test_restored_values_are_not_traced_again() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)

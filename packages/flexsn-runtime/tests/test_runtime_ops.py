@@ -158,7 +158,7 @@ def test_requires_grad_masks() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_only_what_requires_grad_gets_one(handle: int) -> None:
+def test_only_tensors_that_require_grad_get_one(handle: int) -> None:
     v = V.clone().requires_grad_()
     flexsn_inductor_training(handle, [X, v, W.detach()])[0].sum().backward()
     expected = torch.autograd.grad(reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]

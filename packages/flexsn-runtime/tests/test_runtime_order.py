@@ -60,7 +60,7 @@ def test_a_scan(steps: int) -> None:
         assert found.order.shape(found.step) == dense_strides(found.order.shape(step), range(len(step)))
 
 
-def test_the_usual_ones() -> None:
+def test_usual_orders() -> None:
     frames = torch.empty(6, 3, 4, 5).to(memory_format=torch.channels_last).unflatten(0, (2, 3))
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).sequence == frames.stride()
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).order.dims == (0, 2, 3, 1)

@@ -154,7 +154,7 @@ def test_views_and_gradients_of_other_formats() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_transforms_take_torchs() -> None:
+def test_transforms_use_pooling_of_torch() -> None:
     x = spikes((4, 2, 3, 6, 6))
     window = WINDOWS["3/2"]
     found = torch.vmap(lambda x: max_pool(x, window))(x)
@@ -163,7 +163,7 @@ def test_transforms_take_torchs() -> None:
     assert torch.equal(of, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
 
 
-def test_what_has_no_kernel() -> None:
+def test_inputs_without_a_kernel() -> None:
     window = WINDOWS["2/2"]
     cases: list[tuple[Any, Window]] = [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int32), window),

@@ -61,7 +61,7 @@ def test_a_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("value", [0.3, -1.1, 257.0, 1e30, 1 + 2**-20])
 @pytest.mark.long(all_but=["0.3"])
-def test_what_is_no_spike_is_multiplied_in_float32(value: float) -> None:
+def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> None:
     s, weight, bias, grad = operands((70, 45, 33))
     s[37, 44] = value
     found, record = results(s, weight, bias, grad, 2)
@@ -195,7 +195,7 @@ def test_a_compiled_graph_has_the_bits_of_eager_mode() -> None:
 
 
 @OPCHECK
-def test_where_no_kernel_runs_it_is_torchs_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_the_product_of_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_linear, "why_unavailable", lambda device: "absent")
     s, weight, bias, grad = operands((40, 12, 7))
     found, record = results(s, weight, bias, grad, 3)
@@ -204,7 +204,7 @@ def test_where_no_kernel_runs_it_is_torchs_product(monkeypatch: pytest.MonkeyPat
     torch.library.opcheck(_linear.spike_linear_op, (s, weight.requires_grad_(), bias, 3, 3))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatches_are_refused() -> None:
     s, weight, bias, _ = operands((40, 12, 7))
     with pytest.raises(DtypeError, match=r"weight is torch\.float64"):
         spike_linear(s, weight.double(), bias)
@@ -248,7 +248,7 @@ def test_two_parts_are_sixteen_bits(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_no_spike_is_multiplied_in_float32_on_a_gpu() -> None:
+def test_other_numbers_than_spikes_are_multiplied_in_float32_on_a_gpu() -> None:
     s, weight, bias, grad = operands((4097, 700, 523), "cuda")
     s[1000, 699] = 0.3
     s[4096, 0] = -1e20

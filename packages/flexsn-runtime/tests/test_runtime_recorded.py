@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_repeated_has_its_results_and_a_reason(name: str) -> None:
+def test_unrepeatable_calls_return_results_and_a_reason(name: str) -> None:
     call, why = REFUSED[name]
     x = torch.arange(3.0)
     results, repeat = recorded(lambda given: call(cast(Tensor, given[0])), [x])

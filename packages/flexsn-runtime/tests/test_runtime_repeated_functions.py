@@ -56,7 +56,7 @@ def test_calls_of_several_layouts_need_no_python() -> None:
     assert len(entered) == 5
 
 
-def test_what_reads_numbers_stays_with_python() -> None:
+def test_functions_that_read_numbers_run_in_python() -> None:
     repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))
     for seed in range(4):
         x = numbers(4, seed)
@@ -111,7 +111,7 @@ class Twice(torch.autograd.Function):
         return 2 * grads[0] * torch.ones_like(x)
 
 
-def test_hooks_ask_python_for_what_may_be_spikes_alone() -> None:
+def test_hooks_call_python_only_for_possible_spikes() -> None:
     compiled_launcher(torch.device("cpu"), 1)
     asked: list[int] = []
 

@@ -106,7 +106,7 @@ def test_calls_like_an_earlier_one_need_no_python(
     assert launched == [*(FORWARD[1:3] if written else FORWARD), *backward]
 
 
-def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
+def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
     products, of = RepeatedProducts(), leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
@@ -118,7 +118,7 @@ def test_rows_that_are_not_whole_are_seen(launched: list[str]) -> None:
     assert launched.count("repair_outputs_kernel") == 2
 
 
-def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
+def test_layouts_and_modes_alternate(launched: list[str]) -> None:
     """Checks that calls differ by sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
@@ -139,7 +139,7 @@ def test_layouts_and_modes_take_turns(launched: list[str]) -> None:
     assert launched.count("outputs_kernel") == 2 * 4
 
 
-def test_second_derivatives_are_torchs(launched: list[str]) -> None:
+def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
     products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
 
@@ -152,7 +152,7 @@ def test_second_derivatives_are_torchs(launched: list[str]) -> None:
     torch.testing.assert_close(found, second(F.linear(*of)), rtol=1e-4, atol=1e-3)
 
 
-def test_gradients_that_come_by_several_ways_add_up() -> None:
+def test_gradients_from_several_paths_add_up() -> None:
     """Tests whole gradients and parts together, some of the parts alone, and parts that begin at odd addresses."""
     products, of = RepeatedProducts(), leaves()
     generator = torch.Generator().manual_seed(3)
@@ -183,7 +183,7 @@ def test_a_late_hook_is_refused() -> None:
             gradients(linked, of, torch.ones_like(linked.y))
 
 
-def test_a_graph_is_freed_and_says_so() -> None:
+def test_a_freed_graph_raises() -> None:
     products, of = RepeatedProducts(), leaves()
     call(products, of, links=False)
     linked = call(products, of, links=False)

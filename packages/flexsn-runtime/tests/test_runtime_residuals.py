@@ -117,7 +117,7 @@ def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.
 @pytest.mark.long(all_but=["learned-True", "hard_lif-False"])
 @pytest.mark.parametrize("state_seqs", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_gradients_do_not_depend_on_what_is_kept(case: Case, state_seqs: bool) -> None:
+def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -> None:
     core, counts = case
     tensors = arguments(core, counts[0], counts[1])
     leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])
@@ -138,7 +138,7 @@ def test_gradients_do_not_depend_on_what_is_kept(case: Case, state_seqs: bool) -
 @pytest.mark.parametrize(
     "present", [(a, b, c, d) for a in (0, 1) for b in (0, 1) for c in (0, 1) for d in (0, 1) if a + b + c + d]
 )
-def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
+def test_any_subset_of_gradients_may_arrive(present: tuple[int, ...]) -> None:
     tensors = arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
@@ -150,7 +150,7 @@ def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
-def test_gradient_that_did_not_come_is_not_multiplied() -> None:
+def test_an_absent_gradient_is_not_multiplied() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.sqrt(x), h * h, h  # the gradient of the root is infinite at 0
@@ -164,7 +164,7 @@ def test_gradient_that_did_not_come_is_not_multiplied() -> None:
 
 @pytest.mark.long(all_but=["[024]"])
 @pytest.mark.parametrize("number", range(5))
-def test_any_subset_of_gradients_may_be_asked_for(number: int) -> None:
+def test_any_subset_of_gradients_may_be_requested(number: int) -> None:
     tensors = arguments(learned, 2, 2)
     leaf = [*tensors, GAIN][number]
     results = run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors)
@@ -193,7 +193,7 @@ def test_gradcheck(case: Case) -> None:
     assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
 
 
-def test_what_moves_fewer_bytes_is_chosen() -> None:
+def test_the_choice_moves_fewer_bytes() -> None:
     def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
         return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))

@@ -32,7 +32,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("shape", "captured", "count"), CASES, ids=str)
-def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
+def test_division_of_a_step_into_rows(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
     layout = LiftedLayout(torch.empty(captured).expand(shape).stride(), 0)
     cut = rows(shape, [layout], BLOCK)
     assert (1 if cut is None else cut.number) == count
@@ -46,7 +46,7 @@ def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], co
         assert all(torch.equal(row, read[: len(row)]) for row in step)
 
 
-def test_what_is_not_cut() -> None:
+def test_steps_without_rows() -> None:
     every = LiftedLayout((0, 1), 0)
     assert rows((33, 100), [every, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
     assert rows((3, 16), [every], BLOCK) is None, "two programs would be too few"

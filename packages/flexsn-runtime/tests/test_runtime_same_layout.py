@@ -64,7 +64,7 @@ def test_tensors_of_the_same_layout_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_layout_is_told(other: str) -> None:
+def test_another_layout_is_detected(other: str) -> None:
     first, others = like(torch.rand(SHAPE)), OTHERS[other]()
     assert not same_layout(first)(others)
     if other != "device":
@@ -73,7 +73,7 @@ def test_another_layout_is_told(other: str) -> None:
         assert layout_key(first) != layout_key(others)
 
 
-def test_another_state_of_the_dispatcher_is_told() -> None:
+def test_another_state_of_the_dispatcher_is_detected() -> None:
     tensors = like(torch.rand(SHAPE))
     is_same = same_layout(tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -94,7 +94,7 @@ def test_another_state_of_the_dispatcher_is_told() -> None:
     assert is_same(tensors)
 
 
-def test_it_keeps_no_tensor() -> None:
+def test_the_predicate_keeps_no_tensor() -> None:
     tensors = like(torch.rand(SHAPE))
     alive = weakref.ref(tensors[0])
     is_same = same_layout(tensors)

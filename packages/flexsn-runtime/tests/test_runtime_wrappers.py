@@ -106,7 +106,7 @@ def test_an_op_without_a_rule_is_named_when_building() -> None:
         build_inference_kernel(core, 1, 1, 1)
 
 
-def test_examples_are_asked_for_when_one_element_does_not_do() -> None:
+def test_examples_are_required_if_one_element_is_not_enough() -> None:
     core, _ = with_gain()
     with pytest.raises(StateMismatchError, match=r"state 0 goes in as \[1\] .*\[37\].* give example_inputs"):
         build_inference_kernel(core, 1, 1, 1)
@@ -154,7 +154,7 @@ def test_captured_tensors_can_be_passed() -> None:
     assert torch.equal(doubled, flexsn_inference(kernel, info, X, V)[0])
 
 
-def test_flat_arguments_are_told_by_their_number() -> None:
+def test_flat_arguments_are_distinguished_by_their_number() -> None:
     a, b = random(STEP[1], seed=5), random(STEP[1], seed=6)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ def test_flat_arguments_are_told_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_uses_the_findings_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
     # The step has one captured tensor and one state: calls give the state, or neither of them.
@@ -274,7 +274,7 @@ def test_a_core_without_differentiable_outputs_can_be_trained_through_its_state(
     torch.testing.assert_close(grad_x, expected)
 
 
-def test_backward_names_what_is_missing() -> None:
+def test_backward_names_missing_tensors() -> None:
     core, _ = with_gain()
     backward, info, saved = saved_of(core, X, V)
     grad = torch.ones_like(X)
