@@ -131,7 +131,7 @@ def test_exact_concerns_weights_on_a_grid_alone() -> None:
     products = exact_products(net, "exact")
     step(net, x)
     assert ran(products) == {"0": False, "2.fc": False, "3": True, "5": False}
-    assert "5: its weight is on no grid: flexsn_nn.on_grid(layer)" in str(products)
+    assert "5: its weight is not on a grid: flexsn_nn.on_grid(layer)" in str(products)
     torch.nn.utils.parametrize.remove_parametrizations(net[3], "weight")
     torch.nn.utils.parametrize.remove_parametrizations(net[3], "bias")
     step(net, x)
@@ -151,7 +151,7 @@ def test_layers_that_the_user_names() -> None:
     assert_near(step(net, spikes), want)
     assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
     assert_near(step(net, data()), step(network(), data()))  # the input has no spikes
-    assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input was not whole" in str(products)
+    assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input had numbers that are not whole" in str(products)
 
 
 @pytest.mark.usefixtures("interpreted")

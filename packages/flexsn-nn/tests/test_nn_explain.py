@@ -40,7 +40,7 @@ def test_before_the_first_call() -> None:
 def test_a_requested_backend(backend: str, runs: str) -> None:
     layer = neuron(backend)
     layer(ones(2, 3))
-    assert layer.explain().splitlines()[0] == f"{runs}: asked for as backend={backend!r}"
+    assert layer.explain().splitlines()[0] == f"{runs}: requested by backend={backend!r}"
 
 
 def test_the_choice_of_auto(compiler: None) -> None:
@@ -178,11 +178,12 @@ def test_bytes_moved_by_a_call(keep: bool) -> None:
 
 def test_tensors_kept_for_the_backward() -> None:
     told = neuron("triton").explain(ones(50, 20, 10))
-    assert "training writes what its gradient needs (nothing at every step), and backward reads that and" in told
+    written = "training writes the values that its gradient needs (nothing at every step)"
+    assert f"{written}, and backward reads them and" in told
     assert "80 kB, 2.00 streams more" in told
     layer = FlexSN(lambda x, v: (torch.relu(v + x), v + x), 1, 1, 1, backend="triton", residuals="save")
     told = layer.explain(ones(50, 20, 10))
-    assert "training writes what its gradient needs (bool at every step)" in told
+    assert "training writes the values that its gradient needs (bool at every step)" in told
     assert "100 kB, 2.50 streams more" in told
 
 
@@ -226,7 +227,7 @@ def test_a_core_that_kernels_refuse() -> None:
     x = ones(3, 2)
     layer(x)
     told = layer.explain(x).splitlines()
-    assert told[0] == "torch: asked for as backend='torch'"
+    assert told[0] == "torch: requested by backend='torch'"
     assert told[1].startswith("not triton: ")
     assert "cumsum" in layer.explain(x)
 
@@ -339,7 +340,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
     layer.backend = "torch"
     assert layer.explain().startswith("backend='torch': nothing has run yet.")
     layer(X)
-    assert layer.explain().splitlines()[0] == "torch: asked for as backend='torch'"
+    assert layer.explain().splitlines()[0] == "torch: requested by backend='torch'"
     assert "refuse" not in layer.explain()
 
 
@@ -400,12 +401,12 @@ def test_a_verdict_over_several_ways(compiler: None) -> None:
 def test_the_first_line_names_the_backend_that_would_run(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(4, 3)
     told = LIF().explain(x).splitlines()
-    assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run by cpp: the tensors are on")
+    assert told[0].startswith("backend='auto': nothing has run yet. These inputs would run on cpp: the tensors are on")
     loop = FlexSN(lambda x, v: (x.flip(0), v + x), 1, 1, 1)
     assert (
         loop.explain(x)
         .splitlines()[0]
-        .startswith("backend='auto': nothing has run yet. These inputs would run by torch: the loop ran instead")
+        .startswith("backend='auto': nothing has run yet. These inputs would run on torch: the loop ran instead")
     )
     monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: "there is no GPU")
     assert "would raise: backend='triton' cannot run: there is no GPU" in LIF(backend="triton").explain(x)

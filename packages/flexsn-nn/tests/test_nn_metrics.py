@@ -36,7 +36,7 @@ def test_accuracy_of_populations() -> None:
     targets = targets % 3
     wanted = metrics.accuracy(spikes.unflatten(2, (3, 2)).sum(3), targets)
     assert torch.equal(metrics.accuracy(spikes, targets, num_classes=3), wanted)
-    with pytest.raises(ParameterError, match="6 neurons are no population code of 4 classes"):
+    with pytest.raises(ParameterError, match="6 neurons are not a population code of 4 classes"):
         metrics.accuracy(spikes, targets, num_classes=4)
 
 

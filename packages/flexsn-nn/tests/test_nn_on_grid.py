@@ -28,7 +28,7 @@ def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
                 exponents[i] = e
                 break
         else:
-            raise AssertionError(f"row {i} is on no grid")
+            raise AssertionError(f"row {i} is not on a grid")
     numbers = rows * 2.0 ** exponents[:, None]
     assert float(numbers.abs().max()) < 2 ** (bits - 1)
     assert float(numbers.abs().sum(1).max()) < 2**24
@@ -250,7 +250,7 @@ def test_a_gpu_has_the_spikes_of_the_cpus_loop(features: int, monkeypatch: pytes
 def test_a_weight_equals_its_whole_numbers_times_its_scales(bits: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, 3)
-    with pytest.raises(ParameterError, match=f"on no grid of {bits} bits"):
+    with pytest.raises(ParameterError, match=f"not on a grid of {bits} bits"):
         whole_numbers(layer.weight, bits)
     on_grid(layer, bits=bits)
     numbers, scales = whole_numbers(layer.weight, bits)

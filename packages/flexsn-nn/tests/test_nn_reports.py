@@ -94,7 +94,7 @@ def test_the_verdict_names_a_loop() -> None:
     net[6].backend = "torch"
     report = explain(net, X)
     assert report.verdict.startswith("1 of 3 neurons run without compiled kernels, first 6 (RLIF: torch)")
-    assert "6: torch: asked for as backend='torch'" in str(report).splitlines()
+    assert "6: torch: requested by backend='torch'" in str(report).splitlines()
 
 
 def test_time_is_of_the_layer_that_takes_it() -> None:

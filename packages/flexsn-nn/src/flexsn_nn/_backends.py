@@ -81,13 +81,13 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
         BackendUnavailableError: compiled kernels are requested by name, but cannot run here.
     """
     if backend in ("torch", "hop"):
-        return Choice(backend, f"asked for as backend={backend!r}", {})
+        return Choice(backend, f"requested by backend={backend!r}", {})
     target: TargetName = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
     why = why_unavailable(device, target)
     if backend in KERNEL_BACKENDS:
         if why is not None:
             raise BackendUnavailableError(f"backend={backend!r} cannot run: {why}")
-        return _with_kernels(target, f"asked for as backend={backend!r}", compiling)
+        return _with_kernels(target, f"requested by backend={backend!r}", compiling)
     if why is not None:
         return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
     if step_mode == "s" and compiling:
@@ -118,7 +118,7 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    how = "as the operator: Inductor makes kernels of it, or, with a warning, a loop if kernels refuse the core"
+    how = "as the operator: Inductor lowers it to kernels or, with a warning, to a loop if kernels refuse the core"
     return Choice("hop", f"{reason}; {how}", {})
 
 

@@ -161,8 +161,8 @@ def traffic(
         reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints
     else:
         kept = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
-        writes = f"what its gradient needs ({', '.join(kept) or 'nothing'} at every step)"
-        reads, moved = "that", int(num_steps * size * residuals.traffic)
+        writes = f"the values that its gradient needs ({', '.join(kept) or 'nothing'} at every step)"
+        reads, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements (once through them, a stream: {_human(stream)}):",
         f"  forward reads {_list(read)}; writes {_list(written)}: {_streams(_sum(read, written), stream)}",

@@ -431,8 +431,8 @@ class FlexSN(Runs):
         if self._backend == "auto" and self._asks_kernels(choice.backend):
             why_loop = self._why_loop(given, [])
         if why_loop is not None:
-            return f" These inputs would run by torch: {why_loop}"
-        return f" These inputs would run by {choice.backend}: {choice.reason}"
+            return f" These inputs would run on torch: {why_loop}"
+        return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
         """Returns the choice for calls outside of compilers on a type of device; `None` before the first call."""

@@ -35,7 +35,7 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
     if num_classes is not None:
         check_count("num_classes", num_classes)
         if counts.shape[1] % num_classes:
-            raise ParameterError(f"{counts.shape[1]} neurons are no population code of {num_classes} classes.")
+            raise ParameterError(f"{counts.shape[1]} neurons are not a population code of {num_classes} classes.")
         counts = counts.unflatten(1, (num_classes, -1)).sum(2)
     return (_first(counts == counts.amax(1, keepdim=True)) == targets).float().mean()
 

@@ -130,7 +130,7 @@ class ExactForward(ReplacedForward):
         outcome, ran = self.last
         words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
-            words += "; its input was not whole, so rows were computed again in float32"
+            words += "; its input had numbers that are not whole, so rows were computed again in float32"
         if not self.was_called and any(self.known):
             low, high = next(one for one in self.known if one is not None)
             words += f"; its input consists of whole numbers from {low} to {high}"
@@ -185,7 +185,7 @@ class ExactForward(ReplacedForward):
         if not compiling and x.grad_fn is not None:
             followed = scaled_range_of(x)
             if isinstance(followed, Unknown):
-                made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
+                made = f": {followed.reason} computes it from spikes" if followed.reason else ""
                 return f"its input does not consist of spikes{made}"
             found, self._scale = followed
         if found is None:
@@ -232,7 +232,7 @@ def _torch_precision() -> str:
     return float32_precision()
 
 
-_NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"
+_NO_GRID = "its weight is not on a grid: flexsn_nn.on_grid(layer)"
 _HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
