@@ -1,4 +1,4 @@
-"""Steps that compute the functions in front of a neuron in compiled graphs: equal results, and fewer stored values."""
+"""Compiled graphs whose steps compute the functions before a neuron: equal results, and fewer stored values."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
 
 
 def test_names_are_of_the_users_lines() -> None:
-    """Checks this also for stacks with torch's own frames below the user's."""
+    """Tests stacks with torch's own frames below the user's, too."""
     before, count = CASES["per channel"]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -226,7 +226,7 @@ def test_a_scale_is_computed_again_for_each_reader() -> None:
 
 
 class Weighted(nn.Module):
-    """A weight that is used in front of a neuron and in its step."""
+    """A weight that is used before a neuron and in its step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_tensors_that_a_norm_would_keep_are_not_kept() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
 def test_inputs_of_a_norm(residual: bool) -> None:
-    """Checks that one function of the convolution's output is computed in the step, too, but a sum is not."""
+    """Checks that the step also computes a function of the convolution's output, but not a sum."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of attributes that are set, called or removed after construction: they use the present state."""
+"""Attributes that are set, called or removed after construction: checks use their current values."""
 
 from __future__ import annotations
 

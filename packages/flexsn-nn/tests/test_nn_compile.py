@@ -1,4 +1,4 @@
-"""A neuron inside of `torch.compile`: one graph with a loop or the operator, and correct reports about kernels."""
+"""A neuron inside of `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Dynamo reads the gradients of tensors that a graph passes on at its break.
+# Dynamo reads the gradients of tensors that pass a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
 def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, interpreted: None) -> None:

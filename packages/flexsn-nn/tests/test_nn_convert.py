@@ -1,4 +1,4 @@
-"""`convert` if neither library is installed: modules that it does not change, and libraries that it never imports."""
+"""`convert` without either library installed: it leaves modules unchanged, and never imports the libraries."""
 
 from __future__ import annotations
 

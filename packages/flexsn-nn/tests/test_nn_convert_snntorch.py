@@ -1,4 +1,4 @@
-"""`convert` with snnTorch itself: a loop over time gives equal bits before and after."""
+"""`convert` with snnTorch installed: a loop over time returns equal bits before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[nn.Module, Tensor], list[Tensor]]
 
 
 class Loop(nn.Module):
-    """A network whose `forward` loops over time and passes on the states of its neurons."""
+    """A network whose `forward` loops over time and passes the states of its neurons on."""
 
     def __init__(self, *neurons: nn.Module) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def build(name: str) -> tuple[nn.Module, Conversion, Run]:
     torch.manual_seed(3)
     make, run = MODELS[name]
     before = make()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels compute exp differently
     assert conversion.left == []
     assert len(conversion.converted) == 2
     return before, conversion, run
@@ -289,10 +289,10 @@ def test_checkpoints(name: str) -> None:
 
 @EACH
 def test_a_whole_sequence_is_the_loop(name: str) -> None:
-    """Checks step mode "m", which needs no loop: spikes of all steps at once, and states if they are returned."""
+    """Tests step mode "m", without a loop: it returns spikes of all steps at once, and states if requested."""
     before, conversion, run = build(name)
     if run is whole or name == "conv":
-        return  # their forward itself loops; convolutions need OverTime
+        return  # their forward loops itself, or a convolution would need OverTime
     wanted = run(before, draw())
     functional.set_step_mode(conversion.model, "m")
     found = whole(conversion.model, draw())
@@ -336,7 +336,7 @@ def test_kernels(name: str, interpreted: None) -> None:
 
 
 def test_recurrent_neurons_in_detail() -> None:
-    """Checks a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
+    """Tests a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
     torch.manual_seed(0)
     theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     ours: Any = convert(copy.deepcopy(theirs), backend="torch").model

@@ -1,4 +1,4 @@
-"""`convert` with SpikingJelly itself: a network gives equal bits before and after."""
+"""`convert` with SpikingJelly installed: a network returns equal bits before and after."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Amplify(nn.Module):
 
 
 def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
-    """Makes a network with a linear layer in front of each neuron."""
+    """Makes a network with a linear layer before each neuron."""
     net = nn.Sequential()
     for i, make in enumerate(neurons):
         net.append(layer.Linear(N, N) if i % 2 else nn.Linear(N, N))
@@ -201,9 +201,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
 }
 del MODELS["liaf"]  # a separate test covers it in sequences
-# Modules that are not converted, on purpose: they run as before.
+# Modules that are not converted on purpose. They run as before.
 KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# Not bitwise equal, because of a difference that the report lists.
+# These are not bitwise equal, because of a difference that the report lists.
 NEARLY = {"ilif"}
 # In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
@@ -307,7 +307,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 def test_states_continue_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # these start again in each call; the report lists neurons that continue
+        return  # these begin again in each call; the report lists neurons that continue
     before.eval()
     conversion.model.eval()
     with torch.no_grad():

@@ -70,7 +70,7 @@ def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pyte
 @pytest.mark.long(all_but=["triton-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_counts_of_other_dtypes(backend: str, dtype: torch.dtype) -> None:
-    """Counts beyond 256, which bfloat16 cannot count."""
+    """Counts beyond 256, where bfloat16 cannot count."""
     neuron = counting(LIF(v_threshold=0.1, backend=backend))
     output = neuron(data(300, 2, 3, dtype=dtype).add(1))
     assert counts(neuron).dtype == torch.promote_types(dtype, torch.float32)
@@ -161,7 +161,7 @@ def test_steps_loops_and_switching(backend: str, monkeypatch: pytest.MonkeyPatch
         neuron(x)
     assert neuron.spike_counts is None
     counting(neuron).step(x)
-    assert neuron.spike_counts is None, "the module keeps nothing of a step"
+    assert neuron.spike_counts is None, "the module stores no result of a step"
     with RateMonitor(counting(neuron)) as monitor:
         neuron.reset()
         neuron(x)

@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths: results equal those of each sequence alone."""
+"""Batches of sequences of different lengths: results equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], said: str)
         (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; expected from 1 to 3"),
         (torch.ones(3, 2), torch.tensor([4, 1]), "from 1 to 4"),
         (torch.ones(3, 2), torch.tensor([3]), r"\[3, 2\] and lengths of shape \[1\]"),
-        (torch.ones(3), torch.tensor([3]), r"wanted \[T, B, \*step\]"),
+        (torch.ones(3), torch.tensor([3]), r"expected \[T, B, \*step\]"),
         (torch.ones(0, 2), torch.tensor([1, 1]), "T >= 1"),
         (torch.ones(3, 2), torch.tensor([3.0, 1.0]), "whole numbers"),
         (torch.ones(3, 2), torch.tensor([True, True]), "whole numbers"),

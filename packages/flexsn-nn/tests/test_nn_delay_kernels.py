@@ -13,7 +13,7 @@ import flexsn_nn._delay
 from flexsn_nn.layer import Delay
 from flexsn_runtime.delays import _delayed
 
-# More steps than one program computes, and no multiple; one delay for each neuron, each channel, all, or each element.
+# Numbers of steps that are no multiple of a program's; a delay per neuron, per channel, for all, and per element.
 SHAPES = [((11, 3, 5), (5,)), ((3, 2, 3, 4), (3, 1)), ((11, 3, 5), (1,)), ((9, 2, 3, 4), (2, 1, 4))]
 KINDS: dict[str, dict[str, Any]] = {
     "linear": {},

@@ -1,4 +1,4 @@
-"""Two processes with a part of the work each: together they compute the results of one process."""
+"""Two processes that each do a part of the work compute the same results as one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Device of the two processes, and of the process that they are compared with."""
+    """The device of the two processes, and of the process with which they are compared."""
     kind: str = request.param
     torch.set_default_device(kind)
     yield kind
@@ -48,7 +48,7 @@ def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., An
             )
             for rank, file in enumerate(said)
         ]
-        for process in processes:  # they wait for each other, so an error in one ends both
+        for process in processes:  # an error in one ends both, because they wait for each other
             stack.callback(process.wait)
             stack.callback(process.kill)
         for process, file in zip(processes, said, strict=True):
@@ -75,7 +75,7 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
 
 
 def test_random_numbers_of_rows(results: list[dict[str, Any]]) -> None:
-    """Checks that the losses of two processes, and so the parameters, are those of one process."""
+    """Checks that the losses of two processes, and therefore the parameters, equal those of one process."""
     wanted = work.train(work.noisy_network(0), work.batch())
     for found in results:
         assert_close(found["noise_of_rows"], wanted)

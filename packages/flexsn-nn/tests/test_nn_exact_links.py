@@ -1,4 +1,4 @@
-"""Exchange between neurons and layers with exact products: equal results, and no outdated values."""
+"""Values that neurons and layers with exact products exchange: equal results, and no outdated values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Records for each product whether its spikes came in bfloat16 and whether it offered links."""
+    """Records for each product whether its spikes were in bfloat16, and whether it offered links."""
     calls = []
     run = RepeatedProducts.run
 
@@ -70,7 +70,7 @@ def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]
         assert_near(step(net, spikes()), want)
     assert handed == BOTH * 3
     assert all(one.exact for one in products.layers)
-    # Repeats this for a sequence in two parts, so that the second begins with states.
+    # Repeats this for the next part of the sequence, which begins with states.
     functional.detach_net(net)
     found = step(net, spikes(), reset=False)
     plain = network()

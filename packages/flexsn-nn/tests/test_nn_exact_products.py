@@ -1,4 +1,4 @@
-"""Networks whose layers multiply spikes exactly: the layers that do so, other behaviour unchanged, correct products."""
+"""Networks whose layers multiply spikes exactly: selected layers, unchanged behaviour, and correct products."""
 
 from __future__ import annotations
 
@@ -151,7 +151,10 @@ def test_layers_that_the_user_names() -> None:
     assert_near(step(net, spikes), want)
     assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
     assert_near(step(net, data()), step(network(), data()))  # the input has no spikes
-    assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input had numbers that are not whole" in str(products)
+    assert (
+        "0: exact products; weight in 3 parts, gradients in 3 (float32); its input had numbers that are not whole"
+        in str(products)
+    )
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -239,7 +242,7 @@ class Scaled(LIF):
 
 
 class Own(nn.Linear):
-    """A layer with a forward of its own."""
+    """A layer that overrides `forward`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1
@@ -381,7 +384,7 @@ def test_a_network_on_a_gpu(grid: bool) -> None:
     assert all(ran(products).values()), str(products)
     if grid:
         assert torch.equal(found[0], want[0])  # all spikes and their sums are equal
-    # Without a grid, spikes may differ if the last bit of a sum does; the last layer's gradients are means over many.
+    # Without a grid, spikes may differ if the last bit of a sum differs. The last layer's gradients average over many.
     for one, other in zip(found, want, strict=True):
         norm = float(other.norm())
         assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6

@@ -1,4 +1,4 @@
-"""Random networks with ranges that are hard to follow, with and without exact products; gradients of two processes."""
+"""Random networks whose ranges are hard to derive, with and without exact products; gradients of two processes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
 def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests with a path without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
+    """Tests a machine without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     ours, loop = LIF(), LIF(backend="torch")
@@ -212,7 +212,7 @@ def test_copies_that_a_layout_causes() -> None:
 
 
 def test_other_kinds_of_neurons() -> None:
-    """Checks that a state with other initial values, or a captured tensor, is read; a step is a sequence of 1."""
+    """Checks that a state with other initial values or a captured tensor is read, and that a step counts as T = 1."""
     x = ones(4, 2, 3)
     assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)
     assert "state 0 (24 B)" in LIF(precision="float32").explain(x.half())
@@ -346,7 +346,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks a core of which kernels run some calls and the loop others: `explain` lists both, with reasons."""
+    """Tests a core whose calls run partly in kernels and partly as a loop: `explain` lists both with reasons."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
     layer(X)
@@ -359,7 +359,7 @@ def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_depends_on_settings_of_modules(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a core that is changed from inside, by its mode and by a flag."""
+    """Tests a core whose behaviour depends on its mode and on a flag."""
 
     class Noisy(nn.Module):
         noisy = False

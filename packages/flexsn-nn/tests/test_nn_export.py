@@ -30,7 +30,7 @@ class Network(nn.Module):
 
 
 class Again(nn.Module):
-    """Calls one neuron several times: on parts of a sequence, or on single steps."""
+    """Calls one neuron several times, with parts of a sequence or with single steps."""
 
     def __init__(self, neuron: nn.Module, part: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def fresh_compiler() -> Iterator[None]:
 def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> None:
     network, x = Network(backend), torch.randn(4, 2, 6)
     program = torch.export.export(network, (x,), strict=strict)
-    assert network.neuron.states == [], "nothing of the export stays"
+    assert network.neuron.states == [], "the export leaves no state"
     other = torch.randn(4, 2, 6)
     wanted = network(other)
     assert 0 < wanted.count_nonzero() < wanted.numel()

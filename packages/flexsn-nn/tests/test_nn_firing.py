@@ -1,4 +1,4 @@
-"""Warnings, given once, for layers that never or always fire in training; `fluctuation_driven_` makes layers fire."""
+"""Warnings for layers that never or always fire in training. `fluctuation_driven_` makes layers fire."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     with torch.no_grad():
         neuron(linear(spikes))
     v = neuron.state_seq("v")[100:] - (0.5 if threshold == 1.5 else 0.0)
-    deviation = float(v.var(0).mean().sqrt())  # of each neuron, over time
+    deviation = float(v.var(0).mean().sqrt())  # over time, for each neuron
     assert deviation == pytest.approx((threshold - mean) / 2, rel=0.08)
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 
@@ -206,7 +206,7 @@ def test_dead_layers_fire_once_their_weights_start_there() -> None:
         with monitor.RateMonitor(net) as rates:
             net(x)
         rate = rates.rates()[["1", "3"][neuron is net[3]]]
-        assert 0.001 < rate < 0.5, "in front of the next layer are the spikes of this one"
+        assert 0.001 < rate < 0.5, "this layer's spikes drive the next layer"
 
 
 def test_a_share_divides_the_variance_and_a_generator_repeats_the_draw() -> None:

@@ -27,7 +27,7 @@ from flexsn_runtime import _availability
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
-# Here, "auto" means "cpp", and "inductor" launches the kernels of "triton".
+# In these tests, "auto" means "cpp", and "inductor" launches the kernels of "triton".
 backends = pytest.mark.parametrize(
     "backend", [pytest.param(b, marks=[pytest.mark.long] if b in ("cpp", "inductor") else []) for b in BACKENDS]
 )
@@ -270,7 +270,7 @@ def test_another_batch_size_without_reset(backend: str) -> None:
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_truncated_backpropagation_trains(backend: str) -> None:
-    """Trains over two calls with an optimizer step between them: the second backward must not reach the first call."""
+    """Trains with two calls and an optimizer step in between. The second backward must not reach the first call."""
     core = Decay().to(DEVICE)
     layer = FlexSN(core, 1, 1, 1, backend=backend)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)

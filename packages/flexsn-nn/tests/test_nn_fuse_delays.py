@@ -1,4 +1,4 @@
-"""`fuse_delays`: neurons' kernels that load earlier steps equal a delay in front of the neuron."""
+"""`fuse_delays`: kernels of neurons that load earlier steps equal a delay before the neuron."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def learned(*shape: int, most: int = 6) -> Delay:
-    """Makes delays that include whole numbers, the largest delay and the smallest one."""
+    """Makes delays, including whole numbers, the largest delay and the smallest one."""
     delay = most * random(*shape, seed=1)
     flat = delay.view(-1)
     flat[0], flat[-1] = most, flat[-1].round()
     return Delay(delay, max_delay=most, learn=True)
 
 
-# Numbers of steps beyond several chunks, and numbers below the delay.
+# Numbers of steps of more than several chunks, and numbers of steps below the delay.
 CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
     "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
     "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
@@ -64,7 +64,7 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
 
 
 def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
-    """Checks results for equality to the bit, and gradients up to the order of sums."""
+    """Checks that results are bitwise equal, and gradients are equal up to the order of sums."""
     assert len(fused) == len(apart)
     for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
         if i < len(fused) - num_gradients:
@@ -74,7 +74,7 @@ def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, toleranc
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes delays in front of a neuron fail."""
+    """Makes delays before a neuron fail."""
 
     def refused(self: Delay, x: Tensor) -> Tensor:
         raise AssertionError("the delay ran before the neuron")
@@ -167,7 +167,7 @@ def test_else_the_delay_runs_before(case: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_calls_of_all_kinds() -> None:
-    """Tests a stream in parts, evaluation, and single steps, each of which continues the call before."""
+    """Tests a stream in parts, evaluation, and single steps. Each call continues from the previous one."""
     fused, apart = pair(gaussian(), LIF())
     fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
     x = random(8, 3, 5)

@@ -116,7 +116,7 @@ def test_copies_checkpoints_and_monitors() -> None:
 
 
 def test_parts() -> None:
-    """Checks that a fused layer alone returns its norm's input, and a neuron alone accepts any input."""
+    """Checks separate calls: a fused layer returns its norm's input, and a neuron accepts any input."""
     layer, neuron = convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)
     fuse_norms(net)
@@ -291,7 +291,7 @@ def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Te
 
 
 class SizedByValue(nn.Module):
-    """Uses a tensor's value as a size, in a function that calls `isinstance`, too."""
+    """Uses a tensor's value as a size in a function that also calls `isinstance`."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """Guessing classes by names in a function's code would make `torch.zeros` read a number's memory as a tensor."""
+    """If classes were guessed from names in the code, `torch.zeros` would read the memory of a number as a tensor."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1

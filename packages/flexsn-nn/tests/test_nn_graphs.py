@@ -1,4 +1,4 @@
-"""Captured steps without a GPU: kinds of calls, memory of a replay, changes, and runs in Python."""
+"""Captured steps without a GPU: kinds of calls, memory of replays, changes, and runs in Python."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_changes_are_detected(recorder: OperationsRecorder, what: str, monkeypat
     CHANGES[what](twin, other)
     train(5)
     assert recorder.recorded == before + 1
-    if what != "double precision":  # the arguments have it, too
+    if what != "double precision":  # the arguments are in double precision, too
         assert "recorded again" in captured.explain()
 
 
@@ -590,7 +590,7 @@ def test_ranges_are_looked_at_between_replays(recorder: OperationsRecorder) -> N
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
     for i in range(4):
         captured(*batch(i))
-    net[1].beta.data.fill_(1.5)  # as a replay writes it, without a new version
+    net[1].beta.data.fill_(1.5)  # like a replay, this writes without a new version
     with pytest.warns(RangeWarning, match="has left its range"):
         captured_often(captured)
     assert recorder.recorded == 1
@@ -706,7 +706,7 @@ def test_long_containers_are_compared_by_their_length() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_numbers_of_modules_that_dynamo_makes_symbolic() -> None:
-    """As it does for modules that FSDP holds: the second of two neurons has other numbers of states and outputs."""
+    """Tests numbers like those of modules in FSDP: two neurons differ in their numbers of states and outputs."""
     torch._dynamo.reset()
     for make in (LIF, ALIF, LIF):
         neuron, loop = make(), make(backend="torch")

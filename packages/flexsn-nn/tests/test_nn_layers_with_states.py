@@ -1,4 +1,4 @@
-"""Layers with a state that are not neurons: checkpointing, export, copies, states that are passed on."""
+"""Layers with a state that are not neurons: checkpointing, export, copies, and passing states on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
-    """A layer as users derive it: it reads and assigns `states`."""
+    """A layer like those of users, which reads and assigns `states`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin:
     (wanted,) = torch.autograd.grad((run(x) * weights).sum(), x)
     torch.manual_seed(1)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
-    layer(data())  # calls between the two runs have no influence
+    layer(data())  # calls between the two runs do not matter
     (y * weights).sum().backward()
     torch.testing.assert_close(x.grad, wanted)
 
@@ -277,7 +277,7 @@ def test_a_past_on_another_device_is_refused() -> None:
 
 
 class Filter(Stateful):
-    """Stores values that it computes by operations of its own."""
+    """A layer that stores values from its own operations."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.states[0] if self.states else torch.zeros_like(x[0])

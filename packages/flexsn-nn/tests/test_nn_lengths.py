@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one batch: results and gradients equal those of each sequence alone."""
+"""Sequences of several lengths in one batch: results and gradients equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# A step has 35 elements: more than one block of the smallest kernels, and no multiple.
+# A step has 35 features, which are more than one block of the smallest kernels, and not a multiple of it.
 FEATURES = 35
 # Kernels of more than 8 steps do not depend on the number of steps.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
@@ -94,7 +94,7 @@ def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got
         assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
         for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
             part = found[:end, row] if i < len(inputs) else found[row]
-            # In a loop's autograd and in products step by step, sums of more than two gradients have another order.
+            # Sums of more than two gradients have another order in the loop's autograd and in products step by step.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
                 torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
             else:
@@ -301,7 +301,7 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("features", [35, 128])  # blocks of several sequences, and of a part of one
+@pytest.mark.parametrize("features", [35, 128])  # blocks with several sequences, and blocks with a part of one
 @pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
 def test_each_sequence_is_as_alone_on_a_gpu(num_steps: int, features: int) -> None:
     generator = torch.Generator().manual_seed(0)

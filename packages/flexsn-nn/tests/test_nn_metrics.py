@@ -73,7 +73,7 @@ def test_snntorchs_agree() -> None:
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     _, targets = draw()
     for metric in (metrics.accuracy, metrics.first_spike_accuracy):
-        with pytest.raises(ParameterError, match=r"wanted \[T, B, C\] and \[B\]"):
+        with pytest.raises(ParameterError, match=r"expected \[T, B, C\] and \[B\]"):
             metric(torch.zeros(shape), targets)
     with pytest.raises(ParameterError, match="T >= 1"):
         metrics.time_to_first_spike(torch.zeros(0, 3))

@@ -1,4 +1,4 @@
-"""Mistakes: errors name them in the user's terms and say what to do instead."""
+"""Mistakes of users: errors name them in the user's terms, and name the remedy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def made(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
 
 
 def test_several_gradients_at_once() -> None:
-    """Checks that the loop batches the gradients, and that kernels report that they cannot."""
+    """Checks that the loop supports batched gradients, and that kernels report that they do not."""
 
     def batched(backend: str) -> Tensor:
         x = X.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Monitors: they record what neurons do, and do not change the neurons."""
+"""Monitors record the activity of neurons without changing the neurons."""
 
 from __future__ import annotations
 

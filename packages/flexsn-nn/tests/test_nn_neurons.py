@@ -1,4 +1,4 @@
-"""Neurons: comparison with their equations, in values, states and all gradients, on every backend."""
+"""Neurons compared with their equations, in values, states and all gradients, on every backend."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_operator_equals_the_equation(case: Case) -> None:
     assert_same(run_neuron(made, x, states), run_oracle(case, made, x, states))
 
 
-# For an input with fewer elements than the step, no kernel has gradients yet in steps with a product: the loop runs.
+# If an input has fewer elements than the step, kernels of steps with a product have no gradients, so the loop runs.
 @pytest.mark.long(
     all_but=[
         "lif",
@@ -204,7 +204,7 @@ def test_half_precision_states_remain_half(case: Case, dtype: torch.dtype) -> No
 
 
 class GpuAutocast(TorchDispatchMode):
-    """Simulates a GPU's autocast inside of a core, which computes these functions in float32; a CPU's does not."""
+    """Simulates autocast of a GPU in a core. Unlike that of a CPU, it computes these functions in float32."""
 
     WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
 

@@ -1,4 +1,4 @@
-"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear refusals."""
+"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear errors."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def arrays(*values: float) -> list[Any]:
 
 
 def test_nodes_of_others_step_by_their_equations() -> None:
-    """Computes NIR's differential equations by Euler steps in NumPy and seconds, with gains that we never write."""
+    """Computes NIR's equations by Euler steps in NumPy, in seconds, with gains that this package never writes."""
     x = 2 * drawn(25, 1, 3).double() + 1
     dt = 5e-3
 
@@ -307,7 +307,7 @@ def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quarters(weight: Tensor) -> Tensor:
-    """Rounds to few bits, so that every sum is exact in any order and with any gain that is a power of two."""
+    """Rounds to few bits, so that every sum is exact in any order, and with any gain that is a power of two."""
     return weight.copy_((8 * weight).round() / 4)
 
 
@@ -344,7 +344,7 @@ def test_round_trip_of_recurrent_weights(make: Callable[[], nn.Module], tmp_path
 
 
 def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
-    """Makes two neurons, the first of which excites the second, as a graph inside of a chain (as snnTorch) or not."""
+    """Makes two neurons, the first of which excites the second, as a graph in a chain, as in snnTorch, or not."""
     values = {"tau": 2 * DT, "r": 4.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **lif}
     neuron = nir.LIF(**{name: np.full(2, value) for name, value in values.items()})
     w_rec = nir.Linear(weight=np.array([[0.0, 0.0], [0.75, 0.0]]))
@@ -359,7 +359,7 @@ def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["inside", "flat"])
 def test_a_recurrent_graph_equals_its_equation(kind: str) -> None:
-    """Compares with `tau v' = -v + r (x + w_rec s)`, with a gain other than the time constant."""
+    """Compares with `tau v' = -v + r (x + w_rec s)`, where the gain differs from the time constant."""
     net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
     weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
     x = drawn(20, 3, 2) / 2 + 0.3
@@ -625,7 +625,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
     theirs = import_nir.import_from_nir(graph)
     outputs, state = [], None
     for step in x:
-        output, state = theirs(step[0], state)  # its layers take no batch
+        output, state = theirs(step[0], state)  # its layers do not support a batch
         outputs.append(output)
     functional.reset_net(net)
     with torch.no_grad():
@@ -635,7 +635,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
 
 
 def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
-    """Makes two layers with weights that let them fire; no membrane falls far below zero, where sinabs clamps it."""
+    """Makes two layers that fire. No membrane falls far below zero, where sinabs would clamp it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), make(), nn.Linear(16, 4), make())
     with torch.no_grad():
@@ -672,7 +672,7 @@ def test_a_network_runs_in_sinabs() -> None:
     functional.reset_net(net)
     with torch.no_grad():
         wanted = net(x)
-        found = theirs(x.transpose(0, 1).flatten(0, 1))  # sinabs takes batch and time as one dimension
+        found = theirs(x.transpose(0, 1).flatten(0, 1))  # for sinabs, batch and time are one dimension
     found = found[0] if isinstance(found, tuple) else found
     assert 0.05 < wanted.mean() < 0.8
     assert torch.equal(found.unflatten(0, (3, 20)).transpose(0, 1), wanted)

@@ -1,4 +1,4 @@
-"""Sequences without steps: empty outputs, an unchanged state, and its gradient."""
+"""Sequences of zero steps: empty outputs, an unchanged state, and the gradient of the state."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_states_of_a_wider_dtype_decide_the_dtype_as_with_steps(backend: str, pr
 
 
 class Followed(torch.autograd.Function):
-    """The identity; where its result is part of a graph, it gives zeros for a gradient that does not come."""
+    """The identity. If its result is part of a graph, its gradient is zeros even if none arrives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

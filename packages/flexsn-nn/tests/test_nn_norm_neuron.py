@@ -1,4 +1,4 @@
-"""A norm in a neuron's step: results equal the norm in front of the neuron, with fewer stored values."""
+"""A norm in a neuron's step: results equal those of the norm before the neuron, with fewer stored values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
-    """Makes the norm in front of the neuron, both as one layer, and the norm of the latter."""
+    """Returns the norm before the neuron, both as one layer, and the norm of this layer."""
     norm = NORMS[kind][0]().to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.2, 1.0)
@@ -103,7 +103,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
 def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
-    """Compares with the documented reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
+    """Compares with the documented reference: the neuron with the input `(x - mean) scale + shift`."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
     channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
@@ -195,7 +195,7 @@ def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> Non
 
 
 class Saved:
-    """Counts bytes that autograd stores, each memory once."""
+    """Counts bytes that autograd stores. Each piece of memory counts once."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -284,7 +284,7 @@ def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_transforms(backend: str) -> None:
-    """Also tests a call after a usual one: the loop computes the norm in front of the step, unlike the step before."""
+    """Also tests a call after a usual one: now the loop computes the norm before the step, and not in it."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
@@ -411,7 +411,7 @@ def test_no_steps() -> None:
     output = layer(x)
     assert isinstance(output, Tensor)
     assert output.shape == (0, 3, 5)
-    assert not output.requires_grad  # as in a loop, because it depends on nothing
+    assert not output.requires_grad  # as in a loop, since it depends on no input
 
 
 def test_mistakes() -> None:

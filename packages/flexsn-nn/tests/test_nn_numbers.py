@@ -1,4 +1,4 @@
-"""Schedules of neurons' and surrogates' numbers: kernels follow them, and are not compiled again for each number."""
+"""Schedules of numbers of neurons and surrogates: kernels follow them, without a compilation for each number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on a grid: sums are exact in any order, so recurrent layers give equal spikes on every path."""
+"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes on every path."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_are_whole_numbers_whose_sums_are_exact(bits: int, scale: float, fe
     assert bool((torch.nn.functional.pad(numbers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
     change = (layer.weight.detach() - before).abs()
     assert weight.largest_change == float(change.max())
-    # The tolerance is half a unit of the coarsest necessary grid: by the bits, or by a sum that includes the bias.
+    # The tolerance is half a unit of the coarsest necessary grid, which the bits or the sum with the bias determine.
     total = before.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
     coarse = torch.maximum(before.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
     assert bool((change.double() <= coarse[:, None]).all())
@@ -215,7 +215,7 @@ def test_a_convolution_on_a_grid() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_spikes_are_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
-    """Computes weights and inputs by a formula; the digest was equal with torch 2.11 and 2.15."""
+    """Computes weights and inputs by a formula. The digest was equal with torch 2.11 and 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)
     places = torch.arange(96)

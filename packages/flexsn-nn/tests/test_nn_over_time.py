@@ -28,7 +28,7 @@ def test_no_steps() -> None:
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 4, 4)),
     (lambda: nn.Conv2d(4, 2, 3), (1, 4, 5, 6)),
-    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # by equal sizes, it would run on folded input, but wrongly
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # because sizes are equal, it would run on folded input, but wrongly
     (lambda: nn.GroupNorm(2, 4), (4, 4, 4)),
     (lambda: nn.InstanceNorm2d(4, affine=True), (4, 4, 4, 4)),
     (lambda: nn.BatchNorm2d(4).eval(), (4, 4, 4, 4)),

@@ -55,7 +55,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's ke
 
 
 class Counted:
-    """Counts bytes that autograd stores, each memory once; enter it around a network, with `PackedSpikes` or not."""
+    """Counts bytes that autograd stores, each memory once. A network runs inside, with or without `PackedSpikes`."""
 
     def __init__(self, net: nn.Module) -> None:
         self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
@@ -372,7 +372,7 @@ def test_a_custom_step() -> None:
 
 @pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
 def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
-    """Checks that the bits of a step fill whole words, even if it has few; the words' other bits have no meaning."""
+    """Checks that the bits of a step fill whole words, even if it has few. The other bits do not matter."""
     torch.manual_seed(0)
     neuron = LIF(backend="triton")
     x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
@@ -387,7 +387,7 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
-    """Tests hooks of saved tensors, with which torch itself does not check for changes in place."""
+    """Tests hooks for saved tensors, with which torch does not check for changes in place."""
     net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
     x = torch.rand(4, 8, 16)
 

@@ -1,4 +1,4 @@
-"""Refusals of neurons and their messages; parameters that are numbers, tensors or learned."""
+"""Errors of neurons and their messages; parameters that are numbers, tensors or learned."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 
 @pytest.mark.parametrize("make", LEARNING)
 def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
-    """`fully_shard` refuses parameters without dimensions; checkpoints with such numbers load, too."""
+    """Tests dimensions, which `fully_shard` requires. Checkpoints with numbers without dimensions load, too."""
     net = make()
     parameters = dict(net.named_parameters())
     assert parameters
@@ -170,7 +170,7 @@ def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_value_per_channel(backend: str) -> None:
-    """Tests channels of an image: each runs like a neuron with its value alone."""
+    """Tests channels of an image: each channel runs like a neuron with the channel's value."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -180,7 +180,7 @@ def test_a_value_per_channel(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_mismatches_with_the_input_are_refused(backend: str) -> None:
-    """Checks that the error speaks of the neuron and names the remedy, instead of the failed op."""
+    """Checks that the error describes the neuron and names the remedy, instead of the failed op."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -284,7 +284,7 @@ def test_an_optimizer_that_only_decreases_stops_at_the_end_of_the_range(make: Ca
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # pulls tau towards minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # the gradient moves tau towards minus infinity
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()

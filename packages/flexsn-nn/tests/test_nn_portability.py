@@ -1,4 +1,4 @@
-"""Reports of `backend="auto"` without a GPU: a GPU's refusal is reported once, with the operation and the line."""
+"""Reports of `backend="auto"` without a GPU. Each refusal on a GPU is reported once, with operation and line."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None)
 
 
 def test_the_results_are_those_of_the_loop() -> None:
-    """Checks random numbers, too: no other code draws any."""
+    """Checks random numbers, too, so that no other code draws any."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)

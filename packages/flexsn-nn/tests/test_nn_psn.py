@@ -1,4 +1,4 @@
-"""Parallel neurons: comparison with explicit sums, and their documented use of time."""
+"""Parallel neurons compared with explicit sums, and the steps that they read according to their documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent neurons: comparison with values by hand and with the neuron alone; torch's own cells, written as steps."""
+"""Recurrent neurons compared with values by hand and with the neuron itself, and torch's cells as step functions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def few_bits(weight: Tensor) -> Tensor:
 
 
 def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
-    """Computes by hand: the second neuron fires one step after the first, which gets no further input."""
+    """Compares with values by hand: the second neuron fires one step after the first, which gets no further input."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0
@@ -203,7 +203,7 @@ def test_a_network_has_one_neuron_of_it() -> None:
 
 
 def test_around_neurons_with_inputs_of_their_own() -> None:
-    """Checks that a stochastic neuron draws its noise once for a call, as without recurrence."""
+    """Checks that a stochastic neuron draws its noise once per call, as without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
     spikes = layer(X)

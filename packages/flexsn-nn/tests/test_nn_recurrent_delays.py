@@ -1,4 +1,4 @@
-"""Delays in recurrent layers: comparison with one product for each delay, gradients, and the layer's other features."""
+"""Delays in recurrent layers, compared with one product per delay; gradients, and other features of the layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError
 from flexsn_nn.errors import RangeWarning
 from flexsn_nn.layer import Delay
 
-# A step has 15 elements: more than one block of the smallest kernels, and no multiple.
+# A step has 15 elements, which are not a multiple of a block of the smallest kernels.
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
@@ -38,7 +38,7 @@ def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
 
 
 def taps(delay: Delay) -> Tensor:
-    """`[N, L]`: weight of the output `1 + l` steps ago."""
+    """Returns the weights of the outputs from `1 + l` steps ago, `[N, L]`."""
     d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
     steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
     if delay.interpolation == "gaussian":
@@ -49,7 +49,7 @@ def taps(delay: Delay) -> Tensor:
 
 
 def buffered(layer: Recurrent, x: Tensor) -> Tensor:
-    """Computes the published form: each step adds its products, one for each delay, to the currents of later steps."""
+    """Computes the published form: each step adds one product per delay to the currents of later steps."""
     assert layer.delay is not None
     weights = taps(layer.delay)
     later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]

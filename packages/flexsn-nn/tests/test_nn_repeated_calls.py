@@ -45,7 +45,7 @@ def data(seed: int = 0) -> Tensor:
 
 
 def training(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns output, final state and gradients of a call from the initial state and of the call after it."""
+    """Returns output, final state and gradients of a call with the initial state, and of the next call."""
     neuron.reset()
     leaf = x.clone().requires_grad_()
     first, second = neuron(leaf), neuron(leaf)
@@ -230,7 +230,7 @@ def test_another_start_is_detected(backend: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_that_is_exchanged_before_the_backward_is_read_unchanged(backend: str) -> None:
-    """Assigns `tensor.data = ...`, as `module.to(...)` and sharding do, which changes no version counter."""
+    """Assigns `tensor.data = ...`, like `module.to(...)` and sharding. This does not change the version counter."""
     neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
     x = data().requires_grad_()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Reports on networks: rows, numbers, and an unchanged network."""
+"""Reports about networks: rows and numbers. The network does not change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_network_is_unchanged(report: object) -> None:
 
 
 def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
-    """Tests a call that repeats an earlier one, and so takes a short path that records no choice."""
+    """Tests a call that repeats an earlier one, and therefore does not record a choice."""
     net = nn.Sequential(LIF(), LI())
     for _ in range(2):
         net(X)

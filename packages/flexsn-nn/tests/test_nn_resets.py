@@ -1,4 +1,4 @@
-"""Conventions of resets and thresholds: comparison with traces computed by hand."""
+"""Conventions of resets and thresholds, compared with traces computed by hand."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_klif_scales_its_reset() -> None:
 
 
 def test_where_the_membrane_starts() -> None:
-    """Checks that it starts at `v_reset`, also as the second of several states and in single steps; others at 0."""
+    """Checks that the membrane starts at `v_reset`, even as a second state and in single steps, and others at 0."""
     for neuron in (QIF(), EIF(), Izhikevich(v_reset=-0.1), CUBALIF(v_reset=-0.1)):
         v = neuron.state_names.index("v")
         for mode, x in (("m", torch.zeros(3, 2)), ("s", torch.zeros(2))):

@@ -1,4 +1,4 @@
-"""Surrogates with snnTorch's names: comparison with snnTorch in calls, values and gradients."""
+"""Surrogates with snnTorch's names, compared with snnTorch in calls, values and gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ snntorch = pytest.importorskip("snntorch")
 theirs: Any = snntorch.surrogate
 ours: Any = surrogate
 
-# The points include the one where it fires, and both sides of the corners.
+# The points include the threshold, and both sides of the corners.
 POINTS = [-3.0, -1.0, -0.25, -1e-6, 0.0, 1e-6, 0.25, 0.75, 1.0, 1.25, 3.0]
 CALLS: list[tuple[str, tuple[float, ...], dict[str, float]]] = [
     ("atan", (), {}),
@@ -69,7 +69,7 @@ def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float,
 
 
 def test_the_calls_cover_all_neurons_of_snntorch() -> None:
-    """Compares all names but SSO, which draws random numbers in the backward, and two that other tests cover."""
+    """Compares all names except SSO, which draws random numbers in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")

@@ -1,4 +1,4 @@
-"""Layers that pool by kernels: equal results, layers left to torch with reasons, ranges, undoing."""
+"""Layers that pool with kernels: equal results, reasons for other layers, ranges, and undoing."""
 
 from __future__ import annotations
 

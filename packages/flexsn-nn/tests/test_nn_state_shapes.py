@@ -1,4 +1,4 @@
-"""States of other shapes than the step, such as dendrites with a soma; `init_states` defines the shapes."""
+"""States with other shapes than the step, such as dendrites with a soma. `init_states` defines the shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Branched(FlexSN):
-    """A neuron whose states begin at zeros of other shapes than the step, for any batch size."""
+    """A neuron whose initial states are zeros with other shapes than the step, for any batch size."""
 
     def __init__(self, core: Callable[..., Any], shapes: Callable[[int], Sequence[Shape]], **options: Any) -> None:
         super().__init__(core, 1, len(shapes(1)), 1, **options)
@@ -44,7 +44,7 @@ def feeds(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
 
 
 def alone(x: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Branches without a soma; the input has one value for all branches."""
+    """Branches without a soma. The input has one value for all branches."""
     d = 0.5 * d + x * torch.arange(1.0, K + 1)
     return torch.tanh(d), d
 

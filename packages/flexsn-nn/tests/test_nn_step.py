@@ -1,4 +1,4 @@
-"""`neuron.step(inputs, states)`: results equal a call of the module, while the caller keeps the state."""
+"""`neuron.step(inputs, states)`: results equal a call of the module, but the caller keeps the state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_does_not_write_to_passed_states(backend: str) -> None:
 
 @backends
 def test_gradients_go_through_the_states(backend: str) -> None:
-    """Checks that two calls act as one: the second output's gradient reaches the first call's input and state."""
+    """Checks that the gradient of the second call's output reaches the input and the state of the first call."""
     neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
     x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()
     start = [draw(*STEP, seed=2).requires_grad_(), draw(*STEP, seed=3).requires_grad_()]

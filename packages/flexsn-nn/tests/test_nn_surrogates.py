@@ -1,4 +1,4 @@
-"""Surrogates: an exact step forward, and the formula of the table backward, on every path."""
+"""Surrogates: an exact step in the forward, and the formula of the table in the backward, on every path."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
 POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
 
 
-# Functions that make surrogates and take no input; other tests compare them with snnTorch's.
+# Functions that return surrogates and take no input. Other tests compare them with those of snnTorch.
 FACTORIES = {"LSO", "SFS", "custom_surrogate", "heaviside", "straight_through_estimator"}
 
 

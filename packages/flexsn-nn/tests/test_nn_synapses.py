@@ -1,4 +1,4 @@
-"""Synaptic operations: comparison with counts in loops, and with SpikingJelly's counter on an equal network."""
+"""Synaptic operations, compared with counts in loops, and with SpikingJelly's counter on an equal network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of captured parameters that no module registers, and no reports of registered ones."""
+"""Captured parameters that no module registers are reported; registered ones are not."""
 
 from __future__ import annotations
 

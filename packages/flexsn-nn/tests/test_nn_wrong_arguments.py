@@ -1,4 +1,4 @@
-"""Plausible wrong arguments of public constructors and functions: each error says what to do."""
+"""Plausible wrong arguments of public constructors and functions: each error names a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wrong(value: object) -> Any:
 
 
 def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of networks with other values."""
+    """Calls a function of networks with other objects."""
     return [
         (lambda: function([LIF()]), TypeError, r"net is a list; give an nn\.Module: nn\.ModuleList"),
         (lambda: function(LIF), TypeError, r"net is the class LIF; give an instance: LIF\(\.\.\.\)"),
@@ -51,7 +51,7 @@ def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[
 
 
 def of_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of tensors with other values."""
+    """Calls a function of tensors with other objects."""
     return [
         (lambda: function([X]), TypeError, r"is a list; give a tensor: torch\.stack"),
         (lambda: function(None), TypeError, r"is a NoneType; give a tensor"),

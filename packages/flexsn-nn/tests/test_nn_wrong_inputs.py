@@ -1,4 +1,4 @@
-"""Wrong arguments of a call: on every backend, the error names the argument and says what to do."""
+"""Wrong arguments of a call: on every backend, the error names the argument and a remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sparse_rows() -> Tensor:
         return X[0].to_sparse_csr()
 
 
-# Inputs that any core refuses, and inputs that a membrane refuses.
+# Inputs that every core refuses, and inputs that a membrane refuses.
 OF_ALL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array": (lambda: X.numpy(), TypeError, r"input 0 is a ndarray; .*torch\.as_tensor"),
     "numbers": (lambda: X.tolist(), TypeError, r"input 0 is a list; .*torch\.as_tensor"),

@@ -19,7 +19,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """Records launches compiled ahead, with thread and dtypes; each kernel is new, though nothing is compiled."""
+    """Records launches that are compiled ahead, with thread and dtypes. Every kernel is new, and none is compiled."""
     seen: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
@@ -41,7 +41,7 @@ def test_a_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> 
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert dtypes == [torch.float64] * 4  # of input, checkpoint, and the gradients of output and input
+    assert dtypes == [torch.float64] * 4  # the input, the checkpoint, and the gradients of output and input
     output.sum().backward()
     run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1

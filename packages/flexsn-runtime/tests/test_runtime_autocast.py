@@ -1,4 +1,4 @@
-"""Autocast applies inside of a core, as in a loop. (On the CPU, it widens losses.)"""
+"""Autocast applies inside of a core, as in a loop. On the CPU, autocast widens losses."""
 
 from __future__ import annotations
 

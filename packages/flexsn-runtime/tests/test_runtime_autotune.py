@@ -33,7 +33,7 @@ def plan_of(program: PointwiseProgram) -> LaunchPlan:
 
 
 class Timer:
-    """Returns times by the number of the measurement, where measurement `best` is the shortest."""
+    """Returns a time for each measurement. Measurement number `best` has the shortest time."""
 
     def __init__(self, best: int) -> None:
         self.best, self.count = best, 0
@@ -50,7 +50,7 @@ def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> N
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
     assert best.inference == candidates(usual.inference)[1] != usual.inference
-    # Each launch starts from the table; the first of these was nearest to the best.
+    # The search for each launch starts from the table. The first entry was nearest to the best one.
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
     assert plan_of(program) == best

@@ -1,4 +1,4 @@
-"""Captured objects are read in their places at the call: updated, moved, re-assigned, replaced or missing."""
+"""Captured objects are read at each call: they may be updated, moved, re-assigned, replaced or missing."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    state.sum().backward()  # the trace is older: the gradient is that of the forward
+    state.sum().backward()  # the trace is older, so the gradient is that of the forward
 
 
 def test_another_dtype_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
-    core.gain.data = core.gain.data.bfloat16()  # as `core.to(torch.bfloat16)` does with parameters
+    core.gain.data = core.gain.data.bfloat16()  # like `core.to(torch.bfloat16)` for parameters
     with pytest.raises(CapturedTensorError, match=r"was \[.*\] torch.float32 .* torch.bfloat16 now. Call backward\(\)"):
         state.sum().backward()
 
@@ -383,7 +383,7 @@ def test_a_non_contiguous_parameter() -> None:
 
 
 def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
-    """Tests the VJP of `v w + x + b`, which does not read `b`, though its states depend on it."""
+    """Tests the VJP of `v w + x + b`, which does not read `b`, although its states depend on `b`."""
     w, b = (random(STEP[1], seed=seed).requires_grad_() for seed in (2, 3))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,7 +410,7 @@ def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
 def test_gradients_of_captured_tensors_where_a_step_has_no_elements(
     step: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """Tests an empty last batch, for instance: gradients are zeros, as in a loop."""
+    """Tests a step such as that of an empty last batch: gradients are zeros, as in a loop."""
     gain = torch.ones(shape, device=DEVICE, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Numbers of few bits: a kernel reads the numbers in each byte."""
+"""Numbers with few bits, which a kernel reads from each byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
         assert last is not None
         assert last.shape == (-(-count * bits // 8),)
         assert torch.equal(by_hand(last, bits, low, dtype)[:count], numbers[:count])
-        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # the rest contains no old memory
+        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # the remaining bits contain no old memory
 
 
 @pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])

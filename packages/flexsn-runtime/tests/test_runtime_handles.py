@@ -1,4 +1,4 @@
-"""The registry: a bundle lives while it is owned or used, and its kernels are closed once."""
+"""The registry of kernels: a bundle exists while it is owned or used, and its kernels are closed once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_runtime.compat._handles import _handles
 
 
 class Kernel:
-    """Stands in for a `ScanKernel`, and counts calls."""
+    """A stand-in for a `ScanKernel` that counts calls."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -83,7 +83,7 @@ def test_owners_and_users_keep_a_bundle() -> None:
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # one too many: the user remains
+    release_flexsn_kernel_handle(handle)  # one more than owners: the user remains
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)
@@ -141,7 +141,7 @@ def test_no_leak_over_many_cycles() -> None:
 
 
 def test_threads_share_the_registry() -> None:
-    """Adds and removes owners and users on four threads; the last one closes the kernel, once."""
+    """Adds and removes owners and users on four threads. The last removal closes the kernel once."""
     kernel = Kernel()
     shared = register(inference_kernel=kernel)
     own = [Kernel() for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Memory of large results, which is used again."""
+"""Memory of large results, which is reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.launches._large_memory import allocator
 
 CPU = torch.device("cpu")
 COUNT = LARGE // 4
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is the system's own")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the system provides the memory")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_memory_is_free_after_the_last_view_is_deleted() -> None:
     del tensor, view
     array[:] = 3.0
     other = large(2)
-    assert other.data_ptr() != place, "somebody can still read it"
+    assert other.data_ptr() != place, "a view can still read it"
     other.fill_(4.0)
     assert (array == 3.0).all()
     del array
@@ -100,7 +100,7 @@ def test_threads_never_share_memory() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(large_memory._free) <= 2 * len(threads), "one more for each that looks for it at that moment"
+    assert len(large_memory._free) <= 2 * len(threads), "one more for each thread that is searching at this moment"
 
 
 def test_results_of_a_scan_do_not_change(compiler: None) -> None:

@@ -1,4 +1,4 @@
-"""Size classes, launch plans, checkpoints, and devices with kernels."""
+"""Size classes, launch plans, checkpoints, and devices that can run kernels."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
 @pytest.mark.parametrize("inputs", [(1,), (2,), (4,), (8,), (4, 4), (2, 4), (2,) * 20, (8,) * 40])
 def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int, interpreted: bool) -> None:
     plan = launch_plan(ncl, StepCost(num_ops, inputs, (4, 4)), interpreted=interpreted)
-    assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints stand at the backward's chunks"
+    assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints are at the ends of the backward's chunks"
     for config in (plan.inference, plan.forward, plan.backward):
         assert config.chunk >= 1
         assert config.block & (config.block - 1) == 0
         elements = config.block // (32 * config.num_warps)
         assert elements >= 1 or interpreted
         if config.stages > 1:
-            assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied ahead of their use"
+            assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied before their use"
         in_flight = (config.stages - 1) * config.chunk * config.block * sum(inputs)
         assert in_flight <= 2**16 or interpreted, "bytes of shared memory"
     apart = scattered(size_class(ncl), plan)
@@ -124,7 +124,7 @@ def sources_of_training(steps: int) -> list[str]:
     assert_like_the_loop(soft_lif, 1, [x], [v])
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    used = step.kernel_names  # other names belong to earlier tests with equal code
+    used = step.kernel_names  # the other names belong to earlier tests with equal code
     kernels = [kernel.function for kernel in step._kernels.values()]
     return [inspect.getsource(function.fn) for function in kernels if function.__name__ in used]
 
@@ -133,7 +133,7 @@ def sources_of_training(steps: int) -> list[str]:
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
-        # The source has no loop, no rest, and no condition on a step: its loads and stores are written out.
+        # The source has no loop, no remaining steps, and no conditions on a step: its loads and stores are unrolled.
         assert "chunks" not in source
         assert "left" not in source
         assert "for " not in source
@@ -151,7 +151,7 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
 
 @pytest.mark.parametrize(("ops", "distance"), [(0, 8), (1, 8), (600, 8)])
 def test_no_kernel_writes_out_a_million_steps(ops: int, distance: int) -> None:
-    """Tests an interval that stands for no checkpoints, also for a step that only passes values on."""
+    """Tests an interval that means no checkpoints, also for a step that only passes values on."""
     assert writable(2**20, ops) == distance
     assert writable(16, ops) == (8 if ops == 600 else 16)
 

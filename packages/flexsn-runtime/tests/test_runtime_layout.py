@@ -1,4 +1,4 @@
-"""Places of elements in kernels: the terms of an offset, and strided, broadcasting inputs against the loop."""
+"""Offsets of elements in kernels, and comparison of strided and broadcast inputs with the loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tu
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every other element is still one evenly spaced run
+        ((3, 4), (8, 2), 1),  # every other element, which are evenly spaced
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),

@@ -1,4 +1,4 @@
-"""The five custom ops: schema, fakes and autograd by `opcheck`, values against the loop, and compilers."""
+"""The five custom ops: checked by `opcheck`, compared with the loop, and compiled."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_only_tensors_that_require_grad_get_one(handle: int) -> None:
 
 
 def test_forgotten_parameters_are_refused(handle: int) -> None:
-    """Checks refusals: an op returns gradients for its arguments alone."""
+    """Checks that an error is raised, because an op returns gradients only for its arguments."""
     with pytest.raises(TensorCountError, match=r"1 tensors that require grad.*pass the captured tensors"):
         flexsn_inductor_training(handle, [X, V])
 
@@ -201,7 +201,7 @@ def test_the_saved_context_keeps_the_handle() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])
-    release_flexsn_kernel_handle(handle)  # the module dies
+    release_flexsn_kernel_handle(handle)  # as if the module were deleted
     assert get_flexsn_kernel_handle(handle).active_refs == 1
     results[0].sum().backward()
     expected = torch.autograd.grad(loop(soft_lif, 1, [y := X.clone().requires_grad_()], [V])[0].sum(), y)[0]
@@ -233,7 +233,7 @@ def test_no_context_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's opcheck reads the gradients of copies of the arguments, of which torch 2.15 warns.
+# torch's opcheck reads the gradients of copies of the arguments. torch 2.15 warns of this.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -326,7 +326,7 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_double_backward_is_refused(handle: int) -> None:
-    """Checks that torch refuses it: code that AOTAutograd compiles has no second derivative."""
+    """Checks that torch raises an error, because code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
     x, _ = leaves()
     loss = step(x).square().sum()

@@ -1,4 +1,4 @@
-"""Pooling in kernels: torch's values, gradients, ties and formats; as operators, and on a GPU."""
+"""Pooling in kernels: values, gradients, ties and formats equal those of torch, also as operators and on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOWS = {
 }
 UNDILATED = ["3/2", "2/2", "gaps", "of a row", "ceil"]
 SHAPE = (3, 5, 11, 13)
-# The other checks warn of their own actions; `test_in_compiled_graphs` covers them.
+# The other checks cause warnings themselves; `test_in_compiled_graphs` covers them.
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -37,7 +37,7 @@ def by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def check_maximum(x: Tensor, window: Window) -> None:
-    """Compares with torch, and gradients with those of float64, rounded once."""
+    """Compares values with torch, and gradients with float64 gradients that are rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     y, want = max_pool(ours, window), by_torch(exact, window)
     theirs = by_torch(x, window)

@@ -1,4 +1,4 @@
-"""Products with spikes in parts: against float64, with numbers that are not spikes, as operators, and on a GPU."""
+"""Products with spikes in parts: compared with float64, with other numbers, as operators, and on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_runtime.products import _linear
 # Rows, features, outputs: whole tiles, partial tiles, a single number, several tiles and shares of a sum.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
 LARGE = [(8192, 1024, 1024), (4097, 700, 523), (1000, 2048, 20), (64000, 512, 512)]
-# Errors relative to the root of the mean square, by parts; the interpreter truncates, since it has no bfloat16.
+# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16 and truncates.
 ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 
 
@@ -71,7 +71,7 @@ def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> No
     near = torch.ones(70, dtype=torch.bool)
     near[32:48] = False
     torch.testing.assert_close(found[0][~near].double(), want[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert error(found[0][near], want[0][near]) < ERRORS[2]  # and other rows have the error of two parts
+    assert error(found[0][near], want[0][near]) < ERRORS[2]  # other rows have the error of two parts
     assert error(found[2], want[2]) < 1e-6  # the weight's gradient
 
 
@@ -268,7 +268,7 @@ def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
     want = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
         assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], want)
-    # Odd numbers whose sums need all 24 bits of float32, from the first hundred terms on.
+    # Odd numbers whose sums need all 24 bits of float32 after the first hundred terms.
     large = 32767.0 - 2 * torch.randint(0, 3, weight.shape, device="cuda", generator=generator)
     ones = torch.ones_like(s)
     for parts in (2, 3):
@@ -287,7 +287,7 @@ def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
     def training(run: object) -> list[Tensor]:
         assert callable(run)
         y = run(*leaves)
-        # A kept graph would have its gradients on the stream where the graph was made.
+        # The gradients of a retained graph would be on the stream where the graph was created.
         return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
 
     eager = training(lambda *x: spike_linear(*x)[0])

@@ -1,4 +1,4 @@
-"""Calls that are recorded and repeated: right results for other tensors, or a reason against repetition."""
+"""Calls that are recorded and repeated. The results are right for other tensors, or there is a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_runtime.calls._recorded import Recording, not_repeated, noted, recor
 
 
 def launch(tensors: Sequence[Tensor], factor: float) -> None:
-    """Stands in for a kernel, whose writes to memory no operator shows."""
+    """A stand-in for a kernel. No operator shows that it writes to memory."""
     x, into = tensors
     into.flatten()[: x.numel()].copy_(factor * x.flatten())
 

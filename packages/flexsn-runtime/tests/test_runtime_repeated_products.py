@@ -1,4 +1,4 @@
-"""Products of a layer in the compiled launcher: equal to Python's, in any order of calls."""
+"""Products of a layer in the compiled launcher. They equal those in Python, in any order of calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "compiler")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records names of launched kernels: the launcher has addresses of functions that run the interpreter's."""
+    """Records names of launched kernels. The launcher has addresses of functions that run the interpreter."""
     names: list[str] = []
     entries: dict[PreparedKernel, Entry] = {}
     run = PreparedKernel.__call__
@@ -119,7 +119,7 @@ def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
 
 
 def test_layouts_and_modes_alternate(launched: list[str]) -> None:
-    """Checks that calls differ by sizes, required gradients, the grad mode and memory formats."""
+    """Tests calls that differ in sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])
@@ -153,7 +153,7 @@ def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
 
 
 def test_gradients_from_several_paths_add_up() -> None:
-    """Tests whole gradients and parts together, some of the parts alone, and parts that begin at odd addresses."""
+    """Tests whole gradients together with parts, only some of the parts, and parts that begin at odd addresses."""
     products, of = RepeatedProducts(), leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):

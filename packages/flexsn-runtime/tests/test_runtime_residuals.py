@@ -92,14 +92,14 @@ def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: boo
 def gradients(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
-    """Returns gradients of the results that are differentiable and `present`, for uneven weights."""
+    """Returns gradients of the results that are differentiable and `present`, with uneven weights."""
     flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
     weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
     return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
 def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Compares to the last bit in the interpreter; on a GPU, recomputed divisions may be off by 2 ulp."""
+    """Compares bitwise in the interpreter. On a GPU, recomputed divisions may differ by 2 ulp."""
     for a, b in zip(found, expected, strict=True):
         if DEVICE.type == "cpu":
             assert torch.equal(a, b)
@@ -108,7 +108,7 @@ def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -
 
 
 def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
-    """Returns the dtypes that are kept for all gradients, or `None` for checkpoints."""
+    """Returns the dtypes of the values that are saved for all gradients, or `None` for checkpoints."""
     step, prepared = prepare(program, tensors)
     residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
     return None if residuals is None else residuals.dtypes
@@ -200,7 +200,7 @@ def test_the_choice_moves_fewer_bytes() -> None:
 
     assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
     assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
-    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes move no faster than four
+    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes do not move faster than four
     assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient is constant
 
 
@@ -243,7 +243,7 @@ def test_bytes_between_forward_and_backward() -> None:
 @pytest.mark.long(all_but=["float32"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_half_precision(precision: Literal["eager", "float32"]) -> None:
-    """Checks that values wider in registers than their dtype are kept without rounding."""
+    """Checks that values that are wider in registers than their dtype are saved without rounding."""
     tensors = arguments(learned, 2, 2, torch.bfloat16)
     found = []
     for residuals in ("save", "recompute"):

@@ -1,4 +1,4 @@
-"""`same_layout`: differences that the short comparison of a repeated call must detect, with any version of torch."""
+"""`same_layout`: differences that the fast comparison of a repeated call must detect with any version of torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def freed() -> Tensor:
 
 
 def test_tensors_of_the_same_layout_are_the_same() -> None:
-    assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has what compares"
+    assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has the fast comparison"
     is_same = same_layout(like(torch.rand(SHAPE)))
     for _ in range(3):
         assert is_same(like(torch.rand(SHAPE)))

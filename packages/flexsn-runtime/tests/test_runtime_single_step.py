@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, through a prepared call until something changes, and then through a new one."""
+"""`single_step`: equal to the loop, with a prepared call until a change, and then with a new one."""
 
 from __future__ import annotations
 

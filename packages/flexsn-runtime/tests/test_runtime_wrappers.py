@@ -1,4 +1,4 @@
-"""`build_*` and the plain functions over tensors, against the loop and its autograd."""
+"""`build_*` and the plain functions of tensors, compared with the loop and its autograd."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_flat_arguments_are_distinguished_by_their_number() -> None:
 def test_a_second_call_uses_the_findings_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
-    # The step has one captured tensor and one state: calls give the state, or neither of them.
+    # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
     calls = [(X, V, w), (X, V)] if given else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
