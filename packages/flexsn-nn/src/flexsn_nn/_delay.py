@@ -406,7 +406,6 @@ def _of_step(delay: Tensor, value: Tensor) -> Tensor:
 
     From captured tensors, a kernel would load a weight for each past step, and sum the gradient of each weight over
     time. From a value of the step, it computes the weights in registers. The condition in this function is always True.
-    gradient of each over time. From a value of the step, it computes them in registers. The condition always holds.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 

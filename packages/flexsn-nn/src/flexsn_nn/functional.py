@@ -100,8 +100,7 @@ def run(
 
     Raises:
         StepModeError: `net` has a layer that reads several steps but does not support lengths: `PSN`, `Delay`, or your
-        own
-            `Stateful` layer whose class does not set `steps_apart = True`.
+            own `Stateful` layer whose class does not set `steps_apart = True`.
         InputLayoutError: an input is a `PackedSequence`, or a nested tensor of another layout.
         ParameterError: `lengths` or `resets` are passed with a jagged input.
         The errors of the neurons.

@@ -52,12 +52,12 @@ forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level"
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
-# True if `torch.autocast` is on for at least one device. No device has to be named.
+# True if `torch.autocast` is on for at least one device. The caller need not know which one.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
 _TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
 
-# Dispatch keys of a thread outside of all operators and modes, as they are when this package is imported.
+# The dispatch keys of a thread that runs no operator and no mode. They are read when this package is imported.
 _INCLUDED = _included_keys()
 _EXCLUDED = _excluded_keys()
 
@@ -66,10 +66,11 @@ _EXCLUDED = _excluded_keys()
 def as_outside() -> Iterator[None]:
     """Isolates tracing from the caller's settings.
 
-    The implementation of a custom op runs with some dispatch keys off that a trace needs. And the caller's
+    The implementation of a custom op runs without some dispatch keys that a trace needs. Also, the caller's
     saved-tensor hooks (activation checkpointing) must not receive the tensors that a trace saves for its own backward.
     """
-    # Hooks that change nothing would leak memory: if an op saves its own result, torch would keep both alive forever.
+    # Hooks that change nothing would leak memory: if an op saves its own result, torch would never free the op or the
+    # result.
     before = _set_hooks_tracing(True)
     try:
         with _force_keys(_INCLUDED, _EXCLUDED):
@@ -183,7 +184,7 @@ def convolution_into(
     to existing memory, too.
 
     Args:
-        out, value: tensors with the layouts of all calls.
+        out, value: tensors with the same layouts as in all later calls.
         numbers: stride, padding, dilation, transposed, output_padding and groups.
 
     Returns:
@@ -207,7 +208,7 @@ def convolution_into(
     of_value, of_weight, of_out = (
         (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
     )
-    usual = (True, False)  # PyTorch itself handles tensors that have both formats
+    usual = (True, False)  # contiguous, but not channels-last. PyTorch itself handles tensors that are both
     if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:

@@ -267,8 +267,7 @@ class Readout(Leaf):
     Args:
         neuron: the integrator.
         decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"` or `"last_mem"`, as in SpikingJelly's `NonSpikingLIFNode`.
-        For any
-            other value, the result is a list of the membranes of all steps.
+            For any other value, the result is a list of the membranes of all steps.
     """
 
     def __init__(self, neuron: LI, decode: str | None) -> None:

@@ -48,7 +48,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """A training step of a network, which `print` shows.
+    """Report about a training step of a network. `print` shows it as a table.
 
     Attributes:
         layers: layers in the order of their calls, followed by the rest.

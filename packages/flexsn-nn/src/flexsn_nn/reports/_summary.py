@@ -42,7 +42,7 @@ class LayerSummary:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSummary:
-    """A network with one input, which `print` shows.
+    """Summary of a network with one input. `print` shows it as a table.
 
     Attributes:
         layers: layers in the order of `named_modules()`.

@@ -212,7 +212,7 @@ def same_in_each_call(tensor: Tensor) -> Tensor:
 
 
 def not_repeated(why: str) -> None:
-    """Marks the present call as one that cannot be recorded."""
+    """Marks the current call as one that cannot be recorded."""
     recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)

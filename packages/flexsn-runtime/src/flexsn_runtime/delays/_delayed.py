@@ -128,7 +128,7 @@ class _Filtered(SingleLevelFunction):
 
 
 def _summed(total: Tensor, size: int, inner: int) -> Tensor:
-    """For each delay, the sum over its elements, in a fixed order."""
+    """Returns, for each delay, the sum over the elements that have this delay, in a fixed order."""
     return total.reshape(-1, size, inner).sum((0, 2))
 
 

@@ -14,7 +14,7 @@ def differentiable(
 ) -> Callable[..., Any]:
     """The step's core as a function whose gradient is `vjp`.
 
-    The gradient of the core's own operators would be wrong: the user's surrogate gradients are in `vjp` alone.
+    The gradient of the core's own operators would be wrong: only `vjp` contains the user's surrogate gradients.
 
     Args:
         core: `[*arguments] -> [*results]`.

@@ -40,10 +40,10 @@ class ForwardResult(NamedTuple):
 class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
-    Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward are `[T, *step]`
-    or `[rows, *step]`; their elements are in the order in which the kernel counts. Bits of outputs are uint8 `[T,
-    bytes]`, in the same order, with 8 elements per byte. If the elements of the outputs have another order in memory,
-    no bits are written, and the tensors of bits have the shape `[0, bytes]`.
+    Outputs, state sequences and final states have the format of `ScanFormat`. Values for the backward have the shape
+    `[T, *step]` or `[rows, *step]`. Their elements are in the order in which the kernel counts. Bits of outputs are
+    uint8, with 8 elements per byte, in the same order; their shape is `[T, bytes]`. If the elements of the outputs have
+    another order in memory, no bits are written, and the tensors of bits have the shape `[0, bytes]`.
 
     Args:
         arguments: example arguments. Their shapes, strides, dtypes, device and alignment are the layout.

@@ -238,7 +238,7 @@ class TrainedScan(Trained):
         return written
 
     def _by_kernel(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        """For each tensor, True if the kernel computes its gradient: it is needed itself or for another gradient."""
+        """For each tensor, True if the kernel computes its gradient: the caller or another gradient needs it."""
         if self._last is None or not needed[0]:
             return needed
         return tuple([need or i in self._last.others for i, need in enumerate(needed)])
@@ -304,7 +304,7 @@ def differentiable_results(
         nothing = (False,) * (trace.num_outputs + trace.num_states)
         return nothing if state_seqs else (*nothing[: trace.num_outputs], *states)
     flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
-    begun: list[tuple[bool, ...]] = []  # per step, flags of the states before it
+    begun: list[tuple[bool, ...]] = []  # for each step, flags of the states before this step
     while states not in begun:
         if num_steps is not None and len(begun) == num_steps:
             break

@@ -19,8 +19,8 @@ def saving_hooks(
     """Returns hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
     The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
-    floating-point dtype, is of a subclass, or was made by one of the layers. They also keep it unchanged if `packed`
-    returns `None` for it. They raise an error for a tensor that was changed in place.
+    floating-point dtype, is of a subclass, or is the result of a node named in `layers`. They also keep it unchanged if
+    `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
 
     Args:
         packed: function that maps a tensor to an object that is saved instead.

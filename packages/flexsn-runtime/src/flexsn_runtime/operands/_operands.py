@@ -203,9 +203,8 @@ class Operands:
         """The layouts of tensors that are not dense in the kernel's order of elements, for its spec.
 
         Args:
-            tensors: the kernel's tensors other than the arguments, with their shapes and strides: sequences `[T,
-            *step]`
-                or `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
+            tensors: the kernel's tensors other than the arguments, with their shapes and strides. They are sequences
+                (`[T, *step]` or `[rows, *step]`), steps (`[*step]`), or rows of contiguous steps in one dimension.
         """
         found = []
         for param, shape, strides in tensors:

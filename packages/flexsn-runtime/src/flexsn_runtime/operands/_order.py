@@ -64,7 +64,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScanFormat:
-    """The memory format of a scan's results. An elementwise function of its inputs and initial states has the same one.
+    """The memory format of a scan's results. It equals the format of an elementwise function of all inputs and states.
 
     Attributes:
         order: order in which kernels count a step's elements.
@@ -89,8 +89,8 @@ class ScanFormat:
 
         Args:
             shape: the step's shape.
-            inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step. Other inputs do not
-                decide: a step with products is not elementwise.
+            inputs: sequences of shape `[T, *step]`, or with dimensions after T that broadcast to the step. Inputs of
+                other shapes do not affect the format, because a step with products is not elementwise.
             states: `[*step]` each, or `None`.
             guarded: True if the graph that is being traced may depend on comparisons of symbolic sizes and strides. If
                 False, the sizes and strides have the values that they had when they were traced.
@@ -111,7 +111,7 @@ def _within(operand: Operand) -> Operand:
 
 
 def _numbers(tensor: Tensor, guarded: bool) -> Operand:
-    # An unknown size counts as neither 0 nor 1, and an unknown stride does not decide about the order.
+    # An unknown size counts as neither 0 nor 1, and an unknown stride does not affect the order.
     return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
 
 

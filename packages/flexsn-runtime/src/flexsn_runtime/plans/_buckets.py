@@ -97,8 +97,8 @@ class StepCost:
 # An input with one number for `_FEW` or more elements is read from caches, so it does not count as memory traffic.
 _FEW = 32
 
-# Maps the largest number of elements that they serve. benchmarks/tune_launch.py measured them on an H200, with LIF
-# and with a step of two inputs, in float32 and bfloat16.
+# Each key is the largest number of elements for which its plan is used. benchmarks/tune_launch.py measured the plans on
+# an H200, with LIF and with a step of two inputs, in float32 and bfloat16.
 # Small steps leave most of the GPU idle. They take as long as one element's chain of steps, so their plans have one
 # element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte loads and few
 # registers. Steps of intermediate size have too few programs to give all multiprocessors equal shares. Smaller programs
@@ -151,7 +151,8 @@ _TWO_BYTES = {
     2**63: LaunchPlan(inference=replace(_WIDE, stages=1), forward=_WIDE, backward=_WIDE),
 }
 
-# Triton's interpreter runs programs one after the other. Its plan has larger blocks, and chunks that a small T fills.
+# Triton's interpreter runs programs one after the other. Therefore, its plan has larger blocks. Its chunks are so short
+# that a small T fills them.
 _INTERPRETED = LaunchPlan(
     inference=LaunchConfig(chunk=4, block=512, num_warps=1, stages=2),
     forward=LaunchConfig(chunk=8, block=512, num_warps=1, stages=2),

@@ -226,7 +226,7 @@ def gradients(
 
 
 def come_alone(whole: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
-    """True if a gradient arrives either as a whole or as all of its parts."""
+    """True if the whole gradient arrives, or all of its parts."""
     return len({part is None for part in parts}) == 1 and (whole is None or parts[0] is None)
 
 

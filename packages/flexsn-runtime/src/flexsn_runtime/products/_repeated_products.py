@@ -76,7 +76,7 @@ class RepeatedProducts:
                     return _linked(known, found)
         linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
-        # If layouts change all the time, only some of the calls are handed over to the launcher.
+        # If the layout changes in most calls, only some of the calls are handed over to the launcher.
         asks = 0 < len(self._known) < _MOST or self._count % _ASKED_EVERY == 1
         if asks and may_launch(s.device):
             self._hand_over(given, asked)

@@ -26,15 +26,15 @@ Timer = Callable[[Run], float]
 def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
     """Measures a few launch configurations on these tensors, and stores the best one in the cache folder.
 
-    Later launches use it, in this process and in later ones. It applies to this step with tensors of these dtypes, on
-    GPUs of this name, at all sizes of this size class. It does not affect the results of kernels. The operator inside
-    of `torch.compile` does not use it.
+    Later launches of this process and of later processes use it. It applies to this step with tensors of these dtypes,
+    on GPUs of this name, at all sizes of this size class. It does not affect the results of kernels. The operator
+    inside of `torch.compile` does not use it.
 
     Args:
         program: the step.
         flat_args: `[*input_seqs, *init_states, *lifted]`, same as for `prepare`.
-        timer: function that maps a launch to its duration. `None` for Triton's `do_bench`, in milliseconds, or on the
-        CPU for a clock.
+        timer: function that maps a launch to its duration. If it is `None`, Triton's `do_bench` measures milliseconds;
+        on the CPU, a clock is used.
 
     Returns:
         The best plan.

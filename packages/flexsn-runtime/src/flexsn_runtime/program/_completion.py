@@ -66,9 +66,9 @@ class Completion:
     """The gradient of a scan's first input that does not flow through the scan, in one call.
 
     It exists if a value was computed from `x` without a graph, and the step captures this value. For example, with a
-    norm before a neuron, the step captures mean, variance, weight and bias. The gradient through the statistics needs
-    these, the number of values, and the gradients of weight and bias. In this example, `constants` are mean and
-    variance, `others` are weight and bias, and `more` is the number of values.
+    norm before a neuron, the step captures mean, variance, weight and bias. The gradient through the statistics depends
+    on these tensors, the number of values, and the gradients of weight and bias. In this example, `constants` are mean
+    and variance, `others` are weight and bias, and `more` is the number of values.
 
     Attributes:
         formula: formula that takes `(*others, *constants, *more, *gradients of others)`.
@@ -92,8 +92,8 @@ class Completion:
         """Returns `x` and the captured tensors as results of a separate node, which completes the gradient of `x`.
 
         Args:
-            reduced: function that maps the gradients of `others` in this process to those that the formula takes;
-                `None` if they are equal.
+            reduced: function that maps the gradients of `others` in this process to the gradients that the formula
+                takes; `None` if both are equal.
         """
         found = list(captured)
         others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
@@ -133,7 +133,8 @@ def completed_gradient(
     """Computes the whole gradient of `x`.
 
     Args:
-        gradient, of_others: gradient of `x` through the scan, and gradients of the others; `None` if none flows.
+        gradient, of_others: gradient of `x` through the scan, and gradients of the others; `None` in place of a
+            gradient that is zero.
         tensors: `(*others, *constants, *more)`.
         reduced: same as for `Completion.joined`.
     """

@@ -55,9 +55,8 @@ class ScanProgram:
         precision: `"eager"` rounds float16 and bfloat16 values after each op, as in the loop. `"float32"` rounds only
             outputs and states, after each step.
         fast_math: True to allow approximate division and functions, and fused multiply-add (in C++, fused multiply-add
-            and
-            products with reciprocals). Results are close to the loop's, but not equal. The backward may compute states
-            that differ from the forward's in the last bits.
+            and products with reciprocals). Results are close to the loop's, but not equal. The backward may compute
+            states that differ from the forward's in the last bits.
         residuals: values that the forward saves for the backward, in addition to its arguments. `"recompute"` saves
             states at intervals, from which all other states are computed again. `"save"` saves the fewest bytes from
             which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Only `scan` uses this
@@ -68,9 +67,9 @@ class ScanProgram:
             uint8 `[T, bytes]` with a multiple of 4 bytes for a step. If the output's elements are not stored step after
             step, they are `[0, bytes]`. An empty sequence means that no output has bits.
         counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
-            by 1 in each step, and of which only the sign matters. It is passed as `[T, *step]`, or as its first step
-            expanded over time. In the latter case, kernels end when the sequences end. An empty sequence means that no
-            input counts down.
+            by 1 in each step. Only its sign matters. It is passed as `[T, *step]`, or as its first step expanded over
+            time. In the latter case, kernels end when the sequences end. An empty sequence means that no input counts
+            down.
         late: for each input, its delays, or `None`. Delays are another input, which is one step expanded over time.
             Kernels load the value that number of steps earlier, and write its gradient there. Only elementwise steps in
             Triton have such inputs. An empty sequence means that no input is late.
@@ -80,8 +79,8 @@ class ScanProgram:
 
     Raises:
         PrecisionError: the precision is unknown.
-        TensorCountError: the number of entries of `bits` or `zero_one` differs from the number of outputs, or that of
-            `counts_down` from the number of inputs.
+        TensorCountError: the number of entries of `bits` or `zero_one` differs from the number of outputs, or the
+            number of entries of `counts_down` differs from the number of inputs.
         LateInputError: raised when the step is traced: a step with late inputs has matrix products, sums over neurons,
             or states of several shapes.
         SpikeBitsError: raised when the step is traced: an output is not known to be 0 or 1, or the step has products.
@@ -155,10 +154,10 @@ class ScanProgram:
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
         self._takes_numbers = False  # True after the first change of a number
-        # By shapes and dtypes: the step of the last forward that will be differentiated.
+        # For each set of shapes and dtypes, the step of the last forward that will be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # Prepared runs by kind of call, with the latest first: see `_repeated.py`. Also, by the layout of the arguments
-        # of `prepare`, the step and the position of the first lifted tensor.
+        # For each kind of call, prepared runs, with the latest first; see `_repeated.py`. Also, by the layout of the
+        # arguments of `prepare`, the step and the position of the first lifted tensor.
         self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()

@@ -29,5 +29,5 @@ def why_refused(
         step, _ = program.specialize(inputs, states)
         step.written_in("triton").check(training=training)
     except Exception as error:  # any exception, since the user's core runs on tensors without data
-        return f"{type(error).__name__}: {error}"  # as text, since the error's traceback holds tensors
+        return f"{type(error).__name__}: {error}"  # as text, since the error's traceback would keep tensors alive
     return None

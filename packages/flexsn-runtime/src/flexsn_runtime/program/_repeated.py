@@ -1,4 +1,4 @@
-"""Repeats a call like an earlier one: looks up the earlier findings, and compares everything that may have changed."""
+"""Repeats a call like an earlier one: looks up the earlier call, and compares everything that may have changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 Run = Callable[[Sequence[Tensor | None]], Sequence[Any]]
 
-# The largest number of layouts of one kind of call that alternate.
+# Maximum number of layouts that are stored for one kind of call.
 _MOST = 8
 
 
@@ -194,7 +194,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `repeated_scan`, or otherwise of `prepare` and `scan`. Notes this call for later ones.
+    """Returns the results of `repeated_scan`, or otherwise of `prepare` and `scan`. Stores this call for later ones.
 
     Raises:
         The errors of `prepare`.
@@ -210,7 +210,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Returns the results of `scan_again`. With `state_seqs`, they include the states after every step."""
+    """Returns the results of `scan_again`. If `state_seqs` is True, they include the states after every step."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -233,7 +233,7 @@ def remember(
     formula: object = None,
     completed: TrainedScan | None = None,
 ) -> None:
-    """Notes the findings of a call for later ones like it, unless these findings may change unnoticed.
+    """Stores a call so that later calls can repeat it, unless its conditions may change unnoticed.
 
     Args:
         inputs, states: the call's inputs and states.
@@ -264,7 +264,7 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Like `remember`, notes a call, and the function that runs such calls.
+    """Like `remember`, stores a call, together with the function that runs such calls.
 
     Args:
         run: function of `[*inputs, *states, *lifted]`.

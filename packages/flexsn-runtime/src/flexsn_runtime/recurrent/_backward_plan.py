@@ -89,9 +89,10 @@ def _segments(
 ) -> list[Segment]:
     """Groups the steps by the gradients that they receive, with the last steps first.
 
-    If no loss depends on a state, the last step receives no gradient of it. Neither do earlier steps, unless a gradient
-    reaches the state. Zeros in place of such absent gradients would be wrong, because an infinite derivative would make
-    them NaN. If only the last step lacks gradients, and a flag can mark this step, all steps share a VJP.
+    If no loss depends on a state, the last step receives no gradient of it. Earlier steps receive none either, unless
+    another gradient flows to the state. Zeros in place of such absent gradients would be wrong, because an infinite
+    derivative would make them NaN. If only the last step lacks gradients, a flag may mark this step; then, all steps
+    share a VJP.
 
     Args:
         arrives: for each result of the scan, True if its gradient arrives.

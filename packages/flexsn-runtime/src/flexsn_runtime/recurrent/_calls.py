@@ -30,7 +30,7 @@ Run = Callable[[Given], tuple[Tensor, ...]]
 # The number of calls between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
 _RECORDED = 2  # the call that is recorded
-# Variables that decide how the loop over time runs.
+# Environment variables that select the way in which the loop over time runs.
 _VARIABLES = ("FLEXSN_ONE_LAUNCH", "FLEXSN_CLUSTERS")
 
 

@@ -14,8 +14,8 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterNeeds, cluster_needs, wh
 _VARIABLE = "FLEXSN_CLUSTERS"
 _LEAST_CAPABILITY = (9, 0)
 _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
-# Numbers of splits, from the fastest to the slowest: if all of the matrices are in registers, and if a part of them is
-# (benchmarks/results/cluster_divisions.md).
+# Numbers of splits, from the fastest to the slowest: if all of the matrices are in registers, and if only a part of
+# them is (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
 _REGISTERS = 65536  # of one processor
 _MOST_REGISTERS = 255  # of one thread
@@ -30,8 +30,8 @@ _MOST_OF_MATRICES = 192
 # Bytes of matrices that a block reads again in every step. Above the first number, clusters are slower than launches
 # step by step. Up to the second number, other work hides the reads.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards whose rows all
-# run at a time, and in which a block holds all of its matrices. In half precision, they are faster only for few columns
+# Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
+# rows run at a time and a block holds all of its matrices. In half precision, they are faster only for few columns
 # (benchmarks/results/clusters.md, cluster_divisions_h200.md). The second number is for spikes, which are sent as bits.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
@@ -56,7 +56,6 @@ def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: boo
     """Yields the possible divisions of a loop, with the best one first.
 
     Better divisions run all rows at a time, keep all of the matrices in a block, and have fewer rows and fewer blocks.
-    few blocks.
 
     Args:
         processors: number of multiprocessors of the GPU.

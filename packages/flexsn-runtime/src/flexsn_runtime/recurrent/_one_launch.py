@@ -330,8 +330,8 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
 def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> InPrograms | InClusters:
     """Prepares the loop with clusters if a step has too many columns for one program but not for a cluster.
 
-    Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles if there
-    are none.
+    Otherwise, prepares it with the first tiles whose programs have room on the device, or with the last tiles if no
+    programs have room.
     """
     memory = _memory(loop, over)
     in_clusters = _in_clusters(step, over, loop, memory)

@@ -89,10 +89,11 @@ class RecurrentSpecialization(CoreSpecialization):
         self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
         self._exact: frozenset[Port] | None = None
         self.loops = Loops()
-        # By kind of call: the values that a forward keeps for the backward, and the plan of a backward.
+        # For each kind of call, the values that a forward keeps for the backward, and the plan of a backward.
         self.lasting: Recent[frozenset[Port]] = Recent()
         self.backward_plans: Recent[BackwardPlan] = Recent()
-        # By layout: common parts of calls. Keys contain the ids of stages and views, which live as long as the entries.
+        # For each layout, the common parts of calls. Keys contain the ids of stages and views, which live as long as
+        # the entries.
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
@@ -101,7 +102,7 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down, if outputs are zero and states do not change wherever it is 0 or less."""
+        """The input that counts down, if steps in which it is at most 0 change no state and output zeros."""
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])

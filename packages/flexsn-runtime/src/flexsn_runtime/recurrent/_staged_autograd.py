@@ -191,7 +191,7 @@ def _compiling_backward(
 ) -> AbstractContextManager[None]:
     """Context of a forward, which also compiles its backward if it is the first backward of the step.
 
-    Like for a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
+    As in a pointwise step, this is the backward that most calls need. Only the layout of its memory matters, not the
     contents.
     """
     if needed is None or step.backward_plans or not _compiles(step):

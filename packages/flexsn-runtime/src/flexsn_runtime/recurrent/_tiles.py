@@ -25,13 +25,14 @@ _HELD_ROWS = 8
 # (benchmarks/results/clusters.md). Two populations of 512 and 128 neurons have 2.2 MiB. They take 97 ms step by step,
 # and 10 ms in one launch.
 _MOST_OF_PARTS, _MOST_OF_GATES = 5 << 20, 4 << 20
-# For a float32 step that reads many values of earlier steps. For an H100, the compiler spills an operand in parts,
-# unless the operand is multiplied in pieces. If the values of earlier steps are in memory, more warps spill less.
+# For a float32 step that reads at least this number of values of earlier steps. For an H100, the compiler spills an
+# operand in parts, unless the operand is multiplied in pieces. If the values of earlier steps are in memory, more warps
+# spill less.
 _FEW_SHIFTED = 8
 _SHIFTED_CHUNK = 128
 _RING_CHUNK = 64
 _RING_WARPS = 8
-# For a program with whole rows and no matrices. A thread has eight columns of each value, and a program up to 16 warps.
+# For a program with whole rows and no matrices. A thread has eight columns of each value. A program has up to 16 warps.
 _COLUMNS_OF_A_WARP = 256
 _MOST_COLUMNS = 4096
 
@@ -79,8 +80,8 @@ def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
     """Returns tiles with all columns, and with the matrices in registers; `None` if the matrices do not fit.
 
     Args:
-        processors: number of multiprocessors. With more programs, several share a multiprocessor if their registers
-            allow it. The registers of programs of four warps do.
+        processors: number of multiprocessors. If there are more programs than multiprocessors, several programs share a
+            multiprocessor, provided that it has enough registers. It has enough for programs of four warps.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
@@ -130,7 +131,7 @@ class _Weight:
         return sum(tiles.chunks(self.terms)) * tiles.columns(self.columns) * self.matrix
 
     def operand_bytes(self, tiles: Tiles) -> int:
-        """Bytes of the operand that exist at the same time."""
+        """Bytes of the parts of the operand that a program holds at the same time."""
         ahead = tiles.ahead if self.operand == 2 else 1
         return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 
@@ -148,7 +149,7 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
 
 
 def _has_large_parts(loop: Loop, from_zero: bool) -> bool:
-    """True if numbers in parts are multiplied by matrices so large that exchanging values does not pay off."""
+    """True if matrices for numbers in parts are so large that exchanging values does not pay off."""
     weights = [weight for weight in _weights(loop, from_zero) if weight.operand > 2]
     gates = len(weights) > 1 or any(weight.terms > loop.width for weight in weights)
     size = sum(weight.terms * weight.columns * weight.matrix for weight in weights)
@@ -177,7 +178,7 @@ def _best(
         chunk = 64  # each piece has six sums
     in_parts = any(weight.operand > 2 for weight in weights)
     num_warps = 8 if float32 and largest > 256 and (in_parts or largest <= 512) else 4
-    # Whole operands are read earliest. The registers do not hold more rows of operands in parts.
+    # Operands that are read whole can be loaded earliest. For operands in parts, the registers hold no more rows.
     heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
     whole = -(-largest // chunk)
     choices = [(whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])]

@@ -89,7 +89,7 @@ def choose_ahead(step: Specialization, num_steps: int, ncl: int) -> AheadChoice 
     """Chooses the segments of a forward scan in a program that is compiled ahead of time; `None` for a serial scan.
 
     The program cannot learn a warm-up. It uses one that earlier calls of this step have learned, or otherwise half of
-    the longest one: within that time, most trajectories that ever converge have converged.
+    the longest one. Within that time, most of the trajectories that converge at all have converged.
 
     Args:
         num_steps, ncl: numbers or symbols. The choice is made for the hints of symbols, and is correct for all values.

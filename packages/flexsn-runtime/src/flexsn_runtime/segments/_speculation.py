@@ -56,7 +56,7 @@ class Speculation:
 
     @property
     def meets(self) -> bool:
-        """False if it is known that trajectories from different states do not converge in time."""
+        """False if trajectories from different states are known not to converge within the longest warm-up."""
         return self._warm_up != NEVER
 
     @property

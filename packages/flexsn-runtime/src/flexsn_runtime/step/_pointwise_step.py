@@ -232,7 +232,7 @@ class Specialization(CoreSpecialization):
         return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
 
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
-        """Returns the values that the forward saves besides its arguments: residuals, or otherwise checkpoints."""
+        """Returns the values that the forward saves for the backward: residuals if there are any, else checkpoints."""
         if residuals is None:
             kept = (i for i in range(self.trace.num_states) if i not in dict(self.follows))
             return [(Port(Role.CHECKPOINT, i), self.trace.states[i].dtype) for i in kept]

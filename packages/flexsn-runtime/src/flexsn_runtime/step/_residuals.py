@@ -47,7 +47,7 @@ def _saving(residuals: Residuals) -> float:
 
 
 def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
-    """Returns the bytes per element and step of recomputation, for reading inputs, and for checkpoints."""
+    """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
     used = vjp.used
     from_states = any(port.role is Role.STATE for port in used)
     if from_states:

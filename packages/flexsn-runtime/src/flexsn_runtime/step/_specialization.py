@@ -46,7 +46,7 @@ class CoreSpecialization:
         self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self.backend.target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
-        # Predicate that is True for tensors like captured ones that the step takes.
+        # Predicate that is True for tensors that the step accepts in place of the captured ones.
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
