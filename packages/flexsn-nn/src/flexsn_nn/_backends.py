@@ -39,7 +39,7 @@ class Choice:
 
 
 def check_backend(backend: str, step_mode: str) -> Backend:
-    """Returns `backend` if it is known and can run in `step_mode`.
+    """Returns `backend` if it is known and can run in `step_mode`. Otherwise raises an error.
 
     Raises:
         UnknownNameError: an unknown name; the message contains the nearest known one.

@@ -165,8 +165,7 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
     """Computes mean and variance: by an operator with kernels if there is one, otherwise by standard operations."""
-    # Wrappers of tensors, such as a DTensor, have no kernels. The tensors with which compilers trace stand for plain
-    # tensors.
+    # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
         found: tuple[Tensor, Tensor] = batch_moments_op(frames)

@@ -17,8 +17,8 @@ from flexsn_runtime import DeviceError
 class Range(TypedDict, total=False):
     """Bounds of a number, and a hint for the error message.
 
-    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if formulas with the number
-    have finite derivatives also close to `above`. By default, they have a pole at that bound.
+    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if the derivatives of formulas
+    with the number are finite even close to `above`. By default, these formulas have a pole at that bound.
     """
 
     at_least: float
@@ -111,7 +111,7 @@ def check_device(name: str, own: Tensor, x: Tensor) -> None:
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True if a tensor is on another device. A single number on the CPU does not count, since any device accepts it."""
+    """True if a tensor is on another device. Ignores a single number on the CPU, since every device accepts it."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from flexsn_nn._backends import COMPILED, Choice
 
-# The type of the device, and True if a compiler traces the call.
+# The type of a call's device, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
 # If a neuron's calls run as a loop for more and more reasons, only the first ones are stored.

@@ -32,7 +32,7 @@ class Delay(Stateful):
 
     The layer keeps the last inputs from call to call until `reset()`. For `"linear"`, the gradient of a learned delay
     is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, it depends on all steps
-    within their width. Decrease `width` during training, for example with `layer.width = 0.5`. In evaluation,
+    within their width. You can decrease `width` during training, for example with `layer.width = 0.5`. In evaluation,
     `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed spikes are spikes.
 
     Args:

@@ -151,8 +151,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Two values are cleared when an attribute is assigned: the fact that kernels accept the core, and an earlier
-        # call that later calls may repeat.
+        # Two values are cleared when an attribute is assigned: the fact that kernels accept the core, and the record of
+        # a call that later calls may repeat.
         self._ready_made = None
         self._repeats = None
         self.states = []

@@ -1,4 +1,4 @@
-"""Handover of a norm or a delay to the neuron after it."""
+"""Passes a norm or a delay to the neuron after it."""
 
 from __future__ import annotations
 

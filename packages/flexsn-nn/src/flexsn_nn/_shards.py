@@ -1,4 +1,4 @@
-"""A neuron with `DTensor` inputs. If parts of its step are independent, each process runs one part."""
+"""Runs a neuron with `DTensor` inputs. If parts of its step are independent, each process runs one part."""
 
 from __future__ import annotations
 

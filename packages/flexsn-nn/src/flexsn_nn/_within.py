@@ -14,10 +14,11 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """Returns `value` within the limits. Outside of them, returns the nearest allowed number of its dtype.
 
     The gradient passes unchanged, even at the limits and beyond them. If an optimizer has moved a number out of its
-    range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits, and since torch 2.15
-    also at them.) Steps can also move the number further away from its range, which does not change the result. To keep
-    the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after `optimizer.step()`. Sums over
-    steps and elements commute with this function, so compiled kernels give the gradients of the loop.
+    range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15, it
+    is also 0 at the limits.) Steps can also move the number further away from its range, which does not change the
+    result. To keep the number near its range, call `number.clamp_(0, 1)` under `torch.no_grad()` after
+    `optimizer.step()`. Sums over steps and elements commute with this function, so compiled kernels give the gradients
+    of the loop.
 
     The limit `above` is an exception. Close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the
     gradient is infinite. At `above` and below it, the gradient is 0 unless `finite`.

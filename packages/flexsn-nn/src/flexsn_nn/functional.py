@@ -43,7 +43,7 @@ __all__ = [
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
-    """Yields `(name, module)` for every `FlexSN` in `net`. If `net` itself is one, its name is that of its class.
+    """Yields `(name, module)` for every `FlexSN` in `net`. If `net` itself is one, its name is the name of its class.
 
     A neuron inside of another neuron's step, as in a `Recurrent`, is a part of that neuron, and is not included.
     """
@@ -252,8 +252,8 @@ def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None =
     """Measures time and memory of a training step, with one row for each layer and a summary in one line.
 
     Runs a few steps on these inputs, from initial states, and then restores parameters, gradients, running statistics,
-    states and random generators. The times are those of calls from Python. In a captured step, only the times of
-    kernels count.
+    states and random generators. The times include the time that Python takes. A captured step takes only the time of
+    its kernels.
 
     Args:
         inputs: inputs of the network.
@@ -302,8 +302,8 @@ def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
 
     Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
-    The tensors are those of the neurons, with their graph. With `set_states`, you can continue another sequence in
-    between, and return to this one.
+    The tensors are the neurons' own tensors, with their graph. You can run another sequence in between, and then return
+    to this one with `set_states`.
     """
     return {name: list(module.states) for name, module in with_state(net)}
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
-# A response ends when it has fallen to this fraction of its largest value. A response counts as endless if more than
-# `_DECAYED` of it is left after the first steps, or more than this fraction after the longest run.
+# A response ends when it has fallen to the fraction `_NEGLIGIBLE` of its largest value. A response counts as endless if
+# more than the fraction `_DECAYED` is left after the first steps, or more than `_NEGLIGIBLE` after the longest run.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 

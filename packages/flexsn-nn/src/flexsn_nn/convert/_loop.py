@@ -74,8 +74,9 @@ class LoopCall(DelayedReset):
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
-            states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the neuron's own
-                is used. A state that is not shaped like the step, such as a new neuron's, counts as zeros.
+            states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
+                the neuron stores is used. A state that is not shaped like the step, such as the state of a new neuron,
+                counts as zeros.
             lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:

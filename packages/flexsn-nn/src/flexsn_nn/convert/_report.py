@@ -63,7 +63,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted network, and the report of its conversion, which `print` shows.
+    """A converted network, and the report of its conversion. `print` shows the report.
 
     Attributes:
         model: the converted network. It is the argument of `convert`, changed in place, unless that was a single

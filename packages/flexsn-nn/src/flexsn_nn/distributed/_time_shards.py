@@ -132,7 +132,10 @@ class _Chain:
             layer.states = [_receive(state, self._before, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-        """Hook after a layer. Sends its states on; their gradients return with those of the outputs."""
+        """Hook after a layer. Sends its states to the next process.
+
+        Their gradients return with the gradients of the outputs.
+        """
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
         several = isinstance(outputs, list | tuple)
@@ -177,10 +180,10 @@ class _Receive(torch.autograd.Function):
 class _HandOver(torch.autograd.Function):
     """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
 
-    One process sends gradients while another waits for them, so both must run their backward, no matter what depends on
-    the states in the network. Therefore, this function always has a backward, because the anchor requires grad. The
-    backward of `_Receive` always follows, because the received states are arguments, to which a gradient of zero flows
-    from here.
+    One process sends gradients while another waits for them. Therefore, both must run their backward, even if no loss
+    depends on the states. This function always has a backward, because the anchor requires grad. The backward of
+    `_Receive` always follows, because the received states are arguments of this function, even though no gradient flows
+    to them from here.
     """
 
     @staticmethod

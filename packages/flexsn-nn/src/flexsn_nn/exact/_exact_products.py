@@ -88,8 +88,7 @@ def exact_products(
             two parts. `"medium"` is 8 bits, in one part. `None` follows `torch.get_float32_matmul_precision()` in each
             call. Weights from `on_grid` are never rounded. `"exact"` only multiplies in layers whose weight is on a
             grid.
-        also: names of layers whose input is known to you to consist of spikes, such as the first layer if the data are
-        spikes.
+        also: names of other layers whose input consists of spikes, such as the first layer if the data are spikes.
         skip: names of layers to leave unchanged.
 
     Returns:

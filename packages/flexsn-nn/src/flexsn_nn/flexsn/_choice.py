@@ -61,7 +61,7 @@ class Chooses(KeepsStates):
     # Dynamo computes the result while it traces, and treats it as a constant. It guards the sources of the arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
-        """Chooses the backend that runs, once for each type of device, inside and outside of compilers."""
+        """Chooses the backend, once for each type of device. Compilers have separate choices."""
         if compiling and is_onnx_exporting():
             return choose_for_onnx(backend)
         situation = (device.type, compiling)
@@ -74,7 +74,7 @@ class Chooses(KeepsStates):
         return choice.backend
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True if a call that kernels reject runs as a loop instead, with `backend="auto"`.
+        """True if, with `backend="auto"`, a call that kernels reject runs as a loop.
 
         On a GPU, a sequence that kernels reject is an error. A single step may run without kernels on any device,
         because its caller loops over time in any case.

@@ -65,7 +65,7 @@ class Bits:
             return bytewise.add_(self.low) if self.low else bytewise
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
-            # A table with the numbers of each byte gives all numbers of a byte at once.
+            # A table maps each byte to all of its numbers.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():

@@ -57,8 +57,8 @@ class PackedSpikes:
     core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's `explain()` reports
     this.
 
-    Compiled graphs are not changed: spikes of neurons between them are packed, spikes of neurons inside of them are
-    not.
+    Compiled graphs are not changed: spikes of neurons between these graphs are packed, but spikes of neurons inside of
+    them are not.
 
     Args:
         net: network whose neurons are included.
@@ -143,7 +143,7 @@ class PackedSpikes:
         return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
     def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most saved tensors are not outputs of a node: parameters, statistics, residuals of kernels.
+        # Most saved tensors are not outputs of a node. Examples are parameters, statistics, and residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None

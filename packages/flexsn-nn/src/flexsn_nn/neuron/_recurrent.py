@@ -47,7 +47,7 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """False. Kernels accept most neurons of this package, but each step of this kind has to be checked."""
+        """False, because each step of this kind has to be checked: kernels do not accept all neurons."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:

@@ -48,8 +48,8 @@ class ImmediateReset(Neuron):
         surrogate_function: function that computes spikes from `h - v_threshold`.
         detach_reset: True if the gradient does not flow through the reset to `s`.
         num_inputs: number of inputs that `dynamics` takes before its states.
-        strict: True to fire if `h > v_threshold`, False to fire if `h >= v_threshold`, `None` to fire like the
-            surrogate.
+        strict: True to fire if `h > v_threshold`, False to fire if `h >= v_threshold`. If it is `None`, the surrogate
+            determines the comparison.
         options: same as in `Neuron`.
 
     Raises:
@@ -138,7 +138,8 @@ class DelayedReset(Neuron):
         spike_grad: function that computes spikes from `h - threshold`.
         learn_threshold: True to make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
-        strict: True to fire if `h > threshold`, False to fire if `h >= threshold`, `None` to fire like `spike_grad`.
+        strict: True to fire if `h > threshold`, False to fire if `h >= threshold`. If it is `None`, `spike_grad`
+            determines the comparison.
         reset_delay: False if the spike of a step resets the membrane in the same step, before it becomes the new state.
             The gradient then flows through the reset.
         options: same as in `Neuron`.

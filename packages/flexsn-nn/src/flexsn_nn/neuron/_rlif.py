@@ -22,8 +22,8 @@ class RLIF(Feedback, LIF):
     Args:
         features: number of neurons, which is the last dimension of the step.
         tau: same as in `LIF`.
-        decay_input: same as in `LIF`, but the default is False: divided by `tau`, a single spike moves the membrane so
-            little that a stack of these layers does not learn with its initial weights.
+        decay_input: same as in `LIF`, but the default is False. With the division by `tau`, a single spike moves the
+            membrane so little that a stack of these layers does not learn from its initial weights.
         v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: same as in `Recurrent`.
         options: same as in `ImmediateReset`.

@@ -63,7 +63,7 @@ current = _Current()
 
 
 def drawing(places: Places | None, run: Callable[[], _Result]) -> _Result:
-    """Returns the result of `run`. Draws inside of it use these places."""
+    """Returns the result of `run`. Draws inside of `run` use these places."""
     before, current.step = current.step, Step(places)
     try:
         return run()

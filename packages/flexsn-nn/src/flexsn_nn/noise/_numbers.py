@@ -46,7 +46,7 @@ class Numbers:
     ) -> tuple[Elements, Tensor]:
         """Computes numbers that identify a call's elements, and the indices of its steps.
 
-        The words of the elements are computed from the former. The indices are `[T, 1, ...]`, or `[1, ...]` for a
+        The words of the elements are computed from these numbers. The indices are `[T, 1, ...]`, or `[1, ...]` for a
         single step.
 
         Args:

@@ -91,14 +91,14 @@ class Transform:
     Attributes:
         num_inputs, num_states, num_outputs: numbers of added inputs, states and outputs.
         optional: True if calls that do not run in kernels may leave the transform out.
-        counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step, and of which only the
-            sign matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
+        counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
+            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
             without reading them, and end early where the step returns zeros and keeps its states.
         looks_back: maximum delay of the neuron's first input. The added input has the delays: floating-point numbers of
             steps, one step expanded over time. Kernels load the first input from this number of steps earlier, rounded
-            down and limited to `looks_back`, and zeros from before the first step. `None` if there is no such input.
-            Only calls with `Call.delays` have such kernels.
-        starts_at_zero: True if added states begin at zero, like the neuron's states in calls that leave them out.
+            down and limited to `looks_back`. For steps before the first one, they load zeros. `None` if there is no
+            such input. Only calls with `Call.delays` have such kernels.
+        starts_at_zero: True if added states begin at zero.
 
     Example: see docs/transforms.md.
     """
