@@ -104,7 +104,7 @@ def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
     torch.testing.assert_close(got[1:], wanted[1:])
 
 
-def test_names_are_of_the_users_lines() -> None:
+def test_messages_name_the_users_lines() -> None:
     """Tests stacks with torch's own frames below the user's, too."""
     before, count = CASES["per channel"]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
@@ -207,7 +207,7 @@ class Shared(nn.Module):
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_several_readers(elsewhere: bool) -> None:
+def test_several_layers_that_read_one_result(elsewhere: bool) -> None:
     net, (x, y) = Shared(elsewhere), of_sequence(B, 4)
     backend = AbsorbingBackend(EAGER)
     got, wanted = results(net, x, y, backend), results(net, x, y, None)
@@ -268,7 +268,7 @@ def test_a_step_without_dimensions_is_unchanged() -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_kernels_take_all_that_is_absorbed() -> None:
+def test_kernels_accept_all_absorbed_functions() -> None:
     functions: list[Any] = [*_FUNCTIONS, *(getattr(Tensor, name) for name in _METHODS)]
     more: dict[str, tuple[Any, ...]] = {"clamp": (0.0, 0.5), "to": (torch.float32,)}
     of_two = ("add", "sub", "mul", "div", "true_divide", "truediv", "maximum", "minimum")

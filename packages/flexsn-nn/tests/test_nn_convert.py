@@ -13,7 +13,7 @@ from flexsn_nn import LIF, OverTime, UnknownNameError
 from flexsn_nn.convert import Conversion, Converted, Left, Moved, convert
 
 
-def test_a_network_of_others_is_left_alone() -> None:
+def test_networks_of_other_libraries_are_unchanged() -> None:
     net = nn.Sequential(nn.Linear(3, 3), LIF(), OverTime(nn.Conv1d(1, 1, 1)))
     children = list(net)
     conversion = convert(net)

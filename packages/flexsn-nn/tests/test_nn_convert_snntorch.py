@@ -288,7 +288,7 @@ def test_checkpoints(name: str) -> None:
 
 
 @EACH
-def test_a_whole_sequence_is_the_loop(name: str) -> None:
+def test_a_whole_sequence_equals_the_loop(name: str) -> None:
     """Tests step mode "m", without a loop: it returns spikes of all steps at once, and states if requested."""
     before, conversion, run = build(name)
     if run is whole or name == "conv":
@@ -457,7 +457,7 @@ def test_a_custom_spike_function_is_traced_unchanged() -> None:
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
     """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
     before = copy.deepcopy(net)

@@ -402,7 +402,7 @@ def test_a_published_network() -> None:
             assert torch.equal(gradient, parameter.grad), key
 
 
-def test_a_network_needs_spikingjelly_no_more() -> None:
+def test_a_converted_network_does_not_need_spikingjelly() -> None:
     for name in ("lif", "norms", "gated", "masked"):
         _, conversion = build(name)
         homes = {type(module).__module__ for module in conversion.model.modules()}
@@ -436,7 +436,7 @@ def test_one_neuron_is_returned() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_spikingjellys_own_functions_reach_converted_neurons() -> None:
+def test_functions_of_spikingjelly_reach_converted_neurons() -> None:
     net = mlp(maker("LIFNode"))
     theirs.reset_net(net)  # it caches the modules that it found
     convert(net)
@@ -511,7 +511,7 @@ def test_surrogates(name: str) -> None:
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
     """Checks that parameters have the dimension that `fully_shard` requires.
 
     Existing optimizers keep working, and checkpoints load in both directions.
@@ -606,7 +606,7 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
     assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]
 
 
-def test_spikingjellys_learners_work_beside_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_of_spikingjelly_work_with_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks STDP of a layer before a neuron: the changes of its weights equal those with SpikingJelly's neuron."""
     board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, but do not use it here
     board.SummaryWriter = None

@@ -99,7 +99,7 @@ def test_gradients_of_a_rate_regulariser(backend: str, regulariser_alone: bool) 
     assert found[0][0].abs().max() > 0
 
 
-def test_formats_outputs_and_states_stay(backend: str) -> None:
+def test_memory_formats_of_outputs_and_states(backend: str) -> None:
     x = data(3, 2, 4, 3, 3).flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
     plain, neuron = LIF(backend=backend), counting(LIF(backend=backend))
     plain.store_state_seqs = neuron.store_state_seqs = True

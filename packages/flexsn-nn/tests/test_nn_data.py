@@ -43,7 +43,7 @@ def gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
 @pytest.mark.usefixtures("loops")
 @pytest.mark.long(all_but=["max", "last"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:
+def test_readouts_of_a_batch_equal_those_of_single_sequences(reduction: str) -> None:
     net, weights = network(), torch.linspace(-1, 1, 4, dtype=torch.float64)
     together = scores(net, samples(), reduction)
     alone = [scores(net, [sample], reduction) for sample in samples()]

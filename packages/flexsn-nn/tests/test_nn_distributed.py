@@ -158,7 +158,7 @@ def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
         ("state", "state 0 is a plain tensor"),
     ],
 )
-def test_steps_that_a_process_cannot_run_alone_are_refused(
+def test_steps_that_mix_elements_of_several_processes_are_refused(
     results: list[dict[str, Any]], call: str, words: str
 ) -> None:
     for found in results:
@@ -166,7 +166,7 @@ def test_steps_that_a_process_cannot_run_alone_are_refused(
         assert words in found["refused"][call]
 
 
-def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> None:
+def test_parts_of_the_time_equal_one_sequence(results: list[dict[str, Any]]) -> None:
     net, x = work.network(), work.batch(7).requires_grad_()
     out = net(x)
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
@@ -196,7 +196,7 @@ def test_layers_with_a_state_continue_in_the_next_part(results: list[dict[str, A
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
-def test_a_state_without_a_gradient_blocks_no_process(results: list[dict[str, Any]]) -> None:
+def test_a_state_without_a_gradient_does_not_block_a_process(results: list[dict[str, Any]]) -> None:
     assert all(len(found["time_shards_without_a_way_back"]) == 2 for found in results)
 
 

@@ -133,7 +133,7 @@ def test_hooks_do_not_see_proxies() -> None:
     assert seen == [Tensor]
 
 
-def test_symbolic_trace_of_a_neuron_alone() -> None:
+def test_symbolic_trace_of_a_single_neuron() -> None:
     for single in (LIF(), FlexSN(lambda x, v: (x, v), 1, 1, 1)):
         with pytest.raises(ExportError, match=r"(?s)symbolic_trace.*nn\.Sequential"):
             torch.fx.symbolic_trace(single)

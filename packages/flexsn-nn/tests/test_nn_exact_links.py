@@ -62,7 +62,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 BOTH = [(False, True), (True, True), (True, False)]
 
 
-def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]]) -> None:
+def test_results_equal_those_of_a_plain_network(handed: list[tuple[bool, bool]]) -> None:
     want = step(network(), spikes())
     net = network()
     products = exact_products(net, also=["0"])
@@ -107,7 +107,7 @@ def test_without_gradients(handed: list[tuple[bool, bool]]) -> None:
         assert_near([net(spikes())], [want])
 
 
-def test_parts_of_a_gradient_add_up_to_it() -> None:
+def test_the_parts_of_a_gradient_sum_to_the_gradient() -> None:
     """Checks that the links receive the gradient that the layer's output would receive."""
     torch.manual_seed(0)
     s, weight, bias = spikes(), torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
@@ -235,7 +235,7 @@ def test_hooks_of_modules_receive_and_change_the_same_tensors(place: int, kind: 
     assert_near(halve(net), want)
 
 
-def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> None:
+def test_hooks_and_retain_grad_receive_the_gradient_of_a_layers_output() -> None:
     def watched(net: Any) -> list[Tensor]:
         found = []
         y = net[0](spikes())
@@ -276,7 +276,7 @@ def test_two_readers_of_one_output() -> None:
     assert_near(both(net), want)
 
 
-def test_several_gradients_and_second_derivatives_are_those_without_links() -> None:
+def test_several_gradients_and_second_derivatives_equal_those_without_links() -> None:
     net = network()
     exact_products(net, also=["0"])
     y = net(spikes())
@@ -302,7 +302,7 @@ class Doubled(nn.Module):
     scale = 1.0
 
 
-def test_only_outputs_that_are_known_to_be_spikes_are_written_so(handed: list[tuple[bool, bool]]) -> None:
+def test_only_outputs_that_are_known_to_be_spikes_are_written_in_bfloat16(handed: list[tuple[bool, bool]]) -> None:
     for neuron in (TernaryLIF, claimed):
         handed.clear()
         net = network(neuron)

@@ -62,7 +62,7 @@ def assert_near(found: list[Tensor], want: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_layers_behind_neurons_multiply_exactly_and_nothing_else_changes() -> None:
+def test_layers_after_neurons_multiply_exactly_and_no_other_layer_changes() -> None:
     net, x = network(), data()
     keys, want = list(net.state_dict()), step(network(), data())
     products = exact_products(net)
@@ -93,7 +93,7 @@ def test_a_call_undoes_the_replacement() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_copies_and_pickles_have_products_of_their_own() -> None:
+def test_copies_and_pickles_have_separate_products() -> None:
     net, x = network(), data()
     exact_products(net)
     want = step(net, x)
@@ -125,7 +125,7 @@ def test_the_default_precision_is_that_of_torch() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_exact_concerns_weights_on_a_grid_alone() -> None:
+def test_exact_precision_applies_only_to_weights_on_a_grid() -> None:
     net, x = network(), data()
     on_grid(net[3])
     products = exact_products(net, "exact")
@@ -190,7 +190,7 @@ def test_inside_of_a_compiled_graph() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_it_works_with_packed_spikes_norms_and_checkpoints() -> None:
+def test_exact_products_with_packed_spikes_norms_and_checkpoints() -> None:
     x = data()
 
     def made() -> Any:
@@ -312,7 +312,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool) -> None:
+def test_a_product_is_exact_or_equals_that_of_torch(case: str, training: bool) -> None:
     function, neuron, exact = CASES[case]
     torch.manual_seed(0)
     net = Between(function, neuron())

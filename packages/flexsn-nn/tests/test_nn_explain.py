@@ -59,7 +59,7 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
-def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_auto_chooses_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tests a machine without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -84,7 +84,7 @@ def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tm
         LIF(backend="cpp")(x)
 
 
-def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_steps_run_in_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: None)
     for device in ("cpu", "cuda"):
         runs = {"cpu": "cpp", "cuda": "triton"}[device]
@@ -389,7 +389,7 @@ def test_a_refusal_depends_on_settings_of_modules(compiler: None, monkeypatch: p
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels refuse sequences that a loop runs on the CPU")
-def test_a_verdict_over_several_ways(compiler: None) -> None:
+def test_a_verdict_about_several_backends(compiler: None) -> None:
     layer = LIF()
     layer(ones(2, 3))
     assert layer.explain().splitlines()[0].startswith("cpp: ")

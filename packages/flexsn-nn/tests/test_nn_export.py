@@ -83,7 +83,7 @@ def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> No
 
 
 @strictness
-def test_a_state_in_and_out(strict: bool) -> None:
+def test_a_state_enters_and_leaves_an_onnx_program(strict: bool) -> None:
     network, x = WithState("hop"), torch.randn(6, 2, 6)
     program = torch.export.export(network, (x[:3], torch.zeros(2, 5)), strict=strict).module()
     spikes, v = program(x[:3], torch.zeros(2, 5))

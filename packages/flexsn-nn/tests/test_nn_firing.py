@@ -50,14 +50,14 @@ def test_a_layer_that_always_fires_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: IF(), lambda: Recurrent(LIF(), 3), lambda: Leaky(0.9)])
-def test_single_steps_are_looked_at_now_and_then(make: Any) -> None:
+def test_single_steps_are_checked_occasionally(make: Any) -> None:
     neuron = make()
     neuron.step_mode = "s"
     assert found(neuron, torch.zeros(2, 3), calls=16 + 7 * 128 - 10) == []
     assert len(found(neuron, torch.zeros(2, 3), calls=20)) == 1
 
 
-def test_a_layer_that_fires_again_begins_the_count_again() -> None:
+def test_a_layer_that_fires_again_restarts_the_count() -> None:
     neuron = LIF()
     silent, loud = torch.zeros(5, 2, 3), torch.full((5, 2, 3), 2.5)
     for _ in range(4):
@@ -84,13 +84,13 @@ def test_no_warning_without_training_or_if_turned_off(how: str, monkeypatch: pyt
     assert Recurrent(neuron, 3).watch_firing == neuron.watch_firing
 
 
-def test_outputs_that_are_no_spikes_may_be_anything_but_zero() -> None:
+def test_outputs_that_are_not_spikes_count_if_nonzero() -> None:
     average = FlexSN(lambda x, v: (v + x, v + x), 1, 1, 1)
     assert found(nn.Sequential(LI(), average), torch.ones(5, 2, 3)) == []
     assert len(found(average, torch.zeros(5, 2, 3))) == 1
 
 
-def test_a_look_changes_no_result_and_copies_count_for_themselves() -> None:
+def test_checks_change_no_result_and_copies_have_separate_counts() -> None:
     torch.manual_seed(0)
     neuron, other = LIF(), LIF(watch_firing=False)
     x = torch.rand(6, 2, 3, requires_grad=True)
@@ -140,7 +140,7 @@ def test_on_a_gpu_no_call_waits() -> None:
 
 @pytest.mark.parametrize("make", [RLIF, RALIF])
 @pytest.mark.parametrize("tau", [2.0, 10.0])
-def test_recurrent_layers_learn_as_they_are(make: type[RLIF] | type[RALIF], tau: float) -> None:
+def test_recurrent_layers_learn_with_default_arguments(make: type[RLIF] | type[RALIF], tau: float) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 32), make(32, tau=tau), nn.Linear(32, 32), make(32, tau=tau), nn.Linear(32, 2))
     labels = torch.arange(32) % 2
@@ -193,7 +193,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 
 
-def test_dead_layers_fire_once_their_weights_start_there() -> None:
+def test_dead_layers_fire_with_the_initial_weights() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
     x = (torch.rand(50, 4, 20) < 0.1).float()

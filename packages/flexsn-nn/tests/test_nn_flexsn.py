@@ -283,7 +283,7 @@ def test_truncated_backpropagation_trains(backend: str) -> None:
     assert core.decay.grad.any()
 
 
-def test_modified_state_is_noticed() -> None:
+def test_modified_states_are_detected() -> None:
     layer = neuron("auto" if HAS_GPU else "triton")
     x = random(3, *STEP).requires_grad_()
     layer(x)
@@ -515,7 +515,7 @@ def test_a_state_that_changes_shape(backend: str) -> None:
         layer(random(3, *STEP))
 
 
-def test_examples_bring_errors_to_construction() -> None:
+def test_examples_make_construction_raise_errors_of_the_core() -> None:
     examples = (torch.zeros(STEP), torch.zeros(STEP))
     with pytest.raises(ValueError, match="returned 2 values"):
         FlexSN(soft_lif, 1, 1, 2, example_inputs=examples)

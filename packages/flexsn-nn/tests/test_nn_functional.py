@@ -89,7 +89,7 @@ def test_a_refused_change_changes_nothing() -> None:
         functional.set_backend(net, "triton2")
 
 
-def test_states_out_and_in() -> None:
+def test_states_are_read_and_set_again() -> None:
     net = make_net()
     assert functional.get_states(net) == {"1": [], "2.1": []}
     net(X[:3])

@@ -102,7 +102,7 @@ def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("also", ["lengths", "resets", "both"])
 @pytest.mark.long(all_but=["both"])
-def test_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fused, apart = pair(learned(5), LIF())
     fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
     options: dict[str, Tensor] = {}
@@ -152,7 +152,7 @@ APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.long(all_but=["a step with sums over neurons"])
-def test_else_the_delay_runs_before(case: str) -> None:
+def test_the_delay_runs_before_neurons_that_cannot_compute_it(case: str) -> None:
     delay, neuron = APART[case]
     torch.manual_seed(0)
     fused, apart = pair(delay(), neuron())

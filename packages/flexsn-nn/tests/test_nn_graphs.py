@@ -168,7 +168,7 @@ def test_gradients_are_added_without_an_optimizer(recorder: OperationsRecorder) 
     assert recorder.recorded == 2
 
 
-def test_counts_and_sequences_are_the_latest(recorder: OperationsRecorder) -> None:
+def test_counts_and_sequences_are_those_of_the_last_step(recorder: OperationsRecorder) -> None:
     net = network()
     neuron = net[1]
     neuron.count_spikes = neuron.store_state_seqs = True
@@ -449,7 +449,7 @@ def test_numbers_among_the_arguments_are_part_of_the_kind(recorder: OperationsRe
     assert recorder.recorded == 2
 
 
-def test_on_the_cpu_it_is_a_plain_call() -> None:
+def test_on_the_cpu_steps_run_in_python() -> None:
     net = network()
     captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
     for i in range(3):
@@ -458,7 +458,7 @@ def test_on_the_cpu_it_is_a_plain_call() -> None:
     assert captured.explain() == "plain calls: the network is on cpu, where steps are plain calls"
 
 
-def test_a_plain_step_is_the_loop_that_one_writes() -> None:
+def test_a_captured_step_equals_a_training_loop() -> None:
     net = network(LIF, norm(), nn.Dropout(0.2))
     twin = copy.deepcopy(net)
     optimizer, other = sgd(net), sgd(twin)
@@ -492,7 +492,7 @@ def test_wrong_arguments(options: dict[str, Any], words: str) -> None:
         graphs.capture(network(), loss_of, **options)
 
 
-def test_a_loss_that_is_no_tensor() -> None:
+def test_a_loss_that_is_not_a_tensor() -> None:
     with pytest.raises(ParameterError, match="the loss function returned a float"):
         graphs.capture(network(), lambda out, y: 1.0)(*batch(0))
 
@@ -572,7 +572,7 @@ NEURONS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.long(all_but=["ALIF", "KLIF", "StochasticLIF"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: None) -> None:
+def test_calls_of_neurons_change_no_watched_value(name: str, compiler: None) -> None:
     net: Any = nn.Sequential(nn.Linear(6, 16), NEURONS[name](), nn.Linear(16, 3))
     step = graphs.capture(net, loss_of, sgd(net), states="carry").step
     step.run(batch(0)[0], (batch(0)[1],))
@@ -585,7 +585,7 @@ def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: No
     assert not watch.holds()
 
 
-def test_ranges_are_looked_at_between_replays(recorder: OperationsRecorder) -> None:
+def test_ranges_are_checked_between_replays(recorder: OperationsRecorder) -> None:
     net = network(lambda: Leaky(beta=0.5, learn_beta=True))
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
     for i in range(4):
@@ -649,7 +649,7 @@ def test_values_reachable_from_functions_are_watched() -> None:
     assert watch.changes() == ["factor"]
 
 
-def test_memories_of_replaced_forwards_are_not_watched() -> None:
+def test_records_of_replaced_forwards_are_not_watched() -> None:
     """Checks that a call of another size or dtype between two steps, as in evaluation, causes no new recording."""
     net = nn.Sequential(nn.MaxPool1d(2), nn.Linear(6, 6), LIF(backend="torch"), nn.Linear(6, 3))
     exact_products(net)

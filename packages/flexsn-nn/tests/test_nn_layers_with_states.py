@@ -68,7 +68,7 @@ def test_a_second_run_from_another_past_is_refused(name: str, reentrant: bool, l
 
 @layers
 @reentrant
-def test_a_detach_in_the_second_run_is_no_new_beginning(name: str, reentrant: bool) -> None:
+def test_a_detach_in_the_second_run_does_not_count_as_a_reset(name: str, reentrant: bool) -> None:
     layer = LAYERS[name]()
 
     def run(x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin:
 
 
 @reentrant
-def test_neurons_take_an_assigned_state_for_a_beginning_too(reentrant: bool) -> None:
+def test_an_assigned_state_counts_as_a_reset(reentrant: bool) -> None:
     neuron = LIF()
     x = data().requires_grad_()
     neuron(x.detach())
@@ -141,7 +141,7 @@ def test_layers_without_a_past_may_run_twice(make: Callable[[], Stateful]) -> No
 @layers
 @pytest.mark.filterwarnings("ignore:The tensor attribute", "ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_export_begins_at_the_start_or_refuses(name: str, strict: bool) -> None:
+def test_exports_begin_with_the_initial_state_or_raise(name: str, strict: bool) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]().eval()
     x = data(3)
@@ -199,7 +199,7 @@ def test_compiled_layers_continue(name: str) -> None:
 
 
 @layers
-def test_states_go_with_copies_and_helpers(name: str) -> None:
+def test_states_are_copied_and_reset_by_functional(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     net = nn.Sequential(layer)

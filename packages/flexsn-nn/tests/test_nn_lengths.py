@@ -154,7 +154,7 @@ def network(backend: str) -> nn.Sequential:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
-def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
+def test_a_network_returns_the_results_of_separate_sequences(backend: str) -> None:
     net, lengths = network(backend), torch.tensor([12, 9, 0])
     for seed in range(3):  # a repeated call has other lengths
         x = data(12, 3, 6, seed=seed).requires_grad_()
@@ -180,7 +180,7 @@ def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
     assert net(x).square().sum() > output.square().sum(), "without lengths, nothing ends"
 
 
-def test_layers_that_look_at_several_steps_are_refused() -> None:
+def test_layers_that_read_several_steps_are_refused() -> None:
     for layer in (Delay(1), PSN(T=3)):
         net = nn.Sequential(LIF(), layer)
         with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) reads several steps"):
@@ -303,7 +303,7 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("features", [35, 128])  # blocks with several sequences, and blocks with a part of one
 @pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
-def test_each_sequence_is_as_alone_on_a_gpu(num_steps: int, features: int) -> None:
+def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, num_steps + 1, (9,), generator=generator)
     lengths[0] = num_steps

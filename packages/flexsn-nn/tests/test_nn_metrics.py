@@ -54,7 +54,7 @@ def test_first_spikes() -> None:
     assert metrics.time_to_first_spike(-spikes).tolist() == times.tolist()
 
 
-def test_snntorchs_agree() -> None:
+def test_results_equal_those_of_snntorch() -> None:
     theirs: Any = pytest.importorskip("snntorch.functional.acc")
     spikes, targets = draw()
     assert metrics.accuracy(spikes, targets).item() == pytest.approx(theirs.accuracy_rate(spikes, targets))

@@ -180,7 +180,7 @@ def test_cores_and_counts(make: Callable[[], object], message: str) -> None:
 
 
 @backends
-def test_states_of_none_are_a_reset(backend: str) -> None:
+def test_assigning_none_to_states_resets_them(backend: str) -> None:
     layer = made(backend=backend)
     first = layer(X)
     layer.states = None  # type: ignore[assignment]
@@ -279,7 +279,7 @@ def test_supported_backends() -> None:
     assert "triton" not in layer.supported_backends
 
 
-def test_the_backend_of_some_neurons_alone() -> None:
+def test_the_backend_of_only_some_neurons() -> None:
     net = nn.Sequential(LIF(), nn.Linear(2, 2), Leaky(0.9), made())
     functional.set_backend(net, "torch", instance=LIF)
     assert [cast(FlexSN, net[i]).backend for i in (0, 2, 3)] == ["torch", "auto", "auto"]

@@ -88,14 +88,14 @@ def test_kernels_equal_the_equation(case: Case) -> None:
 
 @pytest.mark.long(all_but=["refractory_relative", "leaky_zero"])
 @SOME
-def test_kernels_start_where_the_equation_does(case: Case) -> None:
+def test_kernels_begin_with_the_state_of_the_equation(case: Case) -> None:
     made = case.make(backend="triton")
     x = draw_input(case, 3, STEP)
     assert_same(run_neuron(made, x), run_oracle(case, made, x))
 
 
 @EACH
-def test_chunks_of_time_are_one_run(case: Case) -> None:
+def test_chunks_of_time_equal_one_run(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 9, (3, 35))
     whole = made(x)
@@ -107,7 +107,7 @@ def test_chunks_of_time_are_one_run(case: Case) -> None:
 
 
 @EACH
-def test_single_steps_are_one_run(case: Case) -> None:
+def test_single_steps_equal_one_run(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 5, (3, 35))
     whole = made(x)
@@ -139,7 +139,7 @@ def test_gradcheck_of_the_smooth_parts(case: Case) -> None:
 
 
 @SOME
-def test_copies_run_alike_and_apart(case: Case) -> None:
+def test_copies_compute_equal_results_separately(case: Case) -> None:
     made = case.make(backend="torch")
     x = draw_input(case, 4, STEP)
     wanted = made(x).detach()

@@ -153,7 +153,7 @@ def arrays(*values: float) -> list[Any]:
     return [np.full((3,), value) for value in values]
 
 
-def test_nodes_of_others_step_by_their_equations() -> None:
+def test_imported_nodes_follow_the_equations_of_nir() -> None:
     """Computes NIR's equations by Euler steps in NumPy, in seconds, with gains that this package never writes."""
     x = 2 * drawn(25, 1, 3).double() + 1
     dt = 5e-3
@@ -240,7 +240,7 @@ def test_a_linear_layer_on_more_than_vectors() -> None:
         to_nir(nn.Linear(3, 2), torch.ones(2, 1, 4, 3))
 
 
-def test_equality_can_be_ignored_by_name() -> None:
+def test_ignore_equality_exports_other_comparisons() -> None:
     graph = to_nir(LIF(tau=2.0), X, dt=DT, ignore_equality=True)
     assert graph.nodes["lif"].tau.tolist() == [2 * DT] * 3
 
@@ -384,7 +384,7 @@ def test_a_recurrent_graph_equals_its_equation(kind: str) -> None:
         (lambda: Recurrent(LIF(strict=True), recurrent=nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6))), "Sequential"),
     ],
 )
-def test_recurrent_weights_that_nir_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+def test_recurrent_weights_that_nir_cannot_express(make: Callable[[], nn.Module], match: str) -> None:
     net = nn.Sequential(nn.Linear(4, 6), make())
     functional.set_backend(net, "torch")
     with pytest.raises(NirError, match=match):
@@ -539,7 +539,7 @@ def first_step(net: nn.Module, x: Tensor) -> Tensor:
     return next(iter(functional.get_states(net).values()))[-1]
 
 
-def test_a_folded_norm_is_the_norm() -> None:
+def test_a_folded_norm_equals_the_norm() -> None:
     net = normed(
         OverTime(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)),
         IF(v_threshold=1e9, strict=True),
@@ -558,7 +558,7 @@ def test_a_folded_norm_is_the_norm() -> None:
         lambda: RLIF(6, tau=2.0, strict=True, v_reset=None),
     ],
 )
-def test_soft_resets_for_a_simulator_that_has_them(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+def test_soft_resets_for_a_simulator_with_soft_resets(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), make())
     functional.set_backend(net, "torch")

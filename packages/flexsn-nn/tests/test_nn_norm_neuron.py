@@ -77,7 +77,7 @@ def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequent
         "sync_alone-torch",
     ]
 )
-def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
+def test_the_norm_before_the_neuron(kind: str, backend: str) -> None:
     apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
     for training in (True, True, False):
         apart.train(training)
@@ -102,7 +102,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
-def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
+def test_spikes_are_bitwise_equal(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
     """Compares with the documented reference: the neuron with the input `(x - mean) scale + shift`."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
@@ -136,7 +136,7 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_statistics_to_the_bit(device: str) -> None:
+def test_statistics_are_bitwise_equal(device: str) -> None:
     """Compares with the documented reference if the step computes the scale from a norm's statistics."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
@@ -264,7 +264,7 @@ def test_compiled(training: bool, fullgraph_backend: str) -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
+def test_steps_in_a_graph_absorb_the_affine_part() -> None:
     """Checks that the operator reads the network's input, and that no normalised sequence exists."""
     layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
     graphs: list[torch.fx.GraphModule] = []
@@ -301,7 +301,7 @@ def test_transforms(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
-def test_gradients_of_either_alone(learned: str, backend: str) -> None:
+def test_gradients_of_only_the_norm_or_only_the_neuron(learned: str, backend: str) -> None:
     """Checks gradients of the input of a frozen norm, and of a norm whose input requires no gradient."""
     apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
@@ -337,7 +337,7 @@ def test_single_steps() -> None:
 
 @pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
-def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN]) -> None:
+def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> None:
     neuron = make()
     norm = nn.BatchNorm1d(5)
     layer = NormNeuron(norm, copy.deepcopy(neuron))
@@ -349,7 +349,7 @@ def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN])
     assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
 
 
-def test_init_states_of_a_users_sees_the_normalised_input() -> None:
+def test_init_states_of_a_user_receives_the_normalised_input() -> None:
     class Started(FlexSN):
         def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
             return [inputs[0][0].clone()]
@@ -375,7 +375,7 @@ def test_backward_after_another_forward() -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_nothing_is_kept_after_the_outputs_are_deleted() -> None:
+def test_no_memory_remains_after_the_outputs_are_deleted() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF())
     x = torch.randn(4, 3, 5, requires_grad=True) * 1.0
     layer(x)

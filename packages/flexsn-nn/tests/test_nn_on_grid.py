@@ -186,7 +186,7 @@ def test_kernels_in_triton_have_the_loops_spikes(one_launch: str, monkeypatch: p
     assert torch.equal(run(recurrent(48, "triton", bias=True), x), run(recurrent(48, "torch", bias=True), x))
 
 
-def test_a_stack_of_layers_has_the_same_spikes_in_any_batch(compiler: None) -> None:
+def test_a_stack_of_layers_has_equal_spikes_in_any_batch(compiler: None) -> None:
     torch.manual_seed(0)
     made: list[Any] = [nn.Linear(40, 96), LIF(), nn.Linear(96, 64), LIF(), nn.Linear(64, 32), RLIF(32)]
     for layer in made[::2]:
@@ -214,7 +214,7 @@ def test_a_convolution_on_a_grid() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_spikes_are_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
+def test_spikes_equal_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
     """Computes weights and inputs by a formula. The digest was equal with torch 2.11 and 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)

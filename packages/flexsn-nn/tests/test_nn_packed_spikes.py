@@ -117,7 +117,7 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.long(all_but=["True-memory_format0-*"])
-def test_the_same_to_the_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
+def test_packing_changes_no_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
     net = convolutional().to(device).to(memory_format=memory_format)
     fuse_norms(net)
     x = torch.rand(4, 3, 2, 16, 16, device=device)
@@ -246,7 +246,7 @@ def test_outputs_without_kernel_bits_are_packed_afterwards() -> None:
     assert "in step: return torch.round" in neuron.explain()
 
 
-def test_bits_go_when_the_graph_goes() -> None:
+def test_bits_are_freed_with_the_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 67), LIF(), nn.Linear(67, 4))
     with PackedSpikes(net):
         output = net(torch.rand(4, 8, 4))
@@ -288,7 +288,7 @@ MADE: dict[str, tuple[Make, int | None]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_ranges_of_values_made_of_spikes(what: str) -> None:
+def test_ranges_of_values_that_are_computed_from_spikes(what: str) -> None:
     make, bits = MADE[what]
     neurons = nn.ModuleList([LIF(v_threshold=0.3, backend="torch"), IF(v_threshold=0.3, backend="torch")])
     x = 2 * torch.randn(4, 6, 8, 16, generator=torch.Generator().manual_seed(0))[:, 0].requires_grad_()

@@ -107,7 +107,7 @@ def test_a_parameter_out_of_range_is_refused(make: Callable[[], object], message
         make()
 
 
-def test_unknown_names_are_answered_with_the_nearest_known() -> None:
+def test_errors_suggest_the_nearest_known_name() -> None:
     with pytest.raises(UnknownNameError, match=r"reset_mechanism 'substract'.*Did you mean 'subtract'"):
         Leaky(0.5, reset_mechanism="substract")
     with pytest.raises(UnknownNameError, match=r"backend 'tritron'.*Did you mean 'triton'"):

@@ -50,7 +50,7 @@ def test_trace_shows_membrane_threshold_and_spikes() -> None:
         plot.trace(v, SPIKES[0])
 
 
-def test_a_threshold_may_move_and_a_state_has_its_name() -> None:
+def test_trace_shows_changing_thresholds_and_labels() -> None:
     v, moving = torch.tensor([0.5, 0.0, 0.75, 0.0]), torch.tensor([1.0, 1.5, 2.5, 2.0])
     ax = plot.trace(v, SPIKES[:, 0], threshold=moving, label="current")
     _, threshold = ax.lines

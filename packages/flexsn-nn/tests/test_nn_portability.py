@@ -144,7 +144,7 @@ def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], w
 
 
 @refused
-def test_it_raises_on_request_at_every_call(core: Callable[..., Any], words: str) -> None:
+def test_the_reaction_error_raises_in_every_call(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
     layer = made(core)
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_a_requested_loop_runs(core: Callable[..., Any], words: str, backend: st
 
 
 @refused
-def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None) -> None:
+def test_the_reaction_ignore_is_silent(core: Callable[..., Any], words: str, compiler: None) -> None:
     set_portability("ignore")
     layer = made(core)
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_the_results_are_those_of_the_loop() -> None:
         assert torch.equal(got, expected)
 
 
-def test_refusals_in_training_are_reported_in_training() -> None:
+def test_refusals_of_training_are_reported_in_the_first_training_call() -> None:
     layer = made(backward_mixes)
     quietly(layer, X)
     x = X.clone().requires_grad_()
@@ -248,7 +248,7 @@ def test_single_steps_run_as_a_loop_everywhere() -> None:
     quietly(layer, X[0])
 
 
-def test_transforms_and_tracers_are_left_alone() -> None:
+def test_transforms_and_tracers_are_not_checked() -> None:
     set_portability("error")
     layer = made(lambda x, v: (x * 2.0, v + x))
     torch.vmap(lambda x: layer.step(x)[0])(X[None].expand(2, -1, -1, -1).clone())
@@ -261,7 +261,7 @@ def test_no_steps_call_no_core() -> None:
     quietly(layer, X[:0])
 
 
-def test_nothing_of_the_call_is_kept() -> None:
+def test_no_tensor_of_the_call_is_kept() -> None:
     layer = made(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
@@ -301,7 +301,7 @@ def started_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.reload(_portability)
 
 
-def test_the_environment_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_reaction(monkeypatch: pytest.MonkeyPatch) -> None:
     started_with("error", monkeypatch)
     with pytest.raises(PortabilityError):
         made(shifts)(X)

@@ -43,7 +43,7 @@ def current(num_steps: int = 5, batch: int = 3) -> Tensor:
     return values.to(DEVICE).requires_grad_()
 
 
-def test_it_equals_the_loop_and_reports_the_product() -> None:
+def test_results_equal_the_loop_and_explain_reports_the_product() -> None:
     x = current()
     found = []
     for backend in ("auto", "torch"):

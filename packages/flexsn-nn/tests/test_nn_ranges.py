@@ -160,7 +160,7 @@ def test_an_optimizer_leads_a_number_back(cls: type[Neuron], name: str, beyond: 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("start", "towards"), [(0.0, 1.5), (-0.75, 1.5), (3.0, 1.5), (4.5, 1.5)])
-def test_a_delay_is_led_back(start: float, towards: float) -> None:
+def test_a_gradient_moves_a_delay_back_into_its_range(start: float, towards: float) -> None:
     delay = Delay(0.0, max_delay=3, learn=True)
     with torch.no_grad():
         delay.delay.fill_(start)  # type: ignore[union-attr]

@@ -85,7 +85,7 @@ def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
 
 
 @pytest.mark.parametrize("all_to_all", [True, False])
-def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> None:
+def test_named_recurrent_neurons_equal_recurrent_around_the_neuron(all_to_all: bool) -> None:
     pairs: list[tuple[Neuron, Neuron]] = [
         (RLIF(H, tau=3.0, all_to_all=all_to_all, backend="torch"), LIF(tau=3.0, decay_input=False, backend="torch")),
         (
@@ -104,7 +104,7 @@ def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> Non
 
 
 @each
-def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
     layer = made(name, store_state_seqs=True)
     whole = layer(X)
     assert 0.02 < whole.mean() < 0.98
@@ -185,7 +185,7 @@ def test_a_refusal_by_kernels_is_reported_and_the_loop_runs() -> None:
     assert "convolution" in layer.explain() or "cannot run" in layer.explain()
 
 
-def test_a_network_has_one_neuron_of_it() -> None:
+def test_a_recurrent_layer_counts_as_one_neuron() -> None:
     net = nn.Sequential(nn.Linear(4, H), Recurrent(LIF(backend="torch"), H), nn.Linear(H, 2))
     assert [name for name, _ in functional.neurons(net)] == ["1"]
     x = torch.rand(5, 2, 4)
@@ -202,7 +202,7 @@ def test_a_network_has_one_neuron_of_it() -> None:
     assert layer.states == []
 
 
-def test_around_neurons_with_inputs_of_their_own() -> None:
+def test_recurrent_around_neurons_with_several_inputs() -> None:
     """Checks that a stochastic neuron draws its noise once per call, as without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
@@ -274,7 +274,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
-def test_auto_is_the_loop_or_equals_it(name: str) -> None:
+def test_auto_runs_the_loop_or_equals_the_loop(name: str) -> None:
     """Compares kernels, or the loop if they refuse the step."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
@@ -333,7 +333,7 @@ def test_a_custom_matrix() -> None:
     assert gradient.diagonal().tolist() == [0.0] * H
 
 
-def test_gradients_of_weights_are_the_numerical_ones() -> None:
+def test_gradients_of_weights_equal_numerical_ones() -> None:
     def smooth(x: Tensor) -> Tensor:
         return torch.sigmoid(2 * x)
 
@@ -353,7 +353,7 @@ def test_gradients_of_weights_are_the_numerical_ones() -> None:
         assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-def test_learned_or_not_and_where_weights_start() -> None:
+def test_learned_and_fixed_weights_and_their_initial_values() -> None:
     layer = RLIF(H, learn_recurrent=False, bias=True, init=nn.init.orthogonal_)
     assert [p.requires_grad for p in layer.parameters()] == [False, False]
     torch.testing.assert_close(layer.V @ layer.V.T, torch.eye(H))
@@ -468,7 +468,7 @@ def test_a_gru_and_an_lstm_equal_those_of_torch(backend: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_a_fed_back_integrator_is_an_rnn() -> None:
+def test_an_integrator_with_feedback_equals_an_rnn() -> None:
     """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
     h, wanted = torch.zeros(3, H), []
@@ -478,7 +478,7 @@ def test_a_fed_back_integrator_is_an_rnn() -> None:
     torch.testing.assert_close(layer(X), torch.stack(wanted))
 
 
-def test_a_reset_at_once_takes_the_threshold_before_the_leak() -> None:
+def test_an_immediate_reset_subtracts_the_threshold_before_the_leak() -> None:
     """Compares `reset_delay` of snnTorch's neurons with values by hand."""
     x = torch.full((6, 1), 0.75)
     late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))

@@ -97,7 +97,7 @@ def test_gradients(name: str, backend: str) -> None:
     assert torch.autograd.gradcheck(run, (X[:5, :2].clone().requires_grad_(), *own.values()))
 
 
-def test_without_a_delay_it_is_the_same_layer() -> None:
+def test_a_layer_without_a_delay_is_unchanged() -> None:
     plain = Recurrent(LIF(), N, backend="torch").double()
     zero = Recurrent(LIF(), N, delay=0, backend="torch").double()
     zero.recurrent.load_state_dict(plain.recurrent.state_dict())
@@ -135,7 +135,7 @@ def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
 
 
 @each
-def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
     layer = made(name, store_state_seqs=True, backend="torch")
     whole = layer(X)
     assert layer.delay is not None
@@ -174,7 +174,7 @@ def test_lengths_and_resets(backend: str) -> None:
     assert torch.equal(whole, torch.cat([first, net(X[5:])]))
 
 
-def test_around_other_neurons_and_weights_of_your_own() -> None:
+def test_recurrent_delays_around_other_neurons_and_custom_weights() -> None:
     layer = Recurrent(ALIF(tau_a=4.0), N, all_to_all=False, V=-0.5, delay=3, backend="torch").double()
     assert layer.state_names == ("s", "s_1", "s_2", "s_3", "v", "a")
     torch.testing.assert_close(layer(X)[:4], ALIF(tau_a=4.0, backend="torch")(X)[:4])
@@ -192,7 +192,7 @@ def test_checkpoints_have_delays_and_width() -> None:
     assert torch.equal(layer(X), twin(X))
 
 
-def test_strays_are_warned_of() -> None:
+def test_numbers_out_of_range_cause_warnings() -> None:
     layer = made("linear", backend="torch")
     assert layer.delay is not None
     with torch.no_grad():

@@ -107,7 +107,7 @@ def test_a_change_of_a_core_is_detected(backend: str) -> None:
     assert core.decay.grad is None
 
 
-def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_skip_the_path_of_first_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that repeated calls take another path than first calls."""
     neuron = ParametricLIF(backend=backend)
     assert_like_the_loop(neuron, data())
@@ -189,7 +189,7 @@ def test_a_call_like_the_last_one_is_compared_at_once(
             assert_equal(now(10))
 
 
-def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:
+def test_other_layouts_and_dtypes_equal_the_loop(backend: str) -> None:
     neuron, x = LIF(backend=backend), data()
     assert_like_the_loop(neuron, x)
     for other in (x.double(), x[:2], x[..., :3], x.transpose(1, 2), x.bfloat16(), x.new_empty(0, *STEP)):
@@ -210,14 +210,14 @@ def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:
         torch.func.grad(lambda given: neuron(given).sum())(x)
 
 
-def test_states_of_another_shape_are_refused_as_before(backend: str) -> None:
+def test_states_of_another_shape_are_refused(backend: str) -> None:
     neuron, x = LIF(backend=backend), data()
     neuron(x), neuron(x)
     with pytest.raises(ValueError, match="state 0 has shape"):
         neuron(data()[..., :3])
 
 
-def test_another_start_is_detected(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_initial_state_is_detected(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, x = LIF(backend=backend), data()
     expected = neuron(x)
     neuron.reset()
@@ -260,7 +260,7 @@ def test_gradients_that_arrive_in_other_forms(backend: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
-def test_a_norm_in_the_step_is_read_again(backend: str) -> None:
+def test_a_norm_in_the_step_is_computed_in_repeated_calls(backend: str) -> None:
     fused, x = NormNeuron(nn.BatchNorm1d(5), LIF(backend=backend)), data()
     loop = deepcopy(fused)
     loop.neuron.backend = "torch"

@@ -97,7 +97,7 @@ def test_the_verdict_names_a_loop() -> None:
     assert "6: torch: requested by backend='torch'" in str(report).splitlines()
 
 
-def test_time_is_of_the_layer_that_takes_it() -> None:
+def test_time_counts_for_the_layer_that_runs() -> None:
     class Slow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(400):

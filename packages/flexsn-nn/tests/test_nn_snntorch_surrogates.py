@@ -64,11 +64,11 @@ def assert_alike(mine: Callable[[Tensor], Tensor], other: Callable[[Tensor], Ten
 
 
 @pytest.mark.parametrize(("name", "positional", "named"), CALLS)
-def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
+def test_equal_calls_return_equal_surrogates(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
     assert_alike(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
 
 
-def test_the_calls_cover_all_neurons_of_snntorch() -> None:
+def test_all_neurons_of_snntorch_are_tested() -> None:
     """Compares all names except SSO, which draws random numbers in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
@@ -126,6 +126,6 @@ def test_the_two_ways_are_not_mixed(call: Callable[[], object], message: str) ->
         call()
 
 
-def test_a_factory_can_be_native_to_fire_at_the_threshold() -> None:
+def test_a_factory_with_strict_false_fires_at_the_threshold() -> None:
     assert surrogate.fast_sigmoid(slope=10).strict
     assert surrogate.fast_sigmoid(slope=10, strict=False) == surrogate.FastSigmoid(10)

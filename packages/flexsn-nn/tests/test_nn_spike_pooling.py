@@ -45,7 +45,7 @@ def test_a_layer_repeats_its_results(kind: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("last", [False, True])
-def test_a_network_learns_as_before(last: bool) -> None:
+def test_a_converted_network_learns_like_the_original(last: bool) -> None:
     net = network(nn.MaxPool2d(3, 2, 1))
     plain = copy.deepcopy(net)
     names = list(net.state_dict())
@@ -66,7 +66,7 @@ def test_a_network_learns_as_before(last: bool) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_spikes_are_followed_through_it() -> None:
+def test_ranges_of_spikes_pass_through_pooling() -> None:
     net = network(nn.MaxPool2d(2))
     spike_pooling(net)
     with PackedSpikes(net) as packing:
@@ -77,7 +77,7 @@ def test_spikes_are_followed_through_it() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_one_step_at_a_time_and_compiled() -> None:
+def test_single_steps_and_compiled_calls() -> None:
     net = network(nn.MaxPool2d(3, 2, 1)).eval()
     spike_pooling(net)
     x = torch.rand(3, 2, 2, 8, 7)
@@ -114,7 +114,7 @@ def test_reasons_for_pooling_by_torch() -> None:
         spike_pooling(net, skip=["5"])
 
 
-def test_inputs_that_torch_pools() -> None:
+def test_inputs_for_which_torch_pools() -> None:
     layer = nn.MaxPool2d(2)
     pooling = spike_pooling(layer)
     x = torch.rand(3, 8, 8)

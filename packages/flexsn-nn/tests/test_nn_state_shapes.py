@@ -90,7 +90,7 @@ def test_calls_continue_from_one_another(core: Any, step: Shape, shapes: Any, ba
 
 
 @cases
-def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> None:
+def test_single_steps_equal_the_sequence(core: Any, step: Shape, shapes: Any) -> None:
     x = sequence(5, step)
     whole = Branched(core, shapes, backend="torch")(x)
     single = Branched(core, shapes, backend="torch", step_mode="s")

@@ -24,7 +24,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 @backends
-def test_it_equals_the_module_and_keeps_no_state(backend: str) -> None:
+def test_step_equals_forward_and_stores_no_state(backend: str) -> None:
     holds, pure = (FlexSN(exchange, 2, 2, 2, backend=backend, store_state_seqs=True) for _ in range(2))
     x, y = draw(4, *STEP), draw(4, *STEP, seed=1)
     states = None
@@ -46,7 +46,7 @@ def test_it_equals_the_module_and_keeps_no_state(backend: str) -> None:
 
 
 @backends
-def test_it_does_not_write_to_passed_states(backend: str) -> None:
+def test_step_does_not_write_to_passed_states(backend: str) -> None:
     neuron = LIF(backend=backend)
     given = [draw(*STEP)]
     kept = given[0].clone()
@@ -57,7 +57,7 @@ def test_it_does_not_write_to_passed_states(backend: str) -> None:
 
 
 @backends
-def test_gradients_go_through_the_states(backend: str) -> None:
+def test_gradients_flow_through_the_states(backend: str) -> None:
     """Checks that the gradient of the second call's output reaches the input and the state of the first call."""
     neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
     x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()

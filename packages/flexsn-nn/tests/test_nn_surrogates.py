@@ -182,7 +182,7 @@ def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tu
 
 @pytest.mark.long(all_but=["Sigmoid", "ATan", "SquarewaveFourierSeries", "StraightThrough", "SpikeRateEscape"])
 @pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
-def test_it_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
+def test_a_custom_surrogate_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
     core = _core(chosen)
     example = (torch.zeros(3), torch.zeros(3))
     vjp = trace_step(core, 1, 1, 1, example).vjp((True, True), (True, True))

@@ -49,7 +49,7 @@ def counted_one_by_one(layer: Any, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_spikes_meet_weights(name: str) -> None:
+def test_synapse_counts_equal_an_explicit_count(name: str) -> None:
     layer, shape = LAYERS[name]
     x = spikes(B, *shape)
     wanted = counted_one_by_one(layer, x)

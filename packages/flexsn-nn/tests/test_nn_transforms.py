@@ -127,7 +127,7 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_they_compose_in_their_order_and_with_a_norm(backend: str) -> None:
+def test_transforms_compose_in_order_and_with_a_norm(backend: str) -> None:
     """The last transform is the outermost: it changes the input first. The norm is the innermost."""
     x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
     first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)

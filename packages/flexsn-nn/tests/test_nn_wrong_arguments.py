@@ -237,7 +237,7 @@ def test_a_forgotten_reset(make: Callable[..., nn.Module], backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_two_calls_that_are_one_sequence(backend: str) -> None:
+def test_two_calls_equal_one_sequence(backend: str) -> None:
     """Checks that a backward may run again through graphs that are kept, or that hold nothing to free."""
     neuron = ParametricLIF(backend=backend)
     x = X.clone().requires_grad_()
@@ -270,7 +270,7 @@ def test_a_state_of_inference_continues_in_training(backend: str, step_mode: str
     torch.testing.assert_close(x.grad, first)
 
 
-def test_synapses_of_a_call_by_keyword() -> None:
+def test_synapses_are_counted_for_keyword_arguments() -> None:
     linear = nn.Linear(5, 3)
     spikes = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0]])
     with SynapseMonitor(linear) as monitor:

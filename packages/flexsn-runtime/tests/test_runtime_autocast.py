@@ -28,7 +28,7 @@ def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(requires_grad), v
 
 
-def test_the_same_program_with_and_without() -> None:
+def test_a_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
     x, v = halves()
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_the_same_program_with_and_without() -> None:
     assert len(program.specializations) == 2
 
 
-def test_gradients_from_outside_of_it() -> None:
+def test_gradients_from_outside_of_autocast() -> None:
     gradients = []
     for run in (compiled, loop):
         x, v = halves(requires_grad=True)

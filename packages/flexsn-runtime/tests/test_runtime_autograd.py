@@ -180,7 +180,7 @@ def test_double_backward_is_refused_whether_the_incoming_gradient_is_constant(
         (grad.square().sum() + x.sum()).backward()
 
 
-def test_create_graph_alone_is_harmless() -> None:
+def test_create_graph_without_a_second_backward_raises_no_error() -> None:
     x, v = leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
@@ -215,7 +215,7 @@ def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
         assert torch.equal(got, wanted)
 
 
-def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
+def test_gradients_of_two_runs_are_bitwise_equal() -> None:
     w = random(STEP[1], seed=4).requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -138,7 +138,7 @@ def shared() -> tuple[ScanProgram, Core]:
 
 @pytest.mark.long(all_but=["usual", "all states", "without gradients"])
 @pytest.mark.parametrize("first", CALLS)
-def test_findings_of_a_call_serve_no_other_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
+def test_checks_of_a_call_are_not_reused_for_another_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
     for name in CALLS:
         for repeated in (first, name):
             assert_same(described(CALLS[repeated], *shared), expected(repeated))

@@ -174,7 +174,7 @@ def test_a_deleted_attribute_raises_in_the_core() -> None:
     assert_follows(program, core)
 
 
-def test_two_names_of_one_tensor_that_separate() -> None:
+def test_two_names_of_one_tensor_that_become_two_tensors() -> None:
     a = random(STEP[1], seed=2)
     b = a
 
@@ -242,7 +242,7 @@ def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return h, h
 
 
-def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constant_that_only_the_backward_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1)
     for slope in (2.0, 3.0):
         monkeypatch.setattr(Scale, "slope", slope)
@@ -255,7 +255,7 @@ def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
-def test_a_constant_of_the_backward_that_changes_before_it(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
+def test_a_constant_that_changes_before_the_backward(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1, residuals=residuals)
     x = X.clone().requires_grad_()
     for _ in range(2):  # with a new trace, then with an old one
@@ -296,7 +296,7 @@ def test_unread_attributes_change_nothing() -> None:
     assert specialization(program) is traced
 
 
-def test_data_of_a_parameter_follows_it() -> None:
+def test_replaced_data_of_a_parameter_are_used() -> None:
     w = nn.Parameter(random(STEP[1], seed=2))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,7 +314,7 @@ def test_data_of_a_parameter_follows_it() -> None:
     assert w.grad is None or not w.grad.any()
 
 
-def test_each_dtype_has_its_own_captured_tensors() -> None:
+def test_each_dtype_has_separate_captured_tensors() -> None:
     single, double = random(STEP[1], seed=2), random(STEP[1], seed=3)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ def test_strides_and_dtypes(dtype: torch.dtype) -> None:
     assert tensor.untyped_storage()[-1] is not None
 
 
-def test_not_more_is_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_the_limit_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_memory, "_MOST", 5 * LARGE)
     tensors = [large(2) for _ in range(4)]
     places = [tensor.data_ptr() for tensor in tensors]

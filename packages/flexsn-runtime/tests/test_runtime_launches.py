@@ -72,7 +72,7 @@ def test_checkpoint_rows_count_the_segments(steps: int, chunk: int) -> None:
     assert checkpoint_rows(steps, chunk) == max(len(starts) - 1, 0)
 
 
-def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
+def test_a_compilers_symbol_guards_only_its_size_class() -> None:
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -167,7 +167,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
-def test_kernels_for_one_length_have_only_the_code_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)

@@ -33,7 +33,7 @@ SHAPES = ((), (1,), (5,), (3, 4), (1, 4), (3, 1), (1, 1), (2, 3, 4), (2, 1, 4), 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tuple[int, ...]) -> None:
+def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tuple[int, ...]) -> None:
     count = 0
     for order in itertools.permutations(range(len(shape))):
         permuted = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])

@@ -61,7 +61,7 @@ def check(x: Tensor) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.long(all_but=["far-channels-last", "first is far-contiguous"])
-def test_they_are_as_exact_as_float32(kind: str, form: str) -> None:
+def test_moments_are_as_exact_as_in_float32(kind: str, form: str) -> None:
     for shape in SHAPES:
         check(FORMATS[form](data(kind, shape)))
 
@@ -102,7 +102,7 @@ def test_inputs_without_a_kernel_change_nothing() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_infinite_numbers_do_not_leave_their_channel() -> None:
+def test_infinite_numbers_affect_only_their_channel() -> None:
     x = data("plain", (6, 3, 4))
     x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
     found = batch_moments(x)

@@ -114,7 +114,7 @@ def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     ],
     ids=str,
 )
-def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
+def test_two_kernels_per_direction_suffice_for_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals=residuals, on_cpu=language)
     for value in values(4):
@@ -125,7 +125,7 @@ def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dt
     assert len(kernels(program, "backward")) == 2
 
 
-def test_a_slope_alone_changes_the_backward_alone() -> None:
+def test_a_slope_changes_only_the_backward() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     for value in values(4):

@@ -181,7 +181,7 @@ def test_an_unknown_handle(op: Op) -> None:
         op(123456789, [X])
 
 
-def test_a_handle_without_that_kernel() -> None:
+def test_a_handle_without_the_requested_kernel() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,
@@ -212,7 +212,7 @@ def test_the_saved_context_keeps_the_handle() -> None:
     assert handle not in _handles
 
 
-def test_a_dropped_context_lets_the_handle_go() -> None:
+def test_a_dropped_context_releases_the_handle() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])

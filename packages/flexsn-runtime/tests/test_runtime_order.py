@@ -60,7 +60,7 @@ def test_a_scan(steps: int) -> None:
         assert found.order.shape(found.step) == dense_strides(found.order.shape(step), range(len(step)))
 
 
-def test_usual_orders() -> None:
+def test_all_memory_orders() -> None:
     frames = torch.empty(6, 3, 4, 5).to(memory_format=torch.channels_last).unflatten(0, (2, 3))
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).sequence == frames.stride()
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).order.dims == (0, 2, 3, 1)
@@ -74,7 +74,7 @@ def test_usual_orders() -> None:
     assert ScanFormat.of((3, 5), [spread], [torch.empty(5, 3).t()]).sequence == (15, 1, 3)
 
 
-def test_states_decide_where_no_input_has_the_shape_of_the_step() -> None:
+def test_states_determine_the_format_if_all_inputs_broadcast() -> None:
     """Checks that states decide, as in the loop. A step with matrix products does not have to be elementwise."""
     x, v = torch.empty(7, 3, 8), torch.empty(5, 3).t()
     assert ScanFormat.of((3, 5), [x], [v]).sequence == (15, 1, 3)

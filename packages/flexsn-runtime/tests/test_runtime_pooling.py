@@ -85,7 +85,7 @@ def test_maxima_of_any_numbers(form: str) -> None:
 @pytest.mark.parametrize("window", UNDILATED)
 @pytest.mark.parametrize(("pads", "divisor"), [(True, None), (False, None), (True, 7)])
 @pytest.mark.long(all_but=["True-None-*", "False-None-ceil-*", "True-7-2/2-contiguous"])
-def test_averages(window: str, form: str, pads: bool, divisor: int | None) -> None:
+def test_average_pooling(window: str, form: str, pads: bool, divisor: int | None) -> None:
     where = WINDOWS[window]
     for dtype in (torch.float32, torch.bfloat16):
         x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])

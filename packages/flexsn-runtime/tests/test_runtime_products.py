@@ -96,7 +96,7 @@ def test_large_small_and_infinite_numbers() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_sums_on_a_grid_have_no_order() -> None:
+def test_sums_on_a_grid_are_equal_in_any_order() -> None:
     generator = torch.Generator().manual_seed(0)
     s = (torch.rand(150, 100, generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (40, 100), generator=generator).float() * 2.0**-9
@@ -240,7 +240,7 @@ def test_three_parts_are_no_less_exact_than_torch(shape: tuple[int, int, int], r
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE)
-def test_two_parts_are_sixteen_bits(shape: tuple[int, int, int]) -> None:
+def test_two_parts_have_sixteen_bits(shape: tuple[int, int, int]) -> None:
     given = operands(shape, "cuda")
     found, _ = results(*given, 2)
     errors = [error(f, w) for f, w in zip(found, wanted(*given), strict=True)]
@@ -261,7 +261,7 @@ def test_other_numbers_than_spikes_are_multiplied_in_float32_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
+def test_sums_on_a_grid_are_equal_in_any_order_on_a_gpu() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     s = (torch.rand(10000, 500, device="cuda", generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (400, 500), device="cuda", generator=generator).float() * 2.0**-9

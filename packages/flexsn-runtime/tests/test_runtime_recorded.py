@@ -45,7 +45,7 @@ def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 
 @torch.no_grad()
-def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
+def test_a_recorded_call_computes_results_of_other_tensors() -> None:
     first = given(0)
     results, recording = recorded(computed, first)
     assert isinstance(recording, Recording)
@@ -62,7 +62,7 @@ def test_a_recorded_call_gives_the_results_of_other_tensors() -> None:
 
 
 @torch.no_grad()
-def test_a_tensor_that_is_given_twice_is_another_one_the_next_time() -> None:
+def test_a_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
     x, y = torch.rand(3), torch.rand(3)
 
     def call(given: Sequence[Tensor | None]) -> list[Tensor]:

@@ -138,6 +138,6 @@ def test_hooks_call_python_only_for_possible_spikes() -> None:
         y.sum().backward()
 
 
-def test_hooks_are_pythons_where_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_run_in_python_if_python_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert saving_hooks(lambda tensor: None, lambda kept: kept, 64, []) is None

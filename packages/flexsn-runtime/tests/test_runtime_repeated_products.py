@@ -208,7 +208,7 @@ def test_several_gradients_at_once() -> None:
     torch.testing.assert_close(found, want, rtol=0, atol=1e-4)
 
 
-def test_nothing_keeps_a_layer_alive() -> None:
+def test_layers_are_freed() -> None:
     products, of = RepeatedProducts(), leaves()
     for _ in range(3):
         assert_as_wanted(call(products, of, links=True), of)

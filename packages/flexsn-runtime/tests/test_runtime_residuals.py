@@ -205,7 +205,7 @@ def test_the_choice_moves_fewer_bytes() -> None:
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_choice_can_be_made(residuals: str) -> None:
+def test_residuals_can_be_requested(residuals: str) -> None:
     tensors = arguments(soft_lif, 1, 1)
     program = PointwiseProgram(soft_lif, 1, 1, 1, residuals=residuals)
     assert choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
@@ -213,7 +213,7 @@ def test_choice_can_be_made(residuals: str) -> None:
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_gradient_that_depends_on_nothing_reads_nothing(residuals: str) -> None:
+def test_a_constant_gradient_reads_no_values(residuals: str) -> None:
     program = program_of(leaky_integrator, (1, 1, 1), residuals)
     x, v = arguments(leaky_integrator, 1, 1)
     run(program, [x, v], state_seqs=False)[0].sum().backward()

@@ -91,7 +91,7 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_an_input_of_one_number_a_step(wanted: bool) -> None:
+def test_an_input_with_one_number_for_each_step(wanted: bool) -> None:
     """Tests the input's gradient, which is a sum over all programs at each step, so programs cannot process rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)

@@ -54,7 +54,7 @@ def freed() -> Tensor:
     return tensor
 
 
-def test_tensors_of_the_same_layout_are_the_same() -> None:
+def test_tensors_of_equal_layouts_are_alike() -> None:
     assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has the fast comparison"
     is_same = same_layout(like(torch.rand(SHAPE)))
     for _ in range(3):

@@ -53,7 +53,7 @@ def test_lanes_beyond_the_step_are_not_summed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> None:
+def test_sums_of_half_precision_numbers_are_rounded_only_once(dtype: torch.dtype) -> None:
     """Sums 1517 terms. The loop rounds the sum in each step, and the kernel rounds it once."""
     w = torch.tensor(0.5, device=DEVICE, dtype=dtype, requires_grad=True)
     x, c = torch.ones(3, *STEP, device=DEVICE, dtype=dtype), torch.ones(3, device=DEVICE, dtype=dtype)

@@ -79,7 +79,7 @@ def test_info_describes_the_step(build: Callable[..., tuple[Any, ...]]) -> None:
         ((1, 1, 1), 3, TensorCountError, r"3 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
-def test_wrong_numbers_are_both_named(
+def test_errors_name_both_numbers(
     build: Callable[..., tuple[Any, ...]],
     counts: tuple[int, int, int],
     examples: int | None,
@@ -170,7 +170,7 @@ def test_flat_arguments_are_distinguished_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_uses_the_findings_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
     # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
@@ -189,7 +189,7 @@ def test_a_second_call_uses_the_findings_of_the_first(given: int, monkeypatch: p
         assert torch.equal(doubled, loop(lambda x, v: core(x * 2, v), 1, [X], [V])[0])
 
 
-def test_captured_tensors_that_are_not_like_the_captured_ones_are_refused() -> None:
+def test_lifted_tensors_of_another_shape_or_dtype_are_refused() -> None:
     a, b = random(STEP[1], seed=5), random(*STEP, seed=6).double()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,7 +355,7 @@ def test_wrong_tensors_are_named() -> None:
         flexsn_inference(kernel, info, X.cpu(), X.to("meta"), V.cpu())
 
 
-def test_a_state_that_is_not_like_the_step() -> None:
+def test_a_state_with_another_shape_than_the_step() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(ValueError, match=r"state 0 .*\[37\].*\[41, 37\].*Initialise"):
         flexsn_inference(kernel, info, X, V[0])
