@@ -204,7 +204,7 @@ class Work:
         found = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
         for speculation in found:
             if not speculation.meets:
-                return "do not meet", ""
+                return "do not converge", ""
             if speculation.last is not None:
                 last = speculation.last
                 return f"{last.segments}, {last.warm_up}", f"{last.elements} of {last.total}"

@@ -87,7 +87,7 @@ def told(neuron: FlexSN) -> str:
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
             last = speculation.last
-            return "do not meet" if not speculation.meets else f"{last.segments}, {last.warm_up}"
+            return "do not converge" if not speculation.meets else f"{last.segments}, {last.warm_up}"
     return "serial"
 
 

@@ -1,4 +1,4 @@
-"""Two calls with a change in between: the second equals the loop, however the first one has prepared later calls."""
+"""Two calls with a change in between: the second one equals the loop, no matter what the first one prepared."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def call(layer: Any, seed: int) -> dict[str, Any]:
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that `step` returns from the present state and stores on the module."""
+    """Collects everything that `step` returns from the current state and stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     output, states = layer.step(x, neuron.states or None)
@@ -364,7 +364,7 @@ def test_the_compiled_launcher(
 @pytest.mark.parametrize("road", ["a step and a call", "counted"])
 @pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
 def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
-    """Tests kernels of sequences only, since Triton runs no single steps."""
+    """Tests only kernels for sequences, because Triton does not run single steps."""
     assert_like_the_loop(kind, "triton", road, "m", change)
 
 

@@ -22,7 +22,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """Records launches compiled ahead, with thread and dtypes; each kernel is new, though nothing is compiled."""
+    """Records launches that are compiled ahead, with thread and dtypes. Every kernel is new, and none is compiled."""
     seen: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
@@ -37,25 +37,25 @@ def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
-def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
+def test_a_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
     x = random(11, *STEP, dtype=torch.float64).requires_grad_()
     output, _ = run(program, x)
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert dtypes == [torch.float64] * 4  # of input, checkpoint, and the gradients of output and input
+    assert dtypes == [torch.float64] * 4  # the input, the checkpoint, and the gradients of output and input
     output.sum().backward()
     run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1
 
 
-def test_not_without_gradients(compiled: list[Compiled]) -> None:
+def test_nothing_is_compiled_without_gradients(compiled: list[Compiled]) -> None:
     run(ScanProgram(soft_lif, 1, 1, 1), random(3, *STEP))
     assert not compiled
 
 
-def test_what_is_refused_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
+def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Run of a neuron's call: its transforms, and the kernels or the loop that compute it."""
+"""Runs a neuron's call: applies its transforms, and computes it with kernels or as a loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Repeats(NamedTuple):
 
     Attributes:
         program: program that runs the later calls.
-        asked: results and side effects of the call, from `Runs._asked`. Calls with others take the long way.
+        asked: results and side effects of the call, from `Runs._asked`. Calls with other values are not repeated.
     """
 
     program: StepProgram
@@ -91,7 +91,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`; an error of the core's operations then names the argument that causes it."""
+        """Runs `_run_unexplained`. If the core's operations fail, the error names the argument that is the cause."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -99,7 +99,7 @@ class Runs(Chooses):
         except DrawError:
             if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
                 raise
-            self._draws = True  # the core draws in a function that its own code does not name
+            self._draws = True  # a function that the core calls draws random numbers
             changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
             return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
@@ -108,7 +108,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if it finds the cause; its checks are too slow for calls that succeed.
+        """Raises a clearer error than `error` if the cause is found. The checks are too slow for successful calls.
 
         Args:
             inputs, states: arguments of the failed call.
@@ -124,10 +124,10 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Returns outputs, final states, and the state sequences, which are empty unless `keep`.
+        """Returns outputs, final states and state sequences. State sequences are empty unless `keep`.
 
         Args:
-            states: states of this call; empty: the initial states.
+            states: states of this call; empty for the initial states.
             transforms: transforms of this call.
         """
         inputs = self._checked(inputs)
@@ -158,7 +158,7 @@ class Runs(Chooses):
                         raise
             backend = "torch"
         if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
-            backend = "torch" if backend in COMPILED else backend  # no kernel to launch, and no trace of the core
+            backend = "torch" if backend in COMPILED else backend  # no kernel is launched, and the core is not traced
         return self._run_on(backend, inputs, states, keep, transforms)
 
     def _run_on(
@@ -169,7 +169,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """Runs a call on the chosen backend, and returns what `_run` returns."""
+        """Runs a call on the chosen backend, and returns the result of `_run`."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
         asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
@@ -229,8 +229,9 @@ class Runs(Chooses):
         """Runs compiled kernels. Returns `(*outputs, *final_states)`, or `(*outputs, *state_sequences)`.
 
         Args:
-            inputs, states: with those of the transforms.
-            kinds: types of the call's own transforms: later calls with these may repeat it. `None`: no call may.
+            inputs, states: inputs and states, including those of the transforms.
+            kinds: types of the call's own transforms. Later calls with transforms of these types may repeat this call.
+                `None` if no call may repeat it.
         """
         program = self._program(transforms)
         try:
@@ -256,7 +257,7 @@ class Runs(Chooses):
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        # One step is a scan of length 1, with equal checks and equal results.
+        # One step is a scan of length 1, with the same checks and results.
         if program.stand_ins is None:
             return single_step(program.scan, inputs, states)
         sequences = [x.unsqueeze(0) for x in inputs]
@@ -275,7 +276,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, which are the last result if the program writes bits, and returns the other results."""
+        """Stores the bits, which are the last result if the program writes any, and returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -291,10 +292,10 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Runs the core itself; returns the outputs, then the state sequences or the final states.
+        """Runs the core itself. Returns the outputs, followed by the state sequences or the final states.
 
         Args:
-            inputs, states: with those of the transforms.
+            inputs, states: inputs and states, including those of the transforms.
             at_zero: True if a compiler may assume that the neuron's states are zeros.
         """
         single = self._step_mode == "s"
@@ -334,7 +335,7 @@ class Runs(Chooses):
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
-        """Runs a call with `DTensor` inputs: each process runs its part of the step."""
+        """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
         from flexsn_nn._shards import StepShards, check_parts  # importing it takes as long as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
@@ -352,10 +353,10 @@ class Runs(Chooses):
             [shards.whole(sequence, lead) for sequence in state_seqs],
         )
 
-    # -- again ---------------------------------------------------------------------------------------------
+    # -- repeated calls ------------------------------------------------------------------------------------
 
     def _forget_repeats(self) -> None:
-        """Makes the next call take the long way, which records the backend."""
+        """Makes the next call run without repetition, so that it records the backend."""
         self.__dict__["_repeats"] = None
 
     def _packs(self) -> bool:
@@ -365,19 +366,19 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Describes the results and side effects of a `forward` call with the present attributes."""
-        own = self.__dict__  # reading a module's attributes directly takes five times as long
+        """Describes the results and side effects of a `forward` call with the current attributes."""
+        own = self.__dict__  # five times as fast as reading a module's attributes
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` with the program of an earlier call, if it can repeat that call.
+        """Runs a call of `forward` with the program of an earlier call, if it can repeat this earlier call.
 
         Returns:
-            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated; the long
-            way then continues with these inputs and transforms, so that a norm computes its statistics only once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. The call
+            then runs with these inputs and transforms, so that a norm computes its statistics only once.
         """
         none = None, inputs, transforms
         own = self.__dict__
@@ -408,7 +409,7 @@ class Runs(Chooses):
             if key_of(used) != program.key:
                 return none
             left_out = not states and _start_at_zero(used)
-            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as was found above
+            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as determined above
             more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
             tensors = (*inputs, *more_inputs)
             changes = program.changes(used)
@@ -428,7 +429,7 @@ class Runs(Chooses):
             results = self._without_bits(program, results)
         end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
         carried = list(results[behind:])
-        # The update bypasses nn.Module's __setattr__, which takes half as long as launching a kernel.
+        # The update bypasses nn.Module's __setattr__, which takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
             tell_ends(used, results[end:behind], finals[count:])
@@ -528,7 +529,7 @@ def _computed(
     return dict(zip(places, found, strict=False))
 
 
-# For each backend, the scan that returns state sequences and the scan that returns final states.
+# For each backend, the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
@@ -546,6 +547,6 @@ def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:
-    """True if an input is a `DTensor`; does not import the module of that class."""
+    """True if an input is a `DTensor`. Does not import the module of that class."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

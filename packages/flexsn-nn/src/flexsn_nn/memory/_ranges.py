@@ -1,4 +1,4 @@
-"""Ranges of whole numbers in tensors, derived from the operations that compute the tensors from spikes."""
+"""Ranges of whole numbers in tensors, derived from the operations that compute these tensors from spikes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unknown(NamedTuple):
     """Any numbers.
 
     Attributes:
-        reason: the operation that made these numbers from spikes; empty: they do not come from spikes alone.
+        reason: operation that computed these numbers from spikes; empty if other numbers are involved.
     """
 
     reason: str = ""
@@ -38,7 +38,7 @@ _OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
-    """Record at the node of an output: the output's range, its version at that time, and its bits."""
+    """Record at the node of an output: the output's range, its version when it was recorded, and its bits."""
 
     range: WholeRange
     version: int
@@ -66,7 +66,7 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 def bits_of(tensor: Tensor) -> Bits | None:
     """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if there are none.
 
-    The tensor must be a view of all of that memory.
+    The tensor must be a view of all this memory.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -81,10 +81,10 @@ def bits_of(tensor: Tensor) -> Bits | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Derives the range of a tensor's whole numbers from its graph, which costs a few dictionary lookups.
+    """Derives the range of a tensor's whole numbers from its graph. This takes a few dictionary lookups.
 
-    Changes in place that are part of the graph are followed. Changes under `torch.no_grad` are detected in a neuron's
-    output and in views of it.
+    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in a
+    neuron's output and in views of it.
     """
     node: Any = tensor.grad_fn
     if node is None:
@@ -100,7 +100,7 @@ class Scaled(NamedTuple):
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """Finds the range as `range_of` does, also after one scaling: by dropout, pooling of 2, 4, 8, … or a number."""
+    """Derives a range like `range_of`, also after one scaling: dropout, pooling of 2, 4, 8, … or a factor."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
     while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
@@ -121,7 +121,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """Returns the float32 scale that an operation applies to its first argument, and how many numbers it sums."""
+    """Returns the float32 scale by which an operation multiplies its first argument, and how many numbers it sums."""
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         left = 1.0 - node._saved_p
@@ -212,7 +212,7 @@ _PASSING = _SAME - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
 _FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights: their results are not spikes, and no reason is noted for them.
+# Operations of layers with weights. Their results are not spikes, and no reason is recorded for them.
 LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
@@ -220,7 +220,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor, as long as it is a view of the output; `None` if it is a copy.
+        version: version of the tensor if it is a view of the output; `None` if it is a copy.
         left: number of nodes that may still be visited.
     """
     while True:
@@ -263,7 +263,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRa
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Returns the name of an untraced operation if the ranges of all its inputs are known, as the reason."""
+    """Returns the name of an operation that is not followed, as the reason, if the ranges of its inputs are known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 

@@ -1,9 +1,9 @@
 """Records a call once, as data: its allocations, its operators and launches in order, and its results.
 
-A recording is of tensors of one layout. It contains torch's operators as they are dispatched, and other functions that
-work on tensors if `noted` calls them. Each tensor of a call is given, or equal in each call, or allocated in the call,
-or a view of such a tensor; a call that reads any other tensor is not repeated. Two executors repeat a recording: a
-function in Python, `Recording.repeat`, and the compiled launcher, see `native/_program.py`.
+A recording is valid for tensors of one layout. It contains torch's operators as they are dispatched, and the functions
+that are called through `noted`. Each tensor of a call is an argument, is equal in each call, is allocated in the call,
+or is a view of such a tensor. A call that reads any other tensor cannot be repeated. Two executors repeat a recording:
+a function in Python, `Recording.repeat`, and the compiled launcher (see `native/_program.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FILE = "<flexsn_runtime.calls>"
 
 @dataclass(frozen=True, slots=True)
 class TensorNumber:
-    """Stands for a tensor of a call among arguments, by its number: first those that are given."""
+    """Placeholder of a tensor among arguments. It holds the tensor's number; the given tensors of a call come first."""
 
     number: int
 
@@ -77,10 +77,10 @@ class Called(NamedTuple):
     """A line that calls a function.
 
     Attributes:
-        into: the numbers of what it returns; without any, what it returns is known.
-        function: an operator, or what `noted` was given.
-        arguments, options: with a `TensorNumber` for each tensor.
-        entry: how to launch it by its address; its first argument are the kernel's tensors.
+        into: numbers of the returned tensors; empty if the function returns tensors that already have numbers, or none.
+        function: an operator, or a function that was passed to `noted`.
+        arguments, options: arguments of the function, with a `TensorNumber` in place of each tensor.
+        entry: data for a launch by address. The first argument is then a sequence of the kernel's tensors.
     """
 
     into: tuple[int, ...]
@@ -115,7 +115,7 @@ class Recording:
     """A call as data.
 
     Attributes:
-        given: for each tensor of the call, True if it is given.
+        given: for each tensor of the call, True if it is an argument.
         lines: the lines, in order.
         results: numbers of the results; `None` for an absent result.
     """
@@ -195,17 +195,17 @@ class _RecorderOfThread(threading.local):
 
 
 current = _RecorderOfThread()
-"""The recorder of this thread's present call."""
+"""The recorder of the call that this thread executes."""
 
 
 def noted(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function, and makes a recording repeat it unchanged: a launch, or another function that launches.
+    """Calls a function, and makes a recording repeat this call. The function launches kernels.
 
-    The function may write to any tensor among its arguments, and returns nothing or new tensors. If it has a method
-    `entry`, this method takes its arguments without the first one, the kernel's tensors, and returns the data for a
-    launch by address.
+    The function may write to any tensor among its arguments, and returns nothing or new tensors. If the function has a
+    method `entry`, this method takes the same arguments without the first one, which is a sequence of the kernel's
+    tensors. It returns the data for a launch by address.
     """
     recorder = current.recorder
     return function(*arguments, **options) if recorder is None else recorder.note(function, arguments, options)
@@ -214,7 +214,7 @@ def noted(
 def noted_check(check: Callable[[], object], number: Tensor) -> None:
     """Calls a function that raises an error if a number in the host's memory is not 0.
 
-    A recording checks the number, too.
+    A repetition of the recording checks the number, too.
     """
     recorder = current.recorder
     if recorder is None:
@@ -240,7 +240,7 @@ def same_in_each_call(tensor: Tensor) -> Tensor:
 
 
 def not_repeated(why: str) -> None:
-    """Marks the present call as one that cannot be recorded."""
+    """Marks the current call as one that cannot be recorded."""
     recorder = current.recorder
     if recorder is not None:
         recorder.refuse(why)
@@ -251,13 +251,13 @@ def recorded(
     given: Sequence[Tensor | None],
     empty: Collection[int] = (),
 ) -> tuple[Sequence[Any], Recording | str]:
-    """The results of a call, and its recording, or the reason why it has none.
+    """Returns the results of a call, and its recording or the reason why it has none.
 
     Args:
         call: a function that only reads its arguments, without gradients. Its results are tensors or `None`.
-        empty: numbers of results without meaningful values.
+        empty: positions of results without meaningful values.
     """
-    # A tensor that is given twice now may be two tensors in the next call.
+    # One tensor that is passed twice in this call may be two tensors in the next one.
     different = list[Tensor | None]()
     for tensor in given:
         is_known = tensor is not None and any(tensor is other for other in different)
@@ -277,7 +277,7 @@ class _RecordedMemory:
     """Memory of a call's tensors.
 
     Attributes:
-        base: number of the tensor for which it was allocated; `None` if it is given.
+        base: number of the tensor for which the memory was allocated; `None` if it belongs to an argument.
         written: True if values have been written to it.
     """
 
@@ -286,7 +286,7 @@ class _RecordedMemory:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records a call on these tensors.
+    """Records a call with these tensors as arguments.
 
     Attributes:
         why: the reason why the call cannot be repeated, or `None`.
@@ -299,7 +299,7 @@ class CallRecorder(TorchDispatchMode):
         self._alive: dict[int, Tensor] = {}  # by number; kept alive, so that ids and addresses stay unique
         self._numbers: dict[int, int] = {}
         self._memory: dict[int, _RecordedMemory] = {}
-        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with what it reads, and whether it writes
+        self._lines: list[tuple[Line, frozenset[int], bool]] = []  # with tensors that it reads; True if it writes
         self._given = tuple([tensor is not None for tensor in given])
         self._count = len(given)
         for i, tensor in enumerate(given):
@@ -491,7 +491,7 @@ class CallRecorder(TorchDispatchMode):
                 self.refuse("something writes to its memory that is not noted")
 
     def _placed(self, value: Any) -> Any:
-        """A value with a `TensorNumber` for each tensor."""
+        """The value, with a `TensorNumber` in place of each tensor."""
         if isinstance(value, Tensor):
             return TensorNumber(self._known(value))
         if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""A scan with gradients, as directly as possible: one `autograd.Function` over the two kernels.
+"""A scan with gradients as one `autograd.Function` over the two kernels, which has little overhead.
 
 The custom ops in `compat/_ops.py` do the same for compilers, but their dispatch takes several times as long.
 """
@@ -22,7 +22,10 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs, *bits)` or `(*output_seqs, *final_states, *bits)`, differentiable if necessary."""
+    """Runs a scan that is differentiable if necessary.
+
+    Returns `(*output_seqs, *state_seqs, *bits)` or `(*output_seqs, *final_states, *bits)`.
+    """
     tensors = arguments.all
     if torch.is_grad_enabled():
         wanted = tuple([t is not None and t.requires_grad for t in tensors])

@@ -1,4 +1,4 @@
-"""The compiled launcher: recorded calls executed, and joined to autograd, without Python."""
+"""The compiled launcher executes recorded calls and connects them to autograd without Python."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from flexsn_runtime.native._program import NativeProgram, can_be_native
 from flexsn_runtime.native._scan import Again, again_of
 from flexsn_runtime.operands._operands import layout_key
 
-# Layouts that are registered; calls of others stay with Python.
+# Maximum number of registered layouts. Python executes calls with other layouts.
 _MOST = 32
 # The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
 _ASKED_EVERY = 64
@@ -22,7 +22,7 @@ _RECORDED = 2  # the call that is recorded
 
 
 class RepeatedFunction:
-    """Runs a function of tensors, and passes its calls to the compiled launcher, by the tensors' layouts.
+    """Runs a function of tensors, and passes its calls to the compiled launcher, separately for each layout.
 
     Args:
         function: computes with nothing but its tensors, some of which it may change. Its results are tensors.
@@ -36,7 +36,7 @@ class RepeatedFunction:
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
         self._function, self._alike = function, alike
         self._times: Counter[Hashable] = Counter()
-        self._calls: Any = None  # those of several layouts
+        self._calls: Any = None  # calls of several layouts
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
         self.is_native = False
         self._module: Any = None
@@ -68,7 +68,7 @@ class RepeatedFunction:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
         if not isinstance(recording, str) and can_be_native(recording):
-            with untraced():  # no mode has to see it
+            with untraced():  # hidden from all modes
                 program = NativeProgram(module, recording)
                 if not self._alike:
                     self._calls = self._calls or module.Calls()

@@ -1,4 +1,4 @@
-"""Hooks of tensors that autograd saves, which begin without Python and usually end without it."""
+"""Hooks for tensors that autograd saves. They start in the compiled launcher, and call Python only if necessary."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def saving_hooks(
 ) -> Any | None:
     """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
-    They keep a tensor as it is if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
-    floating-point dtype, is of a subclass, or was made by one of the layers; also if `packed` returns `None` for it.
-    They refuse a tensor that was changed in place.
+    The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, is not of a
+    floating-point dtype, is of a subclass, or is the result of a node named in `layers`. They also keep it unchanged if
+    `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
 
     Args:
         packed: maps a tensor to an object that is saved instead.

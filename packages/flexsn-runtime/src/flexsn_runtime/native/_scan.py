@@ -1,4 +1,4 @@
-"""Calls that the compiled launcher makes: calls without gradients, and calls joined to autograd."""
+"""Calls that the compiled launcher executes, without gradients or connected to autograd."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class NativeCall:
 
     Args:
         module: the compiled launcher.
-        recording: of a call that `can_be_native`.
+        recording: recording of a call for which `can_be_native` returns True.
 
     Attributes:
-        watched: returns True if a hook watches launches that this call would bypass.
-        run: computes the results from the tensors of a call.
+        watched: function that returns True if a hook watches launches that this call would bypass.
+        run: function that computes the results from the tensors of a call.
     """
 
     def __init__(self, module: ModuleType, recording: Recording) -> None:
@@ -50,7 +50,7 @@ class NativeCall:
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
-        """`None`: the call does what only Python does."""
+        """Returns the native call of a recording; `None` if a part of the call needs Python."""
         return None if isinstance(recording, str) or not can_be_native(recording) else cls(module, recording)
 
 
@@ -58,12 +58,12 @@ class Owner(Protocol):
     """Continues in Python where the compiled launcher cannot continue."""
 
     def reads_hold(self) -> bool:
-        """True if what backward formulas read is unchanged. A backward that `reads` begins with it."""
+        """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
 
     def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """The gradients of a backward unlike all those that `follow` has registered.
+        """Computes the gradients of a backward with a layout that was not registered by `follow`.
 
-        The arguments are its arguments.
+        The arguments are those of the backward.
         """
 
 
@@ -72,14 +72,16 @@ class NativeScan:
 
     Args:
         module: the compiled launcher.
-        owner: gives the `Owner`, or, if it is freed and not needed (`False`), `None`: see `weakly`. An owner with links
-            has `refuse_hooks()`, too, which raises: a hook would miss gradients that come by them.
-        forward: of a call that `can_be_native`. It writes `first_kept` results, the last ones from `first_bits` on
-            bits, and then what is for the backward.
-        fixed: the results that no gradient flows through.
-        saved: places in `[*given, *results]` of what a backward gets, instead of all that is given and what is for the
-            backward; `None` among them: nothing.
-        links: gradients of results but the first may come from a reader that hooks of the first do not see.
+        owner: function that returns the `Owner`. If the owner is freed, it returns `None` for the argument `False`,
+            which means that the owner is not needed: see `weakly`. An owner with links also has a method
+            `refuse_hooks()`. It raises an error, because a hook would miss the gradients that arrive through links.
+        forward: recording of a call for which `can_be_native` returns True. Its first `first_kept` results are
+            returned, and those from `first_bits` on are bits. The remaining results are saved for the backward.
+        fixed: positions of the results through which no gradient flows.
+        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent one.
+            By default, these are all given tensors and the results that are saved for the backward.
+        links: True if gradients of the results after the first one may come from a reader that hooks of the first
+            result do not see.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class NativeScan:
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The results of a call on tensors of this layout, joined to autograd."""
+        """Executes a call on tensors of this layout. Returns its results, connected to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
@@ -140,12 +142,12 @@ class NativeScan:
     def follow(
         self, given: Sequence[Tensor | None], needed: Sequence[bool], recording: Recording | str | None, *, reads: bool
     ) -> bool:
-        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
+        """Registers a backward. From now on, it is launched for arguments of its layout. Several can be registered.
 
         Args:
             given, needed: the arguments of `Owner.gradients`.
-            recording: of what that does.
-            reads: `reads_hold` has something to compare.
+            recording: recording of this call of `Owner.gradients`.
+            reads: True if `reads_hold` has values to compare.
 
         Returns:
             False if a part of the backward needs Python.
@@ -162,29 +164,29 @@ class NativeScan:
 
 
 def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
-    """Returns a function that returns the owner as long as other references keep it alive.
+    """Returns a function that returns the owner, as long as other references keep it alive.
 
     Args:
-        core: the step function that the owner's step was traced from.
+        core: the step function from which the owner's step was traced.
     """
     return partial(_present, weakref.ref(owner), _reference(_written_by_user(core)))
 
 
 def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """The owner of a graph's scan; `None` if it is freed and so is the core, so that no caller can change the core.
+    """Returns the owner of a scan, or `None` if both it and the core are freed, so that no code can change the core.
 
     Args:
         owner, core: weak references.
         needed: True if the owner is needed for a computation.
 
     Raises:
-        StepGoneError: the owner is freed, and either is needed or its reads would have to be checked.
+        StepGoneError: the owner is freed, and it is needed, or its core is alive and its reads have to be checked.
     """
     found = owner()
     if found is None and (needed or core() is not None):
         raise StepGoneError(
-            "the step that computed this was dropped before its backward: its neuron is gone, or has run with many "
-            "other settings or shapes since. Keep the neuron, and call backward() before that."
+            "the step of this backward no longer exists: its neuron was deleted, or has run with many "
+            "other settings or shapes since. Keep the neuron, and call backward() earlier."
         )
     return found
 
