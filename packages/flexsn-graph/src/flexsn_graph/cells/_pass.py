@@ -35,14 +35,14 @@ from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, ROW_MAX, ROW_MI
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
-# A reduction of rows up to this length is written out as operations on cells.
+# Reductions of rows up to this length are written out as operations on cells.
 _SHORT_ROW = 8
 
 _prims = torch.ops.prims
 
 
 class Pass:
-    makes_numbers = False  # if True, a range of numbers becomes cells
+    makes_numbers = False  # if True, a range of numbers is made of cells
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pass:
         self._parents: dict[Key, Key] = {}
         self._made = 0
         self._inputs: list[Value] = []
-        self._made_for: list[range] = []  # for each input, the numbers with which the keys of its axes begin
+        self._made_for: list[range] = []  # for each input, the first numbers of the keys of its axes
         # Checked at the end of the pass, when all equal axes are united.
         self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
         self._zeros: dict[torch.dtype, fx.Node] = {}
@@ -154,7 +154,7 @@ class Pass:
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
 
     def numbers(self, node: fx.Node, values: Sequence[bool | int | float]) -> Value:
-        """A small table of numbers, as cells."""
+        """A small table of numbers as a value made of cells."""
         self._limit(node, [len(values)])
         dims: tuple[Dim, ...] = ((len(values),) if len(values) > 1 else (),)
         nodes = tuple(self._number(value, node.meta["val"]) for value in values)
@@ -229,7 +229,7 @@ class Pass:
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
     ) -> Value | tuple[Value, ...]:
-        """Applies an op element by element to values and numbers. `like` is the fake result, which has the dtype."""
+        """Applies an op element by element to values and numbers. `like` is the fake result with the right dtype."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         dims, aligned = self._aligned(node, list(operands.values()))
         counts = counts_of(dims)
@@ -270,7 +270,7 @@ class Pass:
         return tuple(parts)
 
     def one(self, node: fx.Node, op: str, *args: Any, dtype: torch.dtype) -> Value:
-        """Applies a prim that has one result, of `dtype`."""
+        """Applies a prim that has a single result. The result has the dtype `dtype`."""
         like = torch.empty((), dtype=dtype, device="meta")
         if op == "convert_element_type":
             args = (*args, dtype)
@@ -279,7 +279,7 @@ class Pass:
         return found
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
-        """The axes that the result is summed over. Rejects ops that are not linear in a sum, as `_positions` does."""
+        """The axes that remain to be summed in the result. Rejects ops that are not linear in a sum."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
@@ -301,7 +301,7 @@ class Pass:
     # -- dimensions ----------------------------------------------------------------------------------------
 
     def _aligned(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
-        """The dimensions that the values broadcast to, and the cells of each value, of size 1 where it is broadcast."""
+        """The common dimensions of the values, and the cells of each value. Broadcast cells have size 1."""
         rank = max((len(v.dims) for v in values), default=0)
         padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
         dims = []
@@ -320,7 +320,7 @@ class Pass:
         return tuple(dims), cells
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
-        """Common factors of two factorizations of a dimension. Unites equal axes; raises `Refined` to split an axis."""
+        """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split one."""
         left, right, found = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
@@ -345,7 +345,7 @@ class Pass:
         return tuple(found)
 
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
-        """`view`: groups the factors, in the same order, into other dimensions."""
+        """`view`: groups the factors into other dimensions and retains their order."""
         if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
             raise self.refusal(node, f"{called_op(node)} picks some of the elements")
         factors = list(value.factors)
@@ -389,13 +389,13 @@ class Pass:
         return replace(value, dims=dims, cells=value.cells.reshape(sizes).expand(counts_of(dims)), wide=None)
 
     def _leading(self, node: fx.Node, dim: Dim, unit: int) -> tuple[int, Dim]:
-        """Splits a dimension into `(cells, rest)`; the rest has `unit` elements."""
+        """Splits a dimension into `(cells, rest)`, so that the rest has `unit` elements."""
         count, rest = 1, list(dim)
         while size_of(rest) > unit:
             factor = rest[0]
             if isinstance(factor, OpenAxis):
                 inside = size_of(rest[1:])
-                # The size of the axis within one piece.
+                # The size of the part of the axis that lies within one piece.
                 kept = unit // inside if unit % inside == 0 else 1
                 kept = kept if factor.size % kept == 0 else 1
                 raise Refined(node, factor, (False, factor.size // kept), (True, kept))
@@ -413,7 +413,7 @@ class Pass:
         return count, tuple(rest)
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
-        """Splits a dimension into `(rest, step)`: its last factor, of `step` elements, consists of cells."""
+        """Splits a dimension into `(rest, step)`. Its last factor has `step` elements and consists of cells."""
         found, rest = 1, list(dim)
         while found < step:
             factor = rest[-1]
@@ -429,12 +429,12 @@ class Pass:
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
-        """The value with other factors for one dimension, which group the same cells."""
+        """The value with other factors for one dimension. They group the same cells."""
         dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
         return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
 
     def _cell_axis(self, value: Value, dim: int) -> int:
-        """The first dimension of `value.cells` that belongs to a dimension of the value."""
+        """The first dimension of `value.cells` that belongs to the dimension `dim` of the value."""
         return len(counts_of(value.dims[:dim]))
 
     def slice(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
@@ -471,7 +471,7 @@ class Pass:
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
         split = [self._leading(node, v.dims[dim], unit) for v in values]
         alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
-        # The dimensions have to agree, apart from the leading cells.
+        # The dimensions have to agree, except for the leading cells.
         without = [replace(v, dims=(*v.dims[:dim], v.dims[dim][1:], *v.dims[dim + 1 :])) for v in alike]
         dims = without[0].dims
         for other in without[1:]:
@@ -493,13 +493,13 @@ class Pass:
         return Value(joined, cells.reshape(counts_of(joined)), tuple(nodes), first.summed, zero)
 
     def _zeros_like(self, value: Value, dim: int, size: int, like: Tensor) -> Value:
-        """Zeros in the shape of `value`, except for `size` elements in the dimension that `cat` joins."""
+        """Zeros in the shape of `value`, with `size` elements in the dimension that `cat` joins."""
         dims = (*value.dims[:dim], self._new_dim(size), *value.dims[dim + 1 :])
         counts = counts_of(dims)
         return Value(dims, torch.zeros(counts, dtype=torch.int64), (self._zero(like),), value.summed, zero=True)
 
     def put(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int, size: int) -> Value:
-        """`slice_backward`: the value at the places of a slice of a dimension of `size`, and zeros at the others."""
+        """`slice_backward`: the value at the positions of a slice, and zeros elsewhere, in a dimension of `size`."""
         like = node.meta["val"]
         dim %= len(value.dims)
         start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
@@ -523,10 +523,10 @@ class Pass:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
     def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
-        """Adds up cells in the graph. Sums over axes follow after the kernel, except for a sum over the row.
+        """Adds up cells in the graph. Sums over axes are computed after the kernel, except for a sum along the row.
 
         Args:
-            op: combines two cells; an addition by default.
+            op: the op that combines two cells. An addition by default.
         """
         cells, left, gone = value.cells, [], set(value.summed)
         at = 0
@@ -557,7 +557,7 @@ class Pass:
         return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
 
     def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
-        """A sum that the kernel computes along the row. Sums over other axes follow after the kernel."""
+        """A sum along the row, which the kernel computes. Sums over other axes are computed after the kernel."""
         if not self._sums_allowed:
             (axis,) = self._reduced_axes(node, value, dims)
         else:
@@ -574,7 +574,7 @@ class Pass:
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
         """True if each of these axes can be the row: it has the row's size, and no value has both it and the row.
 
-        An axis of a gradient that is an argument is an example.
+        For example, an argument that is a gradient has such an axis.
         """
         if self._row is None:
             return True
@@ -587,9 +587,9 @@ class Pass:
         return True
 
     def _reduced_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
-        """The axis of the row that is reduced, in a list. The list is empty if the row consists of cells.
+        """A list with the axis of the row that is reduced. The list is empty if the row consists of cells.
 
-        Refuses other reductions. Raises `Refined` to turn a short row into cells.
+        Rejects other reductions. Raises `Refined` to turn a short row into cells.
         """
         rank, reduced = len(value.dims), self._reduced(value, dims)
         if reduced != [rank - 1]:
@@ -617,12 +617,12 @@ class Pass:
 
     @staticmethod
     def _reduced(value: Value, dims: Sequence[int]) -> list[int]:
-        """The dimensions `dims` in order, without dimensions of one element."""
+        """The dimensions `dims` in ascending order, without dimensions that have one element."""
         rank = len(value.dims)
         return sorted({d % rank for d in dims if size_of(value.dims[d % rank]) != 1})
 
     def _of_row(self, node: fx.Node, op: Op, value: fx.Node, size: int) -> fx.Node:
-        """Reduces one value over a row."""
+        """Reduces one value along a row."""
         if value.op == "call_function" and value.target is _prims.scalar_tensor.default:
             number: Any = value.args[0]
             return self._number(number * size if op is ROW_SUM else number, value.meta["val"])
@@ -681,7 +681,7 @@ class Pass:
         results: dict[int, CellResult],
     ) -> CellModule:
         """The module that computes the results in `group`, which have equal axes."""
-        # The axes have the order of the result with the fewest summed axes, which usually has none.
+        # The axes are in the order of the result with the fewest summed axes. Usually, this result has none.
         first = min((values[i] for i in group), key=lambda v: len(v.summed))
         axes = [*sorted(first.summed, key=self._root), *first.axes]
         if self._row is not None:
@@ -712,9 +712,9 @@ class Pass:
         return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), sizes, tuple(where), rows)
 
     def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        """Dimensions of a result.
+        """The dimensions of a result.
 
-        Axes that the step lacks, as in a constant, become cells, and any cell may be chosen.
+        Axes that are not part of the step, as in a constant, become cells. All of these cells are equal.
         """
         return tuple(
             tuple(
@@ -752,7 +752,7 @@ class Pass:
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
         """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.
 
-        The size is free if the dimension is one whole axis, and this axis is not a factor of a dimension that is cut.
+        The size is free if the dimension is one whole axis, and if no dimension that is cut has this axis as a factor.
         """
         dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
         cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}

@@ -1,4 +1,4 @@
-"""Small tables, which are indexed or searched."""
+"""Small tables that are indexed or searched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
 
 
 def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """The indices, with negative ones replaced by their distance from the beginning."""
+    """The indices, with each negative index replaced by its distance from the beginning."""
     like = index.nodes[0].meta["val"].dtype
     negative = work.one(node, "lt", index, 0, dtype=torch.bool)
     return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
@@ -74,7 +74,7 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> Value:
-    """The gradient of `table[index]`: for each entry, the sum of the gradients at its places."""
+    """The gradient of `table[index]`: for each entry, the sum of the gradients at the positions that read the entry."""
     table, given = work.value(x), work.value(values)
     dim, index = _looked_up_at(work, node, len(table.dims), indices)
     if not accumulate or not table.zero:

@@ -1,4 +1,4 @@
-"""One fast comparison of all values that a core read with the present values."""
+"""One fast check that all values that a core read are unchanged."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function that takes some 20 ns per place.
+    """A check of all places by identity, as one generated Python function. The check takes some 20 ns per place.
 
     Args:
-        values: for each place, the value that was read.
+        values: the values that were read, by place.
 
     Attributes:
         watches: True if any place is checked.
-        holds: the check. It also fails if an equal object has replaced one that was read; `changed` then decides.
+        holds: the check. It also fails if an equal object has replaced an object that was read. In that case, `changed`
+            decides.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:
         self._values = dict(values)
         self._names: dict[int, str] = {}
-        # Closure variables are the fastest variables to read, and checks of similar neurons share one code object.
+        # Closure variables are the fastest variables to read. Checks of similar neurons also share one code object.
         self._cells: dict[str, CellType] = {}
         self._tokens: dict[Place, str] = {}
         conditions = []

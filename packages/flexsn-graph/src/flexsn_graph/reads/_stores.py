@@ -1,4 +1,4 @@
-"""Places that a core can write to. Each can take a snapshot of its values and restore it."""
+"""Objects that a core can write to. Each store can take a snapshot of its values and restore it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph.reads._library import is_library_class
 from flexsn_graph.reads._places import base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
 
-# Attributes that Python or the recorder sets on a class.
+# Attributes of a class that Python or the recorder sets.
 _NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
 _MOST_PARTS = 10_000
 
@@ -24,13 +24,13 @@ Values = dict[Any, Any]
 
 
 class Store:
-    """Values under keys, which a core can replace.
+    """A collection of values, by key, that a core can replace.
 
     Attributes:
-        name: name of the object for messages, such as ``self.history``.
+        name: name of the object in messages, such as ``self.history``.
         watched: True if reads of single values are recorded. They show whether the core writes a value before it reads
             it.
-        lasting: True if values without tensors of a trace outlast the trace.
+        lasting: True if values that contain no tensors of a trace outlast the trace.
     """
 
     watched = False
@@ -48,10 +48,10 @@ class Store:
         raise NotImplementedError
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        """Restores the values of `before` where they differ.
+        """Restores the values of `before` that differ from the present ones.
 
         Args:
-            chosen: takes a key and its present value, and returns True if the value is to be restored.
+            chosen: a function of a key and its present value that returns True if the value is to be restored.
         """
         now = self.take()
         for key in now.keys() | before.keys():
@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that the core keeps in `value`, which it has written under `key`; `None` if it keeps none."""
+        """A tensor that the core stored within `value`, which it has written under `key`. `None` if there is none."""
         return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -169,7 +169,7 @@ class Defaults(Store):
 
 
 class Container(Store):
-    """Elements of a list, a dictionary, a set or a deque. They are restored together, in their order."""
+    """Elements of a list, a dictionary, a set or a deque. They are restored together in their original order."""
 
     def __init__(self, name: str, container: Any) -> None:
         super().__init__(name)
@@ -210,7 +210,7 @@ class Container(Store):
 
 
 class BufferStore(Store):
-    """Contents of numpy arrays, `bytearray` and `array.array`."""
+    """Contents of a numpy array, a `bytearray` or an `array.array`."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)
@@ -234,9 +234,9 @@ class BufferStore(Store):
 
 
 class Cache(Store):
-    """Results that `functools.lru_cache` keeps.
+    """Results that `functools.lru_cache` stores.
 
-    Results of tensors are removed. Results that it has dropped stay removed.
+    Results that contain tensors are removed. Results that the cache itself has dropped are not restored.
     """
 
     lasting = True
@@ -260,7 +260,7 @@ class Cache(Store):
 
 
 class Context(Store):
-    """Value of a `ContextVar`. A variable that was unset becomes `None`: Python cannot unset it."""
+    """The value of a `ContextVar`. A variable that was unset becomes `None`, because Python cannot unset it."""
 
     def __init__(self, name: str, variable: ContextVar[Any]) -> None:
         super().__init__(name)
@@ -278,7 +278,7 @@ class Context(Store):
 
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
-    """The stores of an object, each with a key that is equal for equal places."""
+    """The stores of an object, each with a key. Keys are equal for equal places."""
     found: list[tuple[Hashable, Store]] = []
     kind = type(value)
     own = _dict_of(value)
@@ -315,7 +315,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
 
 
 def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value`, or in its parts, for which `is_wanted` returns True."""
+    """The first tensor in `value` or in its parts for which `is_wanted` returns True."""
     waiting, seen = [value], set[int]()
     while waiting and len(seen) < _MOST_PARTS:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""Observes Python while a core runs: attributes that are read, and functions that begin to run."""
+"""Observes Python while a core runs: which attributes are read, and which functions start to run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ OnRead = Callable[[Any, str], None]
 
 
 class AttributeWatch:
-    """Calls `on_read(object, name)` before an attribute of a watched object is read, in this thread.
+    """Calls `on_read(object, name)` before an attribute of a watched object is read in this thread.
 
-    Python looks `__getattribute__` up on the class. So it is replaced there until `close`. It has no effect on other
-    objects of the class and on other threads.
+    Python looks up `__getattribute__` on the class. Therefore, it is replaced on the class until `close` is called.
+    The replacement has no effect on other objects of the class and on other threads.
     """
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id; kept alive, so that no other object gets the id
+        self._watched: dict[int, Any] = {}  # by id; the objects are kept alive, so that no other object gets the id
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
         self._busy = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends the reports of reads, since the recorder itself reads attributes."""
+        """Suspends the reports of reads, because the recorder itself reads attributes."""
         before, self._busy = self._busy, True
         try:
             yield
@@ -41,7 +41,7 @@ class AttributeWatch:
             self._busy = before
 
     def watch(self, value: Any) -> None:
-        """Begins to watch a module, or an object of a class for which `is_python_class` is True."""
+        """Starts to watch a module, or an object of a class for which `is_python_class` returns True."""
         if id(value) in self._watched:
             return
         self._watched[id(value)] = value
@@ -84,7 +84,7 @@ class AttributeWatch:
                 id(owner) in watched
                 and ident() == thread
                 and not self._busy
-                # `on_read` has recorded already what `nn.Module` reads from `__dict__`.
+                # `on_read` has already recorded the entries that `nn.Module` reads from `__dict__`.
                 and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
             ):
                 with self.paused():
@@ -107,10 +107,11 @@ _at_work: list[Profile] = []
 
 @contextmanager
 def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType]) -> Iterator[None]:
-    """Calls `on_call(frame)` when a Python function begins to run in this thread.
+    """Calls `on_call(frame)` when a Python function starts to run in this thread.
 
     Args:
-        on_builtin: called with the frame and the function when a frame of a code in `of` calls a builtin function.
+        on_builtin: called with a frame and a builtin function when the frame calls the function. Only frames whose code
+            is in `of` are observed.
     """
 
     def profile(frame: FrameType, event: str, function: object) -> None:
@@ -120,7 +121,7 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()
-    is_native = before is not None and not callable(before)  # it cannot be set again
+    is_native = before is not None and not callable(before)  # Python code cannot install it again
     can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile
     if can_pause:
         before.disable()

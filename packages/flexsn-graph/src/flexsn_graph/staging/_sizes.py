@@ -25,7 +25,7 @@ _TO_SIZES = frozenset(
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
     """True if the first size of a step `[batch, features]` differs from all other sizes.
 
-    Nor may a captured tensor vary along the first dimension.
+    In addition, no captured tensor may vary along the first dimension.
     """
     if len(step_shape) != 2:
         return False
@@ -92,7 +92,7 @@ def _views(staged: StagedStep) -> list[View]:
 
 
 def _knows_sizes(call: Call, batch: int) -> bool:
-    """True if `resized` replaces the size in a call, or the size is not in it."""
+    """True if `resized` replaces the size in a call, or if the call does not contain the size."""
     target, args, kwargs = call
     if target in _TO_SIZES:
         return not kwargs

@@ -53,7 +53,7 @@ def check_examples(examples: Sequence[Any]) -> None:
 
 
 def complex_error(what: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor. `what` names its op or argument."""
+    """The error for a complex tensor. `what` is the name of its op or argument."""
     return ComplexDtypeError(
         f"{what} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
         what,
@@ -74,7 +74,7 @@ def as_tensors(results: Any) -> tuple[Tensor, ...]:
 
 
 def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Tensor, ...]:
-    """A core's results: `num_outputs + num_states` tensors."""
+    """A core's results as a tuple of `num_outputs + num_states` tensors."""
     values = as_tensors(results)
     if len(values) != num_outputs + num_states:
         raise CoreArityError(
@@ -85,7 +85,7 @@ def as_core_results(results: Any, num_outputs: int, num_states: int) -> tuple[Te
 
 
 def unwrap_compiled(core: Callable[..., Any]) -> Callable[..., Any]:
-    """The plain function or module within `torch.compile(core)`, since FlexSN compiles all of it."""
+    """The plain function or module inside `torch.compile(core)`. FlexSN itself compiles all of it."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         inner: Callable[..., Any] | None = getattr(core, name, None)
         if inner is not None:
