@@ -1,4 +1,4 @@
-"""`flexsn-codegen`, or `python -m flexsn_codegen`: what becomes of a function, without a GPU; the cache's upkeep."""
+"""`flexsn-codegen` or `python -m flexsn_codegen`: shows and compiles kernels without a GPU, and manages the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, 2 for a wrong command line."""
+    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, or 2 for an invalid command line."""
     given = _parser().parse_args(arguments)
     try:
         if given.command == "prune":
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(error: Exception) -> str:
-    """The line that failed, unless it is a line of this package, whose errors name the place."""
+    """The line that failed. Empty if it is a line of this package, because its errors already contain the location."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
@@ -101,7 +101,7 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
 
 
 def _standalone(given: argparse.Namespace) -> str:
-    """One file: in C++ if the CPU is the only target, otherwise in Triton."""
+    """The text of one file, in C++ if the CPU is the only target, otherwise in Triton."""
     language = "cpp" if given.target == ["cpp"] else "triton"
     numerics = Numerics(given.precision, given.fast_math)
     loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
@@ -140,7 +140,7 @@ def _show(given: argparse.Namespace) -> None:
 
 
 def _compile(given: argparse.Namespace) -> None:
-    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
+    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU, `NAME.cpp` and `.so`."""
     if not given.target:
         raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
     # Everything is compiled before any file is written, so that a failure leaves no files.
@@ -177,7 +177,7 @@ def _check_targets(targets: Sequence[str]) -> None:
 
 
 def _ops(text: str) -> list[str]:
-    """A line per op: its name, its facts, the targets that have a rule."""
+    """One line per op with its name, its facts, and the targets that have a rule for it."""
     rules = {name: set(supported_ops(target)) for name, target in _TARGETS.items()}
     lines = []
     for op in known_ops():

@@ -1,4 +1,4 @@
-"""Writes a function's kernels as one file that needs no FlexSN package: in Triton, or in C++."""
+"""Writes a function's kernels, in Triton or in C++, as one file that does not need the FlexSN packages."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def standalone(loaded: ShownFunction, language: str, command: str, version: str) -> str:
-    """The source of a file.
+    """The text of a standalone file.
 
     Args:
-        loaded: from `_shown.load`, for the language's target.
+        loaded: result of `_shown.load` for the language's target.
         language: ``"triton"`` or ``"cpp"``.
-        command: the command that makes the file, for its head.
+        command: the command that makes the file, for the file's header.
         version: version of this package.
 
     Raises:
@@ -97,7 +97,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
 
 
 def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
-    """The name of each parameter, and its kind: ``"tensor"`` or ``"number"``."""
+    """The name and the kind of each parameter. The kind is ``"tensor"`` or ``"number"``."""
     kinds = [part[0] for part in loaded.structure[1]]
     try:
         names = list(inspect.signature(loaded.fn).parameters)
@@ -199,7 +199,7 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
 
 
 def _layouts(source: KernelSource) -> list[int]:
-    """The number of terms of each operand's offsets; -1 for a dense operand, possible without such numbers."""
+    """The number of terms of each operand's offsets. It is -1 for a dense operand, which can work without offsets."""
     found = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
@@ -217,7 +217,7 @@ def _factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _words(name: str, trace: Trace) -> str:
-    """A function from the numbers of a call to the integers of each kernel."""
+    """The source of a function that maps the numbers of a call to the integer arguments of each kernel."""
     conditions = [f"    if {_text(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
     steps = [f"[{', '.join(_encoded(step))}]" for step in trace.steps]
     body = "\n".join([*conditions, f"    return [{', '.join(steps)}]"])
@@ -298,7 +298,7 @@ def _in_cpp(loaded: ShownFunction, made: str) -> str:
 
 
 def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
-    """A function that calls the kernel with typed arguments: tensors, sizes and strides, numbers, threads."""
+    """The source of a function that calls the kernel. It takes tensors, sizes, strides, numbers and threads."""
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}
     parameters, arguments, before = [], [], []

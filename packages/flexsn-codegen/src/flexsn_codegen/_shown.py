@@ -1,4 +1,4 @@
-"""A function that a command line names, its arguments, and its kernels."""
+"""A function that is named on the command line, with its arguments and its kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShownKernel:
 def kernels(
     path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool
 ) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    """The kernels of the function ``"module:function"``, and, with `gradient`, those of its gradient.
+    """The kernels of the function ``"module:function"``. If `gradient` is True, also the kernels of its gradient.
 
     Raises:
         UsageError: the function does not exist, or has no gradient.
@@ -54,14 +54,14 @@ def kernels(
 
 @dataclass(frozen=True, slots=True)
 class ShownFunction:
-    """A function that a command line names, with its traces.
+    """A function that is named on the command line, with its traces.
 
     Attributes:
-        structure: structure of the call that it is traced for.
-        tensors: tensors of this call, followed by the captured ones.
+        structure: structure of the call for which the function is traced.
+        tensors: tensors of this call, followed by the captured tensors.
         numbers: numbers of this call.
         wanted: for each tensor, True if it has a gradient.
-        given: the tensors of the gradient's call.
+        given: the tensors with which the gradient is called.
     """
 
     fn: Callable[..., Any]
@@ -135,10 +135,10 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """The function ``"module:function"``. Modules in the working directory are found, too.
+    """The function ``"module:function"``. The module may also be in the working directory.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: the function does not exist.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:
@@ -161,10 +161,10 @@ def function(path: str) -> Callable[..., Any]:
 
 
 def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
-    """Tensors without data, and numbers, from their descriptions; by default, a float32 tensor for each argument.
+    """Creates tensors without data, and numbers, from descriptions. By default, each argument is a float32 tensor.
 
     Raises:
-        UsageError: the number of arguments is unknown, or a description is not like ``float32:3x8``.
+        UsageError: the number of arguments is unknown, or a description is malformed. ``float32:3x8`` is a valid one.
     """
     if given is None:
         try:

@@ -28,7 +28,7 @@ def by_operator_with(operator: Operator) -> None:
 
 
 class Differentiated(torch.autograd.Function):
-    """A call that is differentiated, in reverse or forward mode, or inside of a transform of `torch.func`."""
+    """A call that is differentiated in reverse or forward mode, or inside of a transform of `torch.func`."""
 
     @staticmethod
     def forward(
@@ -36,7 +36,7 @@ class Differentiated(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         if not is_plain(list(tensors)):
             return tuple(_operators[0](list(tensors), list(numbers), list(scalars), kernel.key))
-        # The trace that the gradient needs serves this call, too.
+        # The trace that the gradient needs is valid for this call, too.
         return tuple(kernel.run(tensors, numbers, _wanted(tensors, [t.requires_grad for t in tensors]), (), scalars)[0])
 
     @staticmethod
@@ -76,11 +76,11 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, kept for repetition.
+    """A call that autograd follows. It is stored so that it can be repeated.
 
     Attributes:
         differentiable: for each result, True if a gradient can flow through it.
-        backwards: by kind of cotangents, the gradient's trace and plan.
+        backwards: the gradient's trace and plan, by kind of cotangents.
     """
 
     kernel: Kernel
@@ -93,7 +93,7 @@ class TrainedCall:
 
 
 class Repeated(torch.autograd.Function):
-    """As `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
+    """Like `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -143,13 +143,13 @@ def call(
     *,
     summed: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of a kernel that writes only new memory, with derivatives if autograd needs them.
+    """The results of a kernel that writes only to new memory, with derivatives if autograd needs them.
 
     Args:
-        scalars: as for `Kernel.variant`.
-        summed: as for `Kernel.run`, if no derivatives are needed.
+        scalars: see `Kernel.variant`.
+        summed: see `Kernel.run`. Only used if no derivatives are needed.
     """
-    # Zeros that autograd makes may have no memory, so they are copied.
+    # Zeros that autograd creates may have no memory, so they are copied.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
     flags = tuple(t.dim() == 0 for t in tensors) if scalars is None else tuple(scalars)
     if not is_plain(tensors) or is_followed(tensors):
@@ -167,7 +167,7 @@ def setup(
     results: Sequence[Tensor],
     wanted: Sequence[bool],
 ) -> None:
-    """Saves the tensors that the gradient needs, and marks results without a gradient."""
+    """Saves the tensors that the gradient needs, and marks results that have no gradient."""
     traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
     ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
     ctx.differentiable = traced.differentiable
@@ -181,8 +181,8 @@ def gradients(
     """The gradients of a call's tensors.
 
     Args:
-        ctx: from `setup`.
-        tensors: that it has saved. (Checkpoints unpack them once.)
+        ctx: the context that `setup` has filled.
+        tensors: the tensors that it has saved. (Checkpointing unpacks them only once.)
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -201,15 +201,15 @@ def gradients(
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. If it has this shape already, it is returned itself, not as a view."""
+    """The gradient in the shape of its tensor. A gradient that has this shape is returned itself, not as a view."""
     found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return found.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
-    """True for each tensor to differentiate by.
+    """True for each tensor with respect to which the call is differentiated.
 
-    Forward, these are all floating-point tensors, since torch names none.
+    In forward mode, these are all floating-point tensors, because torch does not name the ones that are needed.
     """
     if is_forward_mode() or not any(needed):
         return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]

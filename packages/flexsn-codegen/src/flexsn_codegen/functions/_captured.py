@@ -1,4 +1,4 @@
-"""Values that a function reads besides its arguments: fetched at each call, and recorded in each trace."""
+"""Values that a function reads in addition to its arguments, fetched at each call and recorded in each trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flexsn_graph.reads import Reads
 
 
 class Captured:
-    """All values that a function reads besides its arguments.
+    """All values that a function reads in addition to its arguments.
 
-    All traces of the function share it: traces for other numbers, and traces of its gradients, may read more.
+    All traces of the function share this object. Traces for other numbers and traces of its gradients may read more.
 
     Args:
         fn: the function.
@@ -46,7 +46,7 @@ class Captured:
         self.reads.keep(tensors)
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None` if another value has changed, which makes the traces invalid."""
+        """The captured tensors now. `None` if another value has changed, because this makes the traces invalid."""
         found = self.reads.fetch()
         if found is not None:
             self.tensors[:] = found  # a trace for other arguments uses the present tensors
@@ -57,7 +57,7 @@ class Captured:
         """Context of a trace that records its reads.
 
         Raises:
-            AutogradError: a value has changed since the forward that the trace is for.
+            AutogradError: a value has changed since the forward to which the trace belongs.
         """
         with TRACE_LOCK:
             if self.fetch() is None:

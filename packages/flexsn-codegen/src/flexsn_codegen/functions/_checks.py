@@ -18,7 +18,7 @@ from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for a tensor that kernels cannot read, `DeviceError` for tensors on several devices."""
+    """Raises `ArgumentError` for tensors that kernels cannot read, `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
         remedy = _remedy(value)
@@ -33,7 +33,7 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _remedy(tensor: Tensor) -> str | None:
-    """Advice for a tensor that kernels cannot read; `None` for others."""
+    """Advice for a tensor that kernels cannot read, or `None` for other tensors."""
     if tensor.is_nested:
         return "Call it on its parts, or on the .values() of a jagged one."
     if tensor.is_quantized:
@@ -63,7 +63,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Does the checks of `check_writes` for a compiler's tensors, as far as their sizes are numbers."""
+    """Performs the checks of `check_writes` on a compiler's tensors, if their sizes are known."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
@@ -102,12 +102,12 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
 
 
 def into_what_writes(name: str) -> ArgumentError:
-    """The error for `into` of a function that writes in place."""
+    """The error for a call of `into` if the function writes in place."""
     return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
 
 
 def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that fails because a list has other objects than tensors; else `None`."""
+    """The error for a call over lists that failed because a list contains other objects than tensors, or `None`."""
     _, positional, named = structure
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
@@ -129,12 +129,12 @@ def wants_gradients(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives of computations on the tensors are needed, in reverse or forward."""
+    """True if derivatives of computations on the tensors are needed, in reverse or forward mode."""
     return wants_gradients(tensors) or has_tangents(tensors)
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
-    """Raises `AutogradError` if gradients are required of a kernel that has none."""
+    """Raises `AutogradError` if gradients are required from a kernel that has none."""
     if writes:
         raise AutogradError(
             f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
@@ -158,12 +158,12 @@ def check_batched(cotangents: Sequence[Tensor | None]) -> None:
 
 
 def has_tangents(tensors: Sequence[Tensor]) -> bool:
-    """True if derivatives are computed forward with respect to these tensors."""
+    """True if forward-mode derivatives are computed with respect to any of these tensors."""
     return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def written_forward(name: str) -> TransformError:
-    """The error for a call that writes while derivatives are computed forward."""
+    """The error for a call that writes in place while forward-mode derivatives are computed."""
     return TransformError(
         f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
         "forward_ad). Return the new values, or call it outside of the derivative."

@@ -1,4 +1,4 @@
-"""Traces a function so that one trace serves all numbers with equal traces."""
+"""Traces a function so that one trace is valid for all numbers that lead to equal traces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Conditions = Sequence[tuple[Expression, Any]]
 def follow(
     trace: Callable[[Notes], tuple[T, list[CoreSource], object]], numbers: Sequence[Any], fixed: Sequence[int] = ()
 ) -> tuple[T, list[CoreSource], Conditions, list[list[Expression]]]:
-    """A trace, its sources, its conditions on numbers, and the expressions of each source's numbers.
+    """A trace, its sources, its conditions on numbers, and the expressions for each source's numbers.
 
     Args:
         trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
         numbers: the numbers of a call.
-        fixed: positions of numbers for whose values alone the trace is valid.
+        fixed: positions of numbers whose present values are the only ones for which the trace is valid.
     """
     notes = Notes(numbers)
     traced, sources, structure = trace(notes)
@@ -32,7 +32,7 @@ def follow(
         return [[next(rest) for _ in source.numbers] for source in sources]
 
     def slots(changed: Sequence[int]) -> list[Expression] | None:
-        """Expressions of the kernels' numbers, if the trace serves other numbers at these positions; else `None`."""
+        """The expressions for the kernels' numbers. `None` if the trace is invalid for other numbers at `changed`."""
         if not changed:
             return [("constant", value) for value in values]
         second = Notes(others(numbers, changed), notes.conditions)
@@ -65,10 +65,10 @@ def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:
     try:
         return all(same(evaluate(expression, numbers), outcome) for expression, outcome in conditions)
     except ArithmeticError:
-        return False  # the function itself raises this error
+        return False  # when the function itself runs, it raises this error
 
 
 def integers(source: CoreSource, slots: Sequence[Expression], numbers: Sequence[Any]) -> list[int]:
-    """The integer arguments of a kernel for its numbers, in order."""
+    """The integer arguments of a kernel, in order, that represent its numbers."""
     pairs = zip(source.numbers, slots, strict=True)
     return [integer for number, slot in pairs for integer in number.integers_of(evaluate(slot, numbers))]

@@ -37,16 +37,16 @@ def run(
     outs: list[Tensor] | None,
     prepared: PreparedCalls | None = None,
 ) -> Any:
-    """Calls a function by a kernel on whole tensors; if that is impossible, by a kernel that cuts tensors.
+    """Calls a function through a kernel on whole tensors. If this is impossible, uses a kernel that cuts tensors.
 
     Args:
-        outs: the tensors that receive the results; `None` if the results are new memory.
-        prepared: records the call, to repeat it later.
+        outs: the tensors that receive the results. `None` if the results are new memory.
+        prepared: records the call so that it can be repeated later.
     """
     tensors, numbers = parts.tensors, parts.numbers
     cut = kernels.known_cut(structure, tensors) if outs is None else None
     if cut is not None:
-        # The function may cut nothing if the numbers differ from those of the earlier call.
+        # If the numbers differ from those of the earlier call, the function may not cut anything.
         with contextlib.suppress(NothingCutError):
             return _run(kernels, structure, parts, *cut, None, prepared)
     try:

@@ -1,4 +1,4 @@
-"""Messages of traces, reworded for functions: `pointwise` has no core, no step and no state."""
+"""Rewords messages of traces for functions, because `pointwise` has no core, step or state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Longer phrases come first. The text after the first line break is a place in the caller's own code.
+# Longer phrases come first. The text after the first line break is a location in the caller's own code.
 _PHRASES = (
     (r"Return it as a state instead", "Return it, and pass it to the next call"),
     (r"where the next step would find it, from an earlier call", "where the next call would find it"),

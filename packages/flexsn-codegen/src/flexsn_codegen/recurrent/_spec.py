@@ -1,4 +1,4 @@
-"""Specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
+"""The specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ValueLayout:
     """The layout in memory of a value of each step.
 
     Attributes:
-        row: the distance of two rows, if columns and steps are adjacent in memory; `None` if the three distances are
-            arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+        row: the distance between two rows if columns and steps are adjacent in memory. `None` if the three distances
+            are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 
     row: int | None
 
 
 class Load(NamedTuple):
-    """A view of a value, for a stage to whose shape it broadcasts."""
+    """A view of a value, for a stage to whose shape the value broadcasts."""
 
     view: View
     shape: tuple[int, ...]
@@ -37,14 +37,14 @@ class LoopSpec:
 
     Attributes:
         cores: for each part of the loop, the source of a stage.
-        loads, stores: loads and stores as `memory_of` lists them, with their layouts.
+        loads, stores: loads and stores in the order of `memory_of`, with their layouts.
         matrix_strides: strides of the matrices, by number.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
-        ends: each row has a number of steps after which outputs are zeros, states stay and no gradient flows; the
-            kernel receives these numbers, and a program computes steps up to the largest number of its rows.
-        parts: the number of 16-bit numbers into which products split a float32 number: three represent all of it, two
-            its first 16 bits, and one 8 bits.
+        ends: True if each row has a number of steps after which outputs are zeros, states stay and no gradient flows.
+            The kernel receives these numbers. A program computes steps up to the largest number of its rows.
+        parts: the number of 16-bit numbers into which products split a float32 number. Three represent all of it, two
+            represent its first 16 bits, and one represents 8 bits.
     """
 
     loop: Loop
@@ -76,10 +76,10 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
 
 
 def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """The distances of rows and of columns of a value; all dimensions but the last one form the rows.
+    """The distances between rows and between columns of a value. All dimensions except for the last one form the rows.
 
     Raises:
-        ValueError: rows are not equally far apart.
+        ValueError: the distances between rows are not all equal.
     """
     if not shape:
         return 0, 0

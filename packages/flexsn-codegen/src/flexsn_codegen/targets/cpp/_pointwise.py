@@ -1,10 +1,10 @@
 """Pointwise kernels in C++: nested loops over dimensions, with adjacent elements in the innermost one.
 
-Dimensions that are one run in the memory of every operand are merged. In the innermost dimension, an operand has
-adjacent elements, one element for all, or elements a stride apart. Each of these is a loop of its own form, which
+Dimensions are merged if they are evenly spaced in the memory of every operand. In the innermost dimension, an operand
+has adjacent elements, one element for all, or elements with a stride. Each of these is a separate form of loop, which
 compilers turn into vector code. If the innermost dimension is short, such as that of pixels with three colours, blocks
 of elements are first gathered row by row, so that the computation is still vector code. For a transposed operand, tiles
-are first transposed.
+are transposed first.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from flexsn_codegen.targets._base import Target
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import Port
 
-# Below this number of elements in the innermost dimension, blocks are gathered.
+# Blocks are gathered if the innermost dimension has fewer elements than this.
 _SHORT = 16
-# The number of elements that are gathered at a time, small enough that all operands' elements stay in the L1 cache.
+# The number of elements that are gathered at a time. It is small enough for all operands to stay in the L1 cache.
 _GATHERED = 512
 
-# Rows and columns of a tile that is transposed: a row of the tile is a cache line.
+# Rows and columns of a tile that is transposed. A row of the tile is a cache line.
 _TILE_ROWS, _TILE_COLUMNS = 16, 64
 
 Layout = str
-"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"``, ``"turned"``; the first layout is
+"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"`` or ``"turned"``. The first layout is
 ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:
-    """As `Target.walk`, with other layouts and numbers.
+    """Implements `Target.walk` with its own layouts and numbers.
 
-    The numbers are the sizes of all dimensions but the outermost, and the strides of each operand that is not dense.
+    The numbers are the sizes of all dimensions except for the outermost one, and the strides of each operand that is
+    not dense.
     """
     sizes, strides = _joined(sizes, strides)
     # A symbolic size is not compared, because the comparison would become a guard of the compiled graph.
@@ -55,14 +56,14 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _is_turned(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if the elements of a column are adjacent, and those of a row are not."""
+    """True if the elements of a column are adjacent and those of a row are not."""
     if any(type(number) is not int for number in (*sizes, *strides)):
         return False
     return strides[0] == 1 and strides[1] >= _TILE_ROWS and min(sizes) >= _TILE_ROWS
 
 
 def _joined(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The dimensions; two dimensions are merged if they are one run for every operand."""
+    """The sizes and strides after merging dimensions. Two dimensions are merged if they form one for every operand."""
     if not sizes:
         return [1], [[1] for _ in strides]
     found, places = [sizes[-1]], [[own[-1]] for own in strides]
@@ -93,19 +94,19 @@ class _Operand:
 
     @property
     def has_rows(self) -> bool:
-        """True if its rows have computed offsets."""
+        """True if the offsets of its rows are computed."""
         return self.layout != "dense" and self.dimensions > 1
 
     @property
     def inner(self) -> str:
-        """The distance of two elements of a row, as a factor."""
+        """The distance between two elements of a row, as a factor."""
         return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
 
 
 def pointwise(
     target: Target, name: str, core: CoreSource, layouts: Sequence[Layout], *, may_overlap: bool
 ) -> KernelSource:
-    """As `Target.pointwise`."""
+    """Implements `Target.pointwise`."""
     first, *of_operands = layouts
     dimensions = int(first.split()[0])
     pairs = zip((*core.arguments, *core.results), of_operands, strict=True)
@@ -218,7 +219,7 @@ def _in_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_O
 
 
 def _turned(operand: _Operand, move: str) -> list[str]:
-    """Moves a tile along the columns of memory."""
+    """Moves a tile along the columns in memory."""
     memory = f"{operand.name}_from[row]"
     line = move.format(tile=f"{operand.name}_tile[row * {_TILE_COLUMNS} + lane]", memory=memory)
     return [
@@ -240,7 +241,7 @@ def _list(operand: _Operand, dimensions: int) -> str:
 
 
 def _first_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
-    """The place of a program's first element: its row, and its column in the row."""
+    """The position of a program's first element: its row, and its column in the row."""
     last = dimensions - 1
     lines = [f"int64_t column = begin % size{last};", f"int64_t rest = begin / size{last};"]
     for d in range(last - 1, 0, -1):
@@ -266,7 +267,7 @@ def _next_row(operands: Sequence[_Operand], dimensions: int) -> list[str]:
 
 
 def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand]) -> list[str]:
-    """The loop over the elements of a row, beginning at `<operand>_at`."""
+    """The loop over the elements of a row, starting at `<operand>_at`."""
     before = [f"const auto {o.name} = dev::load({o.name}_at[0]);" for o in inputs if o.layout == "one"]
     loop = [f"const auto {o.name} = dev::load({o.name}_at[{_lane(o)}]);" for o in inputs if o.layout != "one"]
     arguments = ", ".join([*(o.name for o in inputs), *(number.name for number in core.numbers)])
@@ -283,14 +284,14 @@ def _lanes(core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Oper
     ]
 
 
-# Operations that are the same on vectors of float as on a float.
+# Operations that are written in the same way for vectors of float as for a float.
 _OF_FLOATS = re.compile(
     r"\s*const auto \w+ = (?:dev::round_float16\(|float\([-+.\de]+\)|[a-z]\w*+(?![(:])|[-+*/()<>=?: ])+;(?:  //.*)?"
 )
 
 
 def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
-    """True if vectors of float compute a function of float16, for operands without gaps."""
+    """True if vectors of float can compute a function of float16, for operands without gaps."""
     if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
         return False
     statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]
@@ -300,7 +301,7 @@ def _is_in_floats(core: CoreSource, operands: Sequence[_Operand]) -> bool:
 def _in_floats(
     core: CoreSource, inputs: Sequence[_Operand], results: Sequence[_Operand], arguments: str
 ) -> Iterator[str]:
-    """The loop over vectors of float, up to the last whole one."""
+    """The loop over vectors of float, up to the last whole vector."""
     yield "int64_t lane = 0;"
     types = ", ".join(f"{o.name}_t" for o in (*inputs, *results))
     yield f"if constexpr (dev::in_floats<{types}>) {{"

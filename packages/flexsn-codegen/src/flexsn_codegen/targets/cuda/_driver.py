@@ -1,4 +1,4 @@
-"""CUDA's driver: loads compiled kernels and launches them."""
+"""CUDA's driver, which loads compiled kernels and launches them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from flexsn_codegen.errors import CompilationError
 
-_CLUSTER_DIMENSION = 4  # of CUlaunchAttributeID
-# Of CUfunction_attribute.
+_CLUSTER_DIMENSION = 4  # a value of CUlaunchAttributeID
+# Values of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # leaves room for a kernel's own barriers
+_USUAL_SHARED = 46 << 10  # leaves memory for a kernel's own barriers
 _USUAL_CLUSTER = 8
 
 
@@ -31,7 +31,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _enter(device: torch.device) -> None:
-    """Makes PyTorch's context current in a thread that has none yet, such as a new thread of autograd."""
+    """Makes PyTorch's context current in a thread that does not have a context yet, such as a new autograd thread."""
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
     if not context.value:
@@ -67,18 +67,18 @@ class CudaFunction:
         device: the GPU.
         cluster: blocks of a cluster.
         threads: threads of a block.
-        shared: bytes of shared memory of a block, besides its own variables.
+        shared: bytes of shared memory of a block, in addition to the kernel's own variables.
 
     Attributes:
         address: address of the kernel for the driver.
         threads: threads of a block.
-        shared: bytes of shared memory of a block, besides its own variables.
+        shared: bytes of shared memory of a block, in addition to the kernel's own variables.
         registers: registers of a thread.
         spilled: bytes of a thread in local memory.
-        at_once: number of clusters that the GPU runs at a time; `None` if the driver does not report it.
+        at_once: number of clusters that the GPU runs at a time. `None` if the driver does not report it.
 
     Raises:
-        CompilationError: the GPU has too little room for a block.
+        CompilationError: the GPU has too few resources for a block.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CudaFunction:
 
         Args:
             pointers: addresses of the kernel's tensors.
-            numbers: its integers, of 64 bits each.
+            numbers: the kernel's integer arguments, 64 bits each.
         """
         values = (*pointers, *numbers)
         memory = ctypes.create_string_buffer(struct.pack(f"{len(values)}q", *values))

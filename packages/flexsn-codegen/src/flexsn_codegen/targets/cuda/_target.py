@@ -16,9 +16,9 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """Sources are the C++ of `Cpp` for one element, without its library.
+    """The target whose sources are the C++ of `Cpp` for one element, without the library of `Cpp`.
 
-    So they have no special functions and no random numbers.
+    Therefore, they have no special functions and no random numbers.
     """
 
     name = "CUDA C++"
@@ -37,7 +37,7 @@ class Cuda(Cpp):
 
 
 def _is_special(rule: object) -> bool:
-    """True for the rule of a function of the C++ target's `special.h`."""
+    """True for the rule of a function from the C++ target's `special.h`."""
     return "_special_row" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
 
 
