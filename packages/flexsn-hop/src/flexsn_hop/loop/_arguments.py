@@ -45,8 +45,8 @@ class ScanCall:
 
     Attributes:
         core: One time step.
-        layout: The counts, and True in ``final_state`` to return the last states instead of the state sequences.
-        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes if
+        layout: The counts. ``final_state`` is True to return the last states instead of the state sequences.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors. They may also be sizes if
             the core was captured with symbolic shapes.
         output_template_specs: Description of the outputs for ``T == 0``.
     """
@@ -63,7 +63,7 @@ class ScanCall:
         return steps
 
     def split(self) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Input sequences, initial states, lifted values."""
+        """Splits the arguments into input sequences, initial states and lifted values."""
         return self.layout.split(self.flat_args)
 
 
@@ -83,9 +83,9 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 
 
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
-    """Fewest and most positional arguments (None: any number), and required keyword-only names.
+    """Fewest and most positional arguments (None for any number), and names of required keyword-only arguments.
 
-    None if Python has no signature, as for many builtins. Then the call itself raises.
+    None if Python has no signature, as for many builtins. In that case, the call itself raises an error.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:
@@ -191,8 +191,8 @@ def check_output_specs(
     """The specs from which the outputs of an empty scan are built, one for each output.
 
     Raises:
-        EmptyScanError: The number of specs differs from that of outputs, or a spec is neither ``(shape, dtype)``
-            nor ``(shape, dtype, device)``.
+        EmptyScanError: The number of specs differs from the number of outputs, or a spec is neither
+            ``(shape, dtype)`` nor ``(shape, dtype, device)``.
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:

@@ -37,7 +37,7 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lower one call of an operator; ``name`` is the requested lowering."""
+    """Lowers one call of an operator. ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)
@@ -59,7 +59,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Logs once a fallback that may be intended; ``lowering="loop"`` requests it explicitly."""
+    """Logs a fallback once, because it may be intended. ``lowering="loop"`` requests it explicitly."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
@@ -91,7 +91,7 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
 
 
 def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from those that the rest of the graph was made for.
+    """Rejects results that differ from those for which the rest of the graph was made.
 
     Raises:
         LoweringError.
@@ -111,7 +111,7 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs other than operators: constant tensors, and graphs."""
+    """Attributes of the graphs that are not operators: constant tensors, and graphs."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs

@@ -1,4 +1,4 @@
-"""Finds operations that a core may not do inside the operator, by one step on fake tensors."""
+"""Finds operations that a core must not perform inside the operator, by running one step on fake tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["inspect_step"]
 def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
     """Rejects a core that draws random numbers or writes to its arguments.
 
-    Both would be silently wrong. The backward computes the step again, and would draw other
-    numbers. An argument is a slice that only the loop has, so a write to it would be lost.
+    Both would silently give wrong results. The backward recomputes the step, and would draw other
+    numbers. An argument is a slice that only exists in the loop, so a write to it would be lost.
 
     Raises:
         RandomOpError, MutationError.
@@ -56,12 +56,12 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
-    if found:  # raised here, since the interpreter would add its own text to the error
+    if found:  # raised outside of the interpreter, which would add its own text to the error
         raise found[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag alone is not enough: dropout draws only in training."""
+    """True if a call of ``op`` draws random numbers. The tag is not sufficient: dropout only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -76,7 +76,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph, and keeps the line of the user's code that the current node comes from."""
+    """Runs a graph, and records the line of the user's code from which the current node comes."""
 
     _node: torch.fx.Node | None = None
 

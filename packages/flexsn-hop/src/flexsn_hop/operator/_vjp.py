@@ -19,13 +19,13 @@ __all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The outputs and states that a gradient flows through.
+    """The outputs and states through which a gradient flows.
 
     Attributes:
         outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
         states: For each state, True if this holds for one of its values, before the first step or after any step.
-        state_results: For each state, True if it holds for the values after steps. It does not for a state that every
-            step sets to a constant.
+        state_results: For each state, True if this holds for the values after steps. It does not hold for a state that
+            every step sets to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -34,10 +34,10 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """The outputs and states that depend differentiably on an argument in ``needs``, at some step.
+    """The outputs and states that depend differentiably, at some step, on an argument in ``needs``.
 
     ``samples`` are values, possibly fake tensors, of one step's arguments. A state may need a gradient
-    only after several steps, so the search repeats until it adds nothing.
+    only after several steps, so the search is repeated until it finds nothing new.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
@@ -57,7 +57,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
     It takes the values of one step (inputs, states, lifted), the output gradients that are
     present, and the cotangents of the active new states. It returns the gradients of
-    ``layout.wanted``, in order. It computes the step again, since nothing else is saved.
+    ``layout.wanted``, in order. It recomputes the step, because nothing else is saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -66,7 +66,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
-        # A value may be constant at this step, such as a state that is reset to a constant.
+        # A value may be constant at this step. An example is a state that is reset to a constant.
         pairs = [
             (value, cotangent)
             for value, cotangent in zip(receivers, args[num_values:], strict=True)
@@ -87,10 +87,10 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops the gradients that no gradient reaches at any step. For these, autograd has None, not zeros.
+    """Drops the gradients that no gradient reaches at any step. For these, autograd returns None, not zeros.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
-    the layout that no longer needs them. The gradient of an active state stays a result of the graph.
+    the layout that no longer needs them. The gradient of an active state remains a result of the graph.
     """
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
@@ -122,7 +122,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 
 
 def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
-    """By node: positions of the cotangents that it depends on; None for a nonzero node that depends on none."""
+    """For each node, the positions of the cotangents on which it depends. None for a nonzero node without any."""
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
     for position, node in enumerate(placeholders):

@@ -90,7 +90,7 @@ else:
 
     @triton.jit
     def first_part(x):
-        """The first 8 bits of a float32, as a bfloat16. Three parts represent all of it. It is not rounded to infinity."""
+        """The first 8 bits of a float32, as a bfloat16. Three parts represent all of it. Rounding could overflow."""
         return _truncated(x).to(tl.bfloat16)
 
     @triton.jit
