@@ -1,4 +1,4 @@
-"""The command line: shown, compiled and listed kernels. `test_codegen_offline` tests mistakes and `prune`."""
+"""The command line shows, compiles and lists kernels. `test_codegen_offline` tests mistakes and `prune`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_show_of_a_function_that_cuts_takes_shapes(module: str, capsys: pytest.C
     out = capsys.readouterr().out
     assert "codegen_commanded.py:7: return torch.nn.functional.silu(gate) * up" in out
     first, second = out.split("# --- the gradient ---")
-    # The forward reads two halves and writes one; the gradient reads three and writes two.
+    # The forward reads two halves and writes one half. The gradient reads three and writes two.
     assert (first.count("dev.load("), first.count("dev.store(")) == (2, 1)
     assert (second.count("dev.load("), second.count("dev.store(")) == (3, 2)
 

@@ -1,4 +1,4 @@
-"""Functions that cut dimensions into pieces and join them, against eager mode."""
+"""Functions that cut dimensions into pieces and join them, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
     gradients = (torch.autograd.grad(r, tensors, weights) for r in (actual, expected))
     pairs += [*zip(*gradients, strict=True)]
     if dtype == torch.bfloat16:
-        # Where sums of rounded terms cancel, both results are far off: neither is a reference for the other.
+        # If sums of rounded terms cancel, both results have large errors, so neither is a reference for the other.
         exact = exactly(function, tensors, weights)
         for (one, other), true in zip(pairs, exact, strict=True):
             room = 0.016 * true.abs() + 1e-5 + 1.5 * (other - true).abs().max()
@@ -297,7 +297,7 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
         for a, e in zip(*both, strict=True):
             torch.testing.assert_close(a, e)
     assert sorted(traced) == ["limited", "limited_backward"]
-    # A whole number may decide on the cut: the first pieces of 14 in 7 and in 10 are equal.
+    # An integer may decide about the cut. The first pieces of 14 columns for n = 7 and for n = 10 are equal.
     pieces: Any = pointwise(lambda x, n: x.chunk(n, -1)[0] * 2)
     for n in (2, 7, 2):
         assert torch.equal(pieces(x.detach(), n), x.detach().chunk(n, -1)[0] * 2)

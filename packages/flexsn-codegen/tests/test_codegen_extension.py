@@ -1,4 +1,4 @@
-"""Modules in C++ that are compiled at their first use: kept, replaced, locked."""
+"""C++ modules that are compiled at their first use are stored, replaced and locked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.Mon
 
     def forking(extension: Extension) -> bytes:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forks in a process with threads warn
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork in a process with threads issues a warning
             child = os.fork()
         if child == 0:
             signal.pause()

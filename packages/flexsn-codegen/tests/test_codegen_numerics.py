@@ -1,4 +1,4 @@
-"""`precision` and `fast_math`: their effects, and unchanged results without them."""
+"""The effects of `precision` and `fast_math`. Without them, results are unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def halves(dtype: torch.dtype) -> list[Tensor]:
 def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
     x, y = halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # the comparisons below need a difference
+    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 
@@ -152,7 +152,7 @@ def test_fast_math_is_the_gpus_own_instructions() -> None:
     assert "div.rn.f32" in strict.assembly
     assert "div.full" not in strict.assembly
     assert "div.rn.f32" not in hasty.assembly
-    # The sum of the argument takes two instructions, or one.
+    # The sum in the argument takes two instructions in the exact code, and one in the fast code.
     assert "mul.rn.f32" in strict.assembly
     assert "mul.rn.f32" not in hasty.assembly
     assert len(hasty.binary) < len(strict.binary)
@@ -164,7 +164,7 @@ def test_fast_division_is_for_what_reaches_no_comparison() -> None:
         return torch.where(x / y > 1, y / x, x)
 
     def whole(x: Tensor, y: Tensor) -> Tensor:
-        return gradient(x, y).to(torch.int32)  # jumps, as a comparison does
+        return gradient(x, y).to(torch.int32)  # the conversion has jumps, like a comparison
 
     inputs = torch.ones(2, 4)
     source = emit_core(graph_of(gradient, *inputs), "core", prune=True, fast_division=True).source

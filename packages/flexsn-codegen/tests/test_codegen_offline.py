@@ -1,4 +1,4 @@
-"""Compilation for GPUs that are not present, the command line, and the sources kept for comparison."""
+"""Compilation for GPUs that are not present, the command line, and the stored sources."""
 
 from __future__ import annotations
 

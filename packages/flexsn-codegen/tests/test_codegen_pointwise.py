@@ -1,4 +1,4 @@
-"""Any elementwise function as one kernel, against eager mode."""
+"""Any elementwise function as one kernel, compared with eager mode."""
 
 from __future__ import annotations
 

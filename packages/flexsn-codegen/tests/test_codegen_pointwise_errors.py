@@ -1,4 +1,4 @@
-"""Refusals name the obstacle and a remedy; an error inside of a function names its line."""
+"""Errors name the obstacle and a remedy. An error inside of a function also names its line."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_inside_of_a_function(name: str) -> None:
         pointwise(function)(data())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode warns
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode issues this warning
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_call(name: str) -> None:
     call, message = CALLS[name]
@@ -121,7 +121,7 @@ def test_into_compiled() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_lists_that_share_memory(backend: str) -> None:
-    """Checks that places are called one after the other, as eager calls are."""
+    """Checks that places are called one after the other, as in eager mode."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])

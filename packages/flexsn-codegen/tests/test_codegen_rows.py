@@ -1,4 +1,4 @@
-"""Functions that reduce the last dimension, in one kernel forward and one backward, against eager mode."""
+"""Functions that reduce the last dimension, in one forward and one backward kernel, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_one_step_forward_and_one_backward() -> None:
     gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
     backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
     assert [len(forward.steps), len(backward.steps)] == [1, 1]
-    # The trace holds for any number of rows, but not for another width.
+    # The trace is valid for any number of rows, but not for another width.
     assert forward.free == ((0, None), (None,))
 
 

@@ -1,4 +1,4 @@
-"""Gradients summed in the kernel, for arguments that broadcast; operands and results in other memory orders."""
+"""Gradients that the kernel sums, for arguments that broadcast. Operands and results have various memory orders."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of elements of each launch."""
+    """Records the number of elements of each launch."""
     found: list[int] = []
     run = PlannedLaunch.run
 
@@ -196,7 +196,7 @@ def test_gradients_of_gradients_and_of_a_batch() -> None:
 
 
 def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
-    """The kernel of the gradient in float32, in Triton."""
+    """Returns the kernel of the gradient in float32, in Triton."""
     found: list[KernelSource] = []
     run = Plan.run
 

@@ -26,7 +26,7 @@ def parameter() -> nn.Parameter:
 
 
 class Neuron(nn.Module):
-    """Has a parameter, a buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
+    """A neuron with a parameter, a buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A trace leaves every object that a core can write to unchanged; refusals name the objects that keep tensors."""
+"""A trace leaves every object that a core can write to unchanged. Errors name the objects that store tensors."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callabl
         assert location.file == __file__
         assert location.code
         assert [id(value) for value in content(where)] == [id(value) for value in before]
-    core(torch.ones(4), torch.zeros(4))  # it still runs as a plain function
+    core(torch.ones(4), torch.zeros(4))  # the core still runs as a plain function
 
 
 def test_the_line_is_the_one_that_writes() -> None:

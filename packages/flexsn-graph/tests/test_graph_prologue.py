@@ -1,4 +1,4 @@
-"""Values that a core computes from captured tensors alone: those that no step can compute come before the loop."""
+"""Values that a core computes from captured tensors alone. If no step can compute them, they precede the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def traced(core: Callable[[Tensor, Tensor], Any]) -> StepTrace:
 
 
 Core = Callable[[Tensor, Tensor], Any]
-# Name to (core, numbers of captured and of lifted tensors).
+# Maps a name to (core, numbers of captured and of lifted tensors).
 RIGHT: dict[str, tuple[Core, int, int]] = {
     "row": (lambda x, v: (x * W[0], v), 1, 1),
     "two_rows": (lambda x, v: (x * W[0], v * W[1]), 1, 2),
@@ -111,7 +111,7 @@ def test_equals_eager_and_has_its_gradients(name: str) -> None:
 
 
 def test_what_a_step_can_do_stays_in_the_step() -> None:
-    """Checks simple operations: they cost nothing in the step, but a kernel launch outside."""
+    """Checks simple operations. They cost nothing in the step, but a kernel launch outside of it."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
     trace = traced(core)
     assert trace.captured == (U,)
@@ -149,7 +149,7 @@ def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     x = torch.ones(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
         trace = trace_step(core, 1, 1, 1, (x, x))
-        product = table @ table  # autocast may cache a converted parameter, but not the trace's
+        product = table @ table  # autocast may cache the converted parameter, but not that of the trace
         assert product.dtype == (torch.bfloat16 if around else torch.float32)
         wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
@@ -190,7 +190,7 @@ def test_where_no_gradient_flows_it_has_none() -> None:
 
 
 class Surrogate(torch.autograd.Function):
-    """Reads a sum of its parameter forward, and has a custom gradient for it."""
+    """A function that reads a sum of its parameter in the forward, and has a custom gradient for the parameter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:

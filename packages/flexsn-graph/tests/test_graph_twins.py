@@ -1,4 +1,4 @@
-"""Traces that cores with equal code share: conditions for a twin, and differences that exclude one."""
+"""Traces that cores with equal code share: the conditions for a twin, and the differences that exclude one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Absent gradients are absent in a compiled scan's backward, too: no zero meets an infinite derivative."""
+"""Absent gradients are also absent in a compiled scan's backward, so that no zero meets an infinite derivative."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def assert_equals_the_loop(name: str, steps: int, in_loss: tuple[bool, ...], bac
         if found is None:
             assert expected is None
             continue
-        # In later steps alone, a gradient may exist: then the operator returns zeros, and the loop returns none.
+        # If a gradient exists in later steps only, the operator returns zeros, and the loop returns None.
         wanted = torch.zeros_like(found) if expected is None else expected
         torch.testing.assert_close(found, wanted, equal_nan=True)

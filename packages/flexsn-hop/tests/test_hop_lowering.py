@@ -113,7 +113,7 @@ def test_a_constant_inside_the_core_in_training() -> None:
 
 
 class Unrolled:
-    """A lowering without a GPU: the loops themselves, traced into Inductor's graph."""
+    """A lowering that works without a GPU: the loops themselves, traced into Inductor's graph."""
 
     version = "1"
 
@@ -134,7 +134,7 @@ class Unrolled:
     ) -> Sequence[torch.Tensor]:
         self.traced.append(layout)
         values = list(flat_args)
-        for position in layout.zero_positions:  # these are not written
+        for position in layout.zero_positions:  # the memory of these states is not written
             values[position] = torch.zeros(values[position].shape, dtype=values[position].dtype)
         return forward_loop(core, layout, values)
 
@@ -202,7 +202,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
     lowering = Unrolled()
     register(lowering)
     arguments = [torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
-    if dynamic:  # except for time, which this lowering unrolls
+    if dynamic:  # all sizes except for time, because this lowering unrolls the loop
         torch._dynamo.mark_dynamic(arguments[0], 1)
     run = torch.compile(functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend)
     assert_same(run, functools.partial(from_zero, reference), arguments)
@@ -255,7 +255,7 @@ def test_auto_falls_back_to_the_loop_and_kernel_does_not(
 
 
 class Refusing(Unrolled):
-    """Rejects each core, or each backward, for some part of it."""
+    """A lowering that rejects each core, or each backward, because of a part of it."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)
@@ -333,7 +333,7 @@ def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> Non
 
 
 class Faulty(Unrolled):
-    """Makes one mistake."""
+    """A lowering that makes one mistake."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(name="faulty", interval=0 if fault == "interval" else 1)
