@@ -54,7 +54,7 @@ class InductorCall:
         return bool(V.graph.aot_mode)
 
     def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Makes the operations of ``function(*args)`` part of Inductor's graph. ``who`` is the function's name in errors.
+        """Makes the operations of ``function(*args)`` part of Inductor's graph. ``who`` names it in errors.
 
         For arguments at the positions ``unread``, the function may use only the shape and the dtype, because Inductor
         does not write values that no operation reads.
