@@ -168,13 +168,13 @@ def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # needs no search of the path
-    with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another"):
+    with pytest.raises(CompilationError, match=r"the C\+\+ compiler rejects a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
 def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
-    with pytest.raises(CompilationError, match=r"compiler reports success and wrote no file\. Name another"):
+    with pytest.raises(CompilationError, match=r"compiler reports success, but wrote no file\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 

@@ -46,7 +46,7 @@ def test_a_part_of_a_file_is_replaced(left: int) -> None:
 
 
 def test_what_the_compiler_does_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CompilationError, match="refuses the module tiny"):
+    with pytest.raises(CompilationError, match="rejects the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"
     for text, what in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():

@@ -57,8 +57,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "sparse_coo.*to_dense",
     ),
     "meta": (lambda: double(data().to("meta")), "are on meta.*Move them"),
-    "into None": (lambda: double.into([None], data()), "into is a NoneType: give a tensor"),  # type: ignore[list-item]
-    "into a number": (lambda: double.into([1.0], data()), "into is a float: give a tensor"),  # type: ignore[list-item]
+    "into None": (lambda: double.into([None], data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
+    "into a number": (lambda: double.into([1.0], data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
     "into of what writes": (lambda: written.into(data(), data(), data()), "call it without `into`"),
     "a list of numbers": (
         lambda: pointwise(lambda x, n: x * n).foreach([data(), data()], [1.0, 2.0]),

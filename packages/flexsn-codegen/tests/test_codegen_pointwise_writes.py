@@ -110,7 +110,7 @@ def test_into_tensors_that_are_there() -> None:
     assert torch.equal(x * -0.5, out)
     with pytest.raises(ArgumentError, match=r"tensor 1 of out= is \[3, 4\] torch.float32"):
         kernel.into([out, torch.zeros(3, 4)], x, 0.5)
-    with pytest.raises(ArgumentError, match="2 results, and out= holds 1"):
+    with pytest.raises(ArgumentError, match="2 results, but out= contains 1"):
         kernel.into(out, x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):
         pointwise(torch.neg).into(x[:, 1:], x[:, :3])
@@ -223,7 +223,7 @@ def test_what_cannot_be_written() -> None:
     add(x[:3], x[3:])  # these tensors do not overlap
     columns = torch.rand(4, 2)
     add(columns[:, 0], columns[:, 1])
-    with pytest.raises(ArgumentError, match=r"of shape \[3\], and its arguments broadcast to \[2, 3\]"):
+    with pytest.raises(ArgumentError, match=r"of shape \[3\], but its arguments broadcast to \[2, 3\]"):
         add(torch.rand(3), torch.rand(2, 3))
     with pytest.raises(AutogradError, match="no_grad"):
         add(x, torch.rand(6, requires_grad=True))

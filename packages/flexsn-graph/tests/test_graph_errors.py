@@ -75,7 +75,7 @@ def test_counts(counts: tuple[int, int, int]) -> None:
 
 
 def test_examples() -> None:
-    with pytest.raises(ExampleError, match="example 1 is a float: give a tensor") as caught:
+    with pytest.raises(ExampleError, match="example 1 is a float: pass a tensor") as caught:
         trace_step(lif_core(), 1, 1, 1, (X, 1.0))  # type: ignore[arg-type]
     assert isinstance(caught.value, TypeError)
     with pytest.raises(ExampleError, match=r"example 0 has the layout torch.sparse_coo"):

@@ -179,7 +179,7 @@ def test_what_a_twin_reads_is_followed(name: str) -> None:
     twin = traced(first).of_twin(second)
     assert twin is not None
     change(first)
-    assert twin.reads.fetch() is not None, "the first instance's number is no business of its twin"
+    assert twin.reads.fetch() is not None, "the twin depends on a number of the first instance"
     change(second)
     assert twin.reads.fetch() is None
 

@@ -323,7 +323,7 @@ def test_the_order_is_not_that_of_imports() -> None:
     ("lowering", "words"),
     [
         (Unrolled, r"a lowering is an object, and not a class: register Unrolled\(\)"),
-        (object(), "a object is no lowering: it has no name, no version, no checkpoint_interval"),
+        (object(), "a object is not a lowering: it has no name, no version, no checkpoint_interval"),
     ],
 )
 def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> None:
@@ -364,13 +364,13 @@ class Faulty(Unrolled):
 
 FAULTS = {
     "why": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
-    "interval": "checkpoint_interval of the lowering 'faulty' gave 0; it must give an int, 1 or more",
+    "interval": "checkpoint_interval of the lowering 'faulty' returned 0; it must return an int, 1 or more",
     "raises": "forward of the lowering 'faulty' failed with KeyError: 'lost'",
-    "count": "forward of the lowering 'faulty' gave . results; the layout wants",
-    "shape": r"forward of the lowering 'faulty' gave torch.float\d+ \[2.* as result 0; it must be torch.float\d+ \[3",
-    "dtype": "forward of the lowering 'faulty' gave torch.float64 .* as result 0; it must be torch.float32",
-    "kind": "forward of the lowering 'faulty' gave a int as result 0; it must be a torch.Tensor",
-    "constant": "forward of the lowering 'faulty' made a constant tensor, with torch.tensor maybe: torch.full",
+    "count": "forward of the lowering 'faulty' returned . results; the layout requires",
+    "shape": r"forward of the lowering 'faulty' returned torch.float\d+ \[2.* result 0; it must be torch.float\d+ \[3",
+    "dtype": "forward of the lowering 'faulty' returned torch.float64 .* as result 0; it must be torch.float32",
+    "kind": "forward of the lowering 'faulty' returned a int as result 0; it must be a torch.Tensor",
+    "constant": "forward of the lowering 'faulty' created a constant tensor, perhaps with torch.tensor: use torch.full",
     "gradient": "backward of the lowering 'faulty' gave",
 }
 
@@ -409,7 +409,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
     assert lowering.traced == []
     torch._dynamo.reset()
     kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
-    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core makes a constant tensor"):
+    with pytest.raises(Exception, match="'kernel' cannot compile this core: the core creates a constant tensor"):
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 

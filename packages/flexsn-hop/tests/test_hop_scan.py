@@ -312,7 +312,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a dataclass that is not registered": (
         lambda: scan(lambda c, x: (c, x), {"a": Unknown(V)}, X),
         errors.NotATensorError,
-        r"init\['a'\] is a Unknown; .* known: torch.export.register_dataclass",
+        r"init\['a'\] is a Unknown; .* registered container: torch.export.register_dataclass",
     ),
     "a nested tensor": (
         lambda: scan(lambda c, x: (c, x), V, torch.nested.nested_tensor([V, V])),

@@ -52,34 +52,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="flexsn-codegen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="prints a function's graph, its kernel and what that uses of a GPU")
-    compile_ = commands.add_parser("compile", help="compiles a function for targets, into files")
+    show = commands.add_parser("show", help="prints a function's graph, its kernel and the GPU resources of the kernel")
+    compile_ = commands.add_parser("compile", help="compiles a function for targets and writes files")
     for command in (show, compile_):
         command.add_argument("function", metavar="module:function")
         command.add_argument(
             "--arguments",
             nargs="+",
             metavar="DTYPE[:SHAPE]",
-            help="of each argument, its dtype and its shape, as float32:3x8; :0 for one without dimensions; by default "
-            "float32, all of them. Shapes matter where the function cuts a dimension into pieces.",
+            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for one without dimensions; by "
+            "default, float32 for all. Shapes matter if the function cuts a dimension into pieces.",
         )
-        command.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+        command.add_argument("--gradient", action="store_true", help="also show or compile the kernel of the gradient")
         command.add_argument(
-            "--precision", default="eager", help="eager (default) or float32: where half values are rounded"
+            "--precision", default="eager", help="where half values are rounded: eager (default) or float32"
         )
-        command.add_argument("--fast-math", action="store_true", help="approximate functions, fused multiply-add")
+        command.add_argument(
+            "--fast-math", action="store_true", help="use approximate functions and fused multiply-add"
+        )
         command.add_argument(
             "--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, …, or cpp (default: sm_90)"
         )
     show.add_argument(
         "--standalone",
         action="store_true",
-        help="prints one file with kernels, launches and the gradient, which needs no package of ours: Triton, or with "
-        "--target cpp C++",
+        help="prints one file with kernels, launches and the gradient that needs no FlexSN package, in Triton or, with "
+        "--target cpp, in C++",
     )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
-    ops = commands.add_parser("ops", help="lists the ops, what is known of each, and which targets have a rule")
-    ops.add_argument("text", nargs="?", default="", help="only those whose names contain it")
+    ops = commands.add_parser("ops", help="lists the ops with their properties and the targets that have a rule")
+    ops.add_argument("text", nargs="?", default="", help="list only ops whose names contain this text")
     prune = commands.add_parser("prune", help="deletes generated sources that have not been used for a while")
     prune.add_argument("--days", type=float, default=30.0)
     return parser
@@ -142,7 +144,7 @@ def _show(given: argparse.Namespace) -> None:
 def _compile(given: argparse.Namespace) -> None:
     """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU, `NAME.cpp` and `.so`."""
     if not given.target:
-        raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
+        raise UsageError("there is no target: pass --target sm_90, gfx942, cpp, …")
     # Everything is compiled before any file is written, so that a failure leaves no files.
     files: dict[str, bytes] = {}
     uses = []
@@ -171,8 +173,9 @@ def _check_targets(targets: Sequence[str]) -> None:
     for target in targets:
         if target != "cpp" and not _GPU.fullmatch(target):
             raise UsageError(
-                f"there is no target {target!r}. Targets are cpp, of the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
-                "sm_120 and the like, of NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and the like, of AMD's."
+                f"there is no target {target!r}. Targets are cpp for the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
+                "sm_120 and similar ones for NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and similar ones for AMD "
+                "GPUs."
             )
 
 

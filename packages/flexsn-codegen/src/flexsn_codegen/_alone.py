@@ -71,7 +71,7 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
     if loaded.backward is not None:
         traces["_BACKWARD"] = (loaded.backward, loaded.given)
     if any(step.source.stages for trace, _ in traces.values() for step in trace.steps):
-        raise UsageError("a function that reduces rows has a file that stands alone in C++ only: give --target cpp")
+        raise UsageError("a function that reduces rows has a standalone file in C++ only: pass --target cpp")
     functions: dict[str, str] = {}
     plans = []
     for plan, (trace, tensors) in traces.items():

@@ -170,10 +170,10 @@ def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor
         try:
             parameters = inspect.signature(getattr(fn, "forward", fn)).parameters.values()
         except (TypeError, ValueError):
-            raise UsageError("the number of arguments is not known: give --arguments") from None
+            raise UsageError("the number of arguments is unknown: pass --arguments") from None
         needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
         if not needed or any(p.kind is p.VAR_POSITIONAL for p in needed):
-            raise UsageError("the number of arguments is not known: give --arguments")
+            raise UsageError("the number of arguments is unknown: pass --arguments")
         given = ["float32"] * len(needed)
     return [_example(text) for text in given]
 
@@ -188,7 +188,9 @@ def _example(text: str) -> Tensor | int | float | bool:
     dtype = getattr(torch, name, None)
     sizes = dimensions.split("x") if colon else ["8"]
     if not isinstance(dtype, torch.dtype) or not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"{text!r} is no argument: float32, int64, float32:0, float32:3x8, 0.5, 3, True are")
+        raise UsageError(
+            f"{text!r} is not an argument; valid ones are float32, int64, float32:0, float32:3x8, 0.5, 3, True"
+        )
     shape = tuple(map(int, sizes))
     shape = () if math.prod(shape) == 0 else shape
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)

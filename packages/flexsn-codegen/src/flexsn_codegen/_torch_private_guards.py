@@ -81,4 +81,4 @@ def written_before(places: Iterable[Place]) -> list[str]:
 
 def leave_graph(reason: str) -> None:
     """Ends the recorded graph, so that the call runs outside of it. Raises an error if `fullgraph=True`."""
-    raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads what has changed")
+    raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads a changed value")

@@ -110,11 +110,11 @@ def _write_attribute(name: str, value: object) -> list[Any]:
     if isinstance(value, fx.GraphModule):
         return ["graph", write_graph(value)]
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        raise LoweringError(f"the core holds {name}, a {type(value).__name__}, which cannot be written as text")
+        raise LoweringError(f"the core contains {name}, a {type(value).__name__}, which cannot be written as text")
     if value.numel() > MOST_CONSTANT_ELEMENTS:
         raise LoweringError(
-            f"the core makes a constant of {value.numel()} elements; at most {MOST_CONSTANT_ELEMENTS} can be part of "
-            "its code: make it outside of the core"
+            f"the core creates a constant of {value.numel()} elements; at most {MOST_CONSTANT_ELEMENTS} can be part of "
+            "its code: create it outside of the core"
         )
     parts = (value.tolist(), value.dtype, value.device, tuple(value.shape))
     return ["tensor", *(_write(part, {}) for part in parts)]

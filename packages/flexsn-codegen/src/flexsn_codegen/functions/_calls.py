@@ -63,7 +63,8 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
         return ("named", inner, type(value))
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
-        "dtypes and None become part of it. Lists, tuples and dicts may hold all these. Turn a number of another kind "
+        "dtypes and None become part of it. Lists, tuples and dicts may contain all of these. Turn a number of "
+        "another kind "
         "into an int or a float."
     )
 
@@ -128,7 +129,7 @@ def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     lengths = sorted({len(column) for column, same in zip(columns, common, strict=True) if not same})
     if len(lengths) != 1:
         raise ArgumentError(
-            f"{name}.foreach goes over lists of tensors of one length; these are of {lengths or 'none'}."
+            f"{name}.foreach takes lists of tensors of one length; the lengths here are {lengths or 'none'}."
         )
     return Lists(("call", positional, named), columns, common, parts.numbers, lengths[0], list(chain(*columns)))
 

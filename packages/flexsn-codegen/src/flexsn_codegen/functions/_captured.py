@@ -64,8 +64,8 @@ class Captured:
                 names = ", ".join(sorted({place.name for place in self.reads.changed()}))
                 raise AutogradError(
                     f"{self._name} reads {names}, which has changed between a forward and its backward, or while it "
-                    "was traced, and the kernel of the gradient does not exist yet: it would belong to another "
-                    "function. Change it after the backward, or pass it as an argument."
+                    "was traced. The kernel of the gradient does not exist yet, and would belong to another "
+                    "function. Change the value after the backward, or pass it as an argument."
                 )
             yield self.reads
             self.reads.keep_more()

@@ -26,7 +26,7 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
             kind = "a nested tensor of " if value.is_nested else ""
             layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
             what = f"{kind}{value.dtype}{layout}"
-            raise ArgumentError(f"tensor {i} of {name} is {what}, which no kernel reads. {remedy}")
+            raise ArgumentError(f"tensor {i} of {name} is {what}, which kernels cannot read. {remedy}")
         if value.device != device:
             devices = sorted({str(t.device) for t in tensors})
             raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
@@ -37,13 +37,13 @@ def _remedy(tensor: Tensor) -> str | None:
     if tensor.is_nested:
         return "Call it on its parts, or on the .values() of a jagged one."
     if tensor.is_quantized:
-        return "Give its .dequantize(), or its .int_repr()."
+        return "Pass its .dequantize(), or its .int_repr()."
     if tensor.layout is not torch.strided:
-        return "Give its .to_dense(), or its .values()."
+        return "Pass its .to_dense(), or its .values()."
     if tensor.is_complex():
-        return "Give its real and its imaginary part (torch.view_as_real) as two tensors."
+        return "Pass its real and its imaginary part (torch.view_as_real) as two tensors."
     if not TRITON.supports(tensor.dtype):
-        return "Convert it with .to(), to torch.bfloat16, say; of float8, kernels read float8_e4m3fn and float8_e5m2."
+        return "Convert it with .to(), e.g. to bfloat16. Of float8 dtypes, kernels read float8_e4m3fn and float8_e5m2."
     return None
 
 
@@ -95,8 +95,8 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
     for i, one in enumerate(outs):
         if not isinstance(one, Tensor):
             raise ArgumentError(
-                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: give a tensor for each "
-                "result, of its shape and dtype, as torch.empty makes it."
+                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: pass a tensor for each "
+                "result, with its shape and dtype, such as one made by torch.empty."
             )
     return outs
 
@@ -112,9 +112,9 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
             return ArgumentError(
-                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place "
-                "is called with the whole list, and the function cannot compute with it. For a number of each place, "
-                f"give a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+                f"argument {where!r} of {name}.foreach is a list with other objects than tensors, so each place is "
+                "called with the whole list, and the function cannot compute with it. To pass a number for each place, "
+                f"pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
             )
     return None
 
@@ -137,12 +137,13 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
     """Raises `AutogradError` if gradients are required from a kernel that has none."""
     if writes:
         raise AutogradError(
-            f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
-            "flow through. Call it under torch.no_grad(), as an optimizer's step is, or return the new values."
+            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient, which "
+            "cannot "
+            "flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient, and it was made with autograd=False. Make it with "
+            f"a tensor that {name} reads requires a gradient, but it was made with autograd=False. Make it with "
             "pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
@@ -152,7 +153,8 @@ def check_batched(cotangents: Sequence[Tensor | None]) -> None:
     for cotangent in cotangents:
         if cotangent is not None and is_batched_by_autograd(cotangent):
             raise TransformError(
-                "a kernel computes no batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). Use "
+                "a kernel cannot compute batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). "
+                "Use "
                 "torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
             )
 

@@ -234,10 +234,10 @@ class Kernel:
             del variants[_MAX_CUT - 1 :]
         elif len(variants) >= _MAX_VARIANTS:
             warn(
-                f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
-                "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
-                "from call to call with Python's operators and the functions of `math`, or pass it as a tensor without "
-                "dimensions.",
+                f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it branches on their values, "
+                "or passes them to functions that cannot be followed (int(x), float(x), range(x)). Compute changing "
+                "values "
+                "with Python's operators and the functions of `math`, or pass them as tensors without dimensions.",
                 otherwise=self.captured.where,
             )
             variants.clear()
@@ -355,8 +355,9 @@ class Kernel:
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
                 raise TraceError(
-                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
-                    "numbers that the graph was compiled for. A value that decides shapes has to be a constant of the "
+                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, but {list(out.shape)} for the "
+                    "numbers for which the graph was compiled. A value that determines shapes has to be a constant of "
+                    "the "
                     "graph."
                 )
             out.copy_(result)
@@ -458,7 +459,7 @@ def kernel_of(key: str) -> Any:
     kernel = _kernels.get(key)
     if kernel is None:
         raise KernelGoneError(
-            f"a graph launches the kernel of {key.rpartition('-')[0]!r}, which is not there: the function that "
+            f"a graph launches the kernel of {key.rpartition('-')[0]!r}, which does not exist: the function that "
             "`pointwise` returned was deleted, or the graph was made by another process. Keep the function as long as "
             "the graph; before saving an exported program, call its run_decompositions()."
         )

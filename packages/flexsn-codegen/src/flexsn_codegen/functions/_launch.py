@@ -53,7 +53,7 @@ def target_on(device: torch.device, name: str) -> Target:
         if why is None:
             return CPP
         raise DeviceError(
-            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, and {why} Or move them to "
+            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, but {why} Or move them to "
             "a GPU, or set TRITON_INTERPRET=1 before triton is imported, to run slowly without a compiler."
         )
     raise DeviceError(
@@ -78,9 +78,10 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
         for tensor, address in zip(tensors, addresses, strict=True):
             if address == 0 and tensor.numel() > 0 and not tensor.is_meta:
                 raise ArgumentError(
-                    "a tensor that a kernel reads or writes has no memory: it was freed, as a sharded parameter's is "
-                    "between the calls that need it, or consists of zeros for which torch keeps none. Gather it, or "
-                    "give its clone()."
+                    "a tensor that a kernel reads or writes has no memory: it was freed, like a sharded parameter "
+                    "between the calls that need it, or consists of zeros for which torch allocates none. Gather it, "
+                    "or "
+                    "pass its clone()."
                 )
     return addresses
 
@@ -188,8 +189,8 @@ def _check_float8(tensors: Sequence[Tensor]) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         raise DeviceError(
-            "kernels read and write torch.float8_e4m3fn on GPUs of compute capability 8.9 and newer, and this one has "
-            f"{'.'.join(map(str, capability))}: convert to torch.bfloat16 before, and to float8 after the call."
+            "kernels read and write torch.float8_e4m3fn on GPUs of compute capability 8.9 and newer, but this GPU has "
+            f"{'.'.join(map(str, capability))}: convert to torch.bfloat16 before the call, and to float8 after it."
         )
 
 

@@ -376,8 +376,8 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], p
     for i in trace.written:
         if tuple(tensors[i].shape) != shape:
             raise ArgumentError(
-                f"{trace.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, and its arguments "
-                f"broadcast to {list(shape)}: what is written in place has the shape of all."
+                f"{trace.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, but its arguments "
+                f"broadcast to {list(shape)}: a tensor that is written in place must have this shape."
             )
     new = tuple(NewMemory(shape, strides, dtype) for dtype in trace.dtypes)
     count = len(tensors)

@@ -177,8 +177,8 @@ class Pointwise(Generic[P, R]):
         kept = getattr(instance, "__dict__", None)
         if kept is None:
             raise SignatureError(
-                f"{owner.__qualname__} has __slots__ and no __dict__, in which {self._name} could keep the kernels of "
-                "an instance. Give it a slot '__dict__', or make a function of it that takes the tensors."
+                f"{owner.__qualname__} has __slots__ but no __dict__, in which {self._name} could store the kernels of "
+                "an instance. Add a slot '__dict__', or write a function that takes the tensors."
             )
         bound = Pointwise(
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics

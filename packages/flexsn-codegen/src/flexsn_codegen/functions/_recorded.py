@@ -133,10 +133,10 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
     if names:
         leave_graph(
             f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
-            f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
+            f"{kernels.name}, and writes back after its graph. Pass it to {kernels.name} as an argument, or change it "
             "outside of the compiled function."
         )
-    recompile_unless(holds, f"captured values of {kernels.name} are as they were when the graph was made")
+    recompile_unless(holds, f"captured values of {kernels.name} are unchanged since the graph was made")
     return len(captured.tensors)
 
 

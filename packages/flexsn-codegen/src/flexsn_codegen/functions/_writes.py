@@ -17,7 +17,7 @@ def check_written(name: str, what: str, tensor: Tensor) -> None:
         what: name of the tensor.
     """
     if tensor.is_neg() or tensor.is_conj():
-        raise WriteError(f"{what} of {name} is a lazily negated view. Write to a tensor of its own.")
+        raise WriteError(f"{what} of {name} is a lazily negated view. Write to a separate tensor.")
     reach = 0
     if tensor.numel() == 0:
         return
@@ -25,7 +25,7 @@ def check_written(name: str, what: str, tensor: Tensor) -> None:
         if stride <= reach:
             raise WriteError(
                 f"{what} of {name}, of shape {list(tensor.shape)} and strides {list(tensor.stride())}, has several "
-                "elements in one place (it is expanded, or a window that overlaps with others), so it cannot be "
+                "elements in one place (it is expanded, or its windows overlap), so it cannot be "
                 "written to. Write to a .clone() of it."
             )
         reach += stride * (size - 1)
@@ -48,7 +48,7 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
 def shared_memory(name: str, what: str, other: str) -> WriteError:
     """The error for a written tensor that shares memory with another tensor."""
     return WriteError(
-        f"{what} of {name} is written to, and shares memory with {other}: values that are read there would depend on "
+        f"{what} of {name} is written to, but shares memory with {other}: values that are read there would depend on "
         "the order in which elements are computed. Pass a .clone() of one of the two."
     )
 
@@ -111,10 +111,10 @@ def check_outs(
 ) -> None:
     """Raises `ArgumentError` for tensors in `out=` that are unlike the results."""
     if len(outs) != len(dtypes):
-        raise ArgumentError(f"{name} has {len(dtypes)} results, and out= holds {len(outs)} tensors.")
+        raise ArgumentError(f"{name} has {len(dtypes)} results, but out= contains {len(outs)} tensors.")
     for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):
         if out.dtype != dtype or tuple(out.shape) != tuple(shape) or out.device != device:
             raise ArgumentError(
-                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, and that result of {name} is "
+                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, but that result of {name} is "
                 f"{list(shape)} {dtype} on {device}."
             )

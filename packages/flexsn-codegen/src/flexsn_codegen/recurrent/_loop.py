@@ -205,9 +205,9 @@ class _Analysis:
         self._parts = [part for part in staged.parts if part.phase is Phase.LOOP]
         products = [part for part in self._parts if isinstance(part, Product)]
         if not self._parts:
-            raise NotOneLaunchError("nothing is in the loop over time")
+            raise NotOneLaunchError("the loop over time is empty")
         if any(product.is_convolution for product in products):
-            raise NotOneLaunchError("convolutions are a library's")
+            raise NotOneLaunchError("convolutions are computed by a library")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # columns that stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
@@ -229,18 +229,20 @@ class _Analysis:
         ring = self._ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
         if len(ring) > _MOST_IN_RING:
             raise NotOneLaunchError(
-                f"{len(ring)} values go from step to step in memory, and a kernel has {_MOST_IN_RING} of them at most"
+                f"{len(ring)} values go from step to step in memory, but a kernel can have at most {_MOST_IN_RING} of "
+                "them"
             )
         if len(carried) - len(ring) > _MOST_CARRIED:
             raise NotOneLaunchError(
-                f"{len(carried) - len(ring)} values go from step to step in registers, which hold {_MOST_CARRIED} of "
+                f"{len(carried) - len(ring)} values go from step to step in registers, which hold at most "
+                f"{_MOST_CARRIED} of "
                 "them"
             )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:
                 for view in part.writes if isinstance(part, Stage) else (part.result,):
                     if view.source in self._carried:
-                        raise NotOneLaunchError(f"{view.source.name} is written in the loop and behind it")
+                        raise NotOneLaunchError(f"{view.source.name} is written in the loop and after it")
         exchanges = self._exchanges(parts)
         assert self._rows is not None
         reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
@@ -346,7 +348,7 @@ class _Analysis:
             first = int(seen.reshape(-1)[0])
             if first + count <= width and torch.equal(seen.reshape(rows, count), flat[:, first : first + count]):
                 return Columns(view.source, first, count)
-        raise NotOneLaunchError(f"a view of {view.source.name} is no range of its columns")
+        raise NotOneLaunchError(f"a view of {view.source.name} is not a range of its columns")
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -366,7 +368,7 @@ class _Analysis:
                 if columns.width != width or not whole:
                     raise NotOneLaunchError(f"a stage of {width} columns reads a part of {port.name}")
                 if port.role is Role.OPERAND and columns not in self._operands:
-                    raise NotOneLaunchError(f"a stage reads {port.name}, which others write in pieces")
+                    raise NotOneLaunchError(f"a stage reads {port.name}, which other parts write in pieces")
                 reads.append(columns)
             else:
                 reads.append(view)
@@ -392,28 +394,28 @@ class _Analysis:
         numbers = torch.arange(math.prod(of_each))
         seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)
         if not torch.equal(seen, numbers[:, None].expand_as(seen)):
-            raise NotOneLaunchError(f"{view.source.name} is no number of each row in a stage of {list(shape)}")
+            raise NotOneLaunchError(f"{view.source.name} does not have one number per row in a stage of {list(shape)}")
 
     def _reduce(self, product: Product) -> Reduce:
         value, dims, *_ = product.args
         port, name = product.result.source, product.name
         if dims != [-1] or port.role is not Role.PRODUCT:
-            raise NotOneLaunchError(f"{name} is more than one number of each row beside others")
+            raise NotOneLaunchError(f"{name} does not reduce rows to one number that only the step uses")
         if value.dtype not in (REDUCED_EXACTLY if product.op in EXACT_REDUCTIONS else REDUCED):
-            raise NotOneLaunchError(f"{name} is one of {value.dtype}")
+            raise NotOneLaunchError(f"{name} has the dtype {value.dtype}")
         if value.source not in self._written or value.source in self._of_rows:
             raise NotOneLaunchError(f"{name} reduces {value.source.name}, which is not computed in the loop")
         operand = self._columns(value)
         whole = Columns(value.source, 0, self._value(value.source)[1])
         if operand not in self._operands and (operand != whole or value.source not in self._carried):
-            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which others write in pieces")
+            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which other parts write in pieces")
         shape = self._staged.values[port][0]
         last = View(port, ((_aten.unsqueeze.default, (-1,), {}),), (*shape, 1), product.dtype)
         return Reduce(product, operand, port, last if port in self._lasting else None)
 
     def _multiply(self, product: Product) -> Multiply:
         if product.op not in _OPS:
-            raise NotOneLaunchError(f"{product.name} is no product of rows with one matrix")
+            raise NotOneLaunchError(f"{product.name} is not a product of rows with one matrix")
         place = _OPS[product.op]
         arguments = list(product.args)
         added = None if place is None else arguments.pop(place)
@@ -421,15 +423,15 @@ class _Analysis:
         if not isinstance(left, View) or left.source.role is Role.MATRIX:
             raise NotOneLaunchError(f"{product.name} has its matrix on the left")
         if not isinstance(right, View) or right.source.role is not Role.MATRIX or right.calls:
-            raise NotOneLaunchError(f"{product.name} multiplies by what is no matrix of captured tensors")
+            raise NotOneLaunchError(f"{product.name} multiplies by a value that is not a matrix of captured tensors")
         if left.source not in self._written:
             raise NotOneLaunchError(f"{product.name} multiplies {left.source.name}, which is not computed in the loop")
         if product.dtype not in _DTYPES or left.dtype != product.dtype or right.dtype != product.dtype:
-            raise NotOneLaunchError(f"{product.name} is one of {product.dtype}")
+            raise NotOneLaunchError(f"{product.name} has the dtype {product.dtype}")
         if added is not None and not (
             isinstance(added, View) and added.source.role is Role.MATRIX and not added.calls and len(added.shape) == 1
         ):
-            raise NotOneLaunchError(f"{product.name} adds what is no row of captured numbers")
+            raise NotOneLaunchError(f"{product.name} adds a value that is not a row of captured numbers")
         operand = self._columns(left)
         port, width = product.result.source, product.shape[-1]
         whole = self._columns(product.result)

@@ -205,7 +205,7 @@ def _private_folder(path: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise CacheFolderError(
             f"{path} is a link, belongs to another user or can be written by others, so the kernels in it "
-            "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
+            "could be those of another user. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
     for parent in path.resolve().parents:
         # Users with write access to a parent can replace this folder. In a folder such as /tmp they cannot, because its

@@ -310,7 +310,8 @@ class Target(ABC):
         rule, facts = self.rules.get(call.op), facts_of(call.op)
         if rule is None or facts is None:
             raise UnsupportedOpError(
-                f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+                f"{call.op} has no rule. Write it in terms of other ops, or add a rule with "
+                "flexsn_codegen.register_op.",
                 str(call.op),
             )
         text = self.approximated(rule(call), approximate)
@@ -540,7 +541,7 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} write no bits.", "bits")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot write bits.", "bits")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -584,7 +585,7 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk rows.", "rows")
 
     def segment(self, first: int = 0) -> None:
         """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
@@ -595,7 +596,7 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} walk no segments.", "segments")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk segments.", "segments")
 
     def add_segments(self) -> None:
         """Declares the integer ``"SEGMENTS"`` of a kernel that walks all segments one after the other."""
@@ -607,11 +608,11 @@ class KernelWriter(ABC):
 
     def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
         """Assigns an int32 value: 1 if two values of a dtype differ in any bit, otherwise 0."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot compare bits.", "segments")
 
     def not_finite(self, name: str, value: str) -> None:
         """Assigns an int32 value: 1 if a floating-point value is infinite or NaN, otherwise 0."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot compare bits.", "segments")
 
     def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
         """Assigns two scalar integers: the smallest and the largest of some int32 values over all elements.
@@ -621,22 +622,22 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "lengths")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "lengths")
 
     def less(self, name: str, value: str, number: str) -> None:
         """Assigns an int32 value: `value` minus a scalar integer."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
     def whole_steps(self, name: str, value: str, most: int) -> None:
         """Assigns an int64 number for each element: `value`, rounded down and clamped to [0, `most`]."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def shift(self, port: Port, steps: str) -> None:
         """Moves the later places of a declared operand back by `steps` steps. `steps` is a number for each element.
 
         Loads and stores need a condition, because rows before the first one do not exist.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} load no earlier steps.", "delays")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
         """Assigns `text` to `name` at elements where an int32 value is above 0, and `other` elsewhere.
@@ -644,11 +645,11 @@ class KernelWriter(ABC):
         Raises:
             UnsupportedOpError: the language does not support it.
         """
-        raise UnsupportedOpError(f"kernels in {self.target.name} count no steps.", "lengths")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
     def any(self, name: str, value: str) -> None:
         """Assigns a scalar integer that is above 0 if an int32 value is above 0 at any element."""
-        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")
+        raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "segments")
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:

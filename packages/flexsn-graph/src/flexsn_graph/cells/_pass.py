@@ -125,7 +125,7 @@ class Pass:
         for node, axes in self._distinct:
             roots = [self._root(a) for a in axes]
             if len(set(roots)) != len(roots):
-                raise self.refusal(node, f"{called_op(node)} mixes elements of different places")
+                raise self.refusal(node, f"{called_op(node)} mixes elements of different positions")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Pass:
     def _constant(self, node: fx.Node) -> Value:
         tensor = getattr(self._module, str(node.target))
         if isinstance(tensor, FakeTensor) or not isinstance(tensor, Tensor) or tensor.numel() > MAX_CELLS:
-            raise self.refusal(node, "the function makes a constant that is no small tensor")
+            raise self.refusal(node, "the function creates a constant that is not a small tensor")
         dims: tuple[Dim, ...] = tuple((size,) if size > 1 else () for size in tensor.shape)
         nodes = tuple(self._number(v, tensor) for v in tensor.flatten().tolist())
         return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
@@ -179,7 +179,8 @@ class Pass:
         if math.prod(counts) > self._most_cells:
             raise self.refusal(
                 node,
-                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {self._most_cells} are possible",
+                f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, but at most {self._most_cells} are "
+                "possible",
             )
 
     # -- ops -----------------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ class Pass:
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
         """`view`: groups the factors into other dimensions and retains their order."""
         if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
-            raise self.refusal(node, f"{called_op(node)} picks some of the elements")
+            raise self.refusal(node, f"{called_op(node)} selects only some of the elements")
         factors = list(value.factors)
         dims: list[Dim] = []
         for size in shape:
@@ -420,7 +421,7 @@ class Pass:
             missing = step // found
             size = factor.size if isinstance(factor, OpenAxis) else factor
             if step % found or (size % missing and missing % size):
-                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size_of(dim)}")
+                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size_of(dim)}")
             taken = min(size, missing)
             if isinstance(factor, OpenAxis):
                 raise Refined(node, factor, (True, size // taken), (False, taken))
@@ -467,7 +468,7 @@ class Pass:
         dim %= len(values[0].dims)
         sums = {frozenset(self._root(a) for a in v.summed) for v in values if not v.zero}
         if len(sums) > 1:
-            raise self.refusal(node, f"{called_op(node)} joins sums with what is none")
+            raise self.refusal(node, f"{called_op(node)} joins sums with values that are not sums")
         unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
         split = [self._leading(node, v.dims[dim], unit) for v in values]
         alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
@@ -506,7 +507,7 @@ class Pass:
         count = size_of(value.dims[dim])
         if step > 1:
             if count * step != size:
-                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size}")
+                raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size}")
             after = self.unsqueeze(value, dim + 1)
             pieces = [self._zeros_like(after, dim + 1, 1, like)] * step
             pieces[start] = after
@@ -595,11 +596,11 @@ class Pass:
         if reduced != [rank - 1]:
             which = f"dimension{'s' if len(reduced) > 1 else ''} {', '.join(map(str, reduced))} of {rank}"
             raise self.refusal(
-                node, f"{called_op(node)} reduces {which}, and a kernel reduces the last dimension alone"
+                node, f"{called_op(node)} reduces {which}, but a kernel can only reduce the last dimension"
             )
         axes = [f for f in value.dims[-1] if isinstance(f, OpenAxis)]
         if any(axis.size == 0 for axis in axes):
-            raise self.refusal(node, f"{called_op(node)} reduces rows without elements, which no kernel does")
+            raise self.refusal(node, f"{called_op(node)} reduces rows without elements, which kernels cannot do")
         for axis in axes:
             if axis.size <= _SHORT_ROW:
                 raise Refined(node, axis, (False, axis.size))
@@ -608,7 +609,8 @@ class Pass:
         for axis in axes:
             if self._row is not None and self._row.size != axis.size:
                 raise self.refusal(
-                    node, f"{called_op(node)} reduces rows of {axis.size} elements, and others have {self._row.size}"
+                    node,
+                    f"{called_op(node)} reduces rows of {axis.size} elements, but other rows have {self._row.size}",
                 )
             if self._row is not None:
                 self._unite(self._row, axis)
@@ -764,7 +766,7 @@ class Pass:
 
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
-            f"{what}. A kernel may cut tensors into up to {MAX_CELLS} pieces of one size, work on these element by "
+            f"{what}. A kernel may cut tensors into up to {MAX_CELLS} pieces of one size, work on them element by "
             "element, and join them again.",
             called_op(node),
             location_of(node),

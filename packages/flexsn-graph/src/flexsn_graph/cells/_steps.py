@@ -74,8 +74,8 @@ class _StepPass(Pass):
                 if size_of(dim) > MAX_REDUCED:
                     raise self.refusal(
                         node,
-                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, and {MAX_REDUCED} are "
-                        "possible",
+                        f"{called_op(node)} combines {size_of(dim)} elements of a dimension, but at most {MAX_REDUCED} "
+                        "are possible",
                     )
                 raise Refined(node, factor, (False, factor.size))
 
@@ -114,8 +114,9 @@ class _StepPass(Pass):
 
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
-            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements that each "
-            "neuron has, as branches [B, N, K] beside a soma [B, N], and work on all others element by element.",
+            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements per "
+            "neuron, such "
+            "as branches [B, N, K] next to a soma [B, N]. It works on all other dimensions element by element.",
             called_op(node),
             location_of(node),
         )
@@ -196,7 +197,7 @@ class _Cut(_StepPass):
             raise self.refusal(
                 node,
                 f"outputs and states of the step have different shapes: one has a dimension of {axis.size} elements "
-                f"that others lack, and {MAX_REDUCED} are possible",
+                f"that others lack, but such a dimension may have at most {MAX_REDUCED}",
             )
         raise Refined(node, axis, (False, axis.size))
 

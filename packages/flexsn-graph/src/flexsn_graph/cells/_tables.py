@@ -24,7 +24,7 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
     """The dimension that is indexed, and the index."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
-        raise work.refusal(node, f"{called_op(node)} picks elements otherwise than by numbers, along one dimension")
+        raise work.refusal(node, f"{called_op(node)} does not pick elements by integers along one dimension")
     dim, index = given[0]
     value = work.value(index)
     if not value.dims:
@@ -78,7 +78,7 @@ def _index_put(
     table, given = work.value(x), work.value(values)
     dim, index = _looked_up_at(work, node, len(table.dims), indices)
     if not accumulate or not table.zero:
-        raise work.refusal(node, f"{called_op(node)} writes to elements that are picked by numbers")
+        raise work.refusal(node, f"{called_op(node)} writes to elements at integer indices")
     count = size_of(table.dims[dim])
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1

@@ -371,8 +371,9 @@ class Recorder:
         self._bytes[self.in_backward] += count
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _refused(
-                f"{path} has {count} bytes, and the core reads more than the {MAX_BYTES} that could be compared at "
-                "every call. Make it a tensor, outside of the core, or read only the necessary part of it there."
+                f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
+                "compare at "
+                "every call. Make it a tensor outside of the core, or read only the necessary part of it there."
             )
         self._place(place)
 
@@ -380,8 +381,9 @@ class Recorder:
         self._elements[self.in_backward] += count
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _refused(
-                f"{path} has {count} elements, and the core reads more than the {MAX_ELEMENTS} that could be "
-                "compared at every call. Make it a tensor, outside of the core, or read only the necessary part of it "
+                f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
+                "many to "
+                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
                 "there."
             )
 
@@ -405,7 +407,8 @@ class Recorder:
         if what is not None:
             raise _refused(
                 f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
-                "call to call, and no check can see it. Read it outside of the core, and pass a number or a tensor to "
+                "call to call, and no check can detect this. Read it outside of the core, and pass a number or a "
+                "tensor to "
                 "the core."
             )
 
@@ -560,7 +563,7 @@ class Recorder:
             self._meet(os.environ, "os.environ")
         elif is_random(module):
             raise _refused(
-                f"the core calls {module}.{name}(), of a random generator, whose numbers change from call to call. "
+                f"the core calls {module}.{name}() of a random generator, whose numbers change from call to call. "
                 "Draw the numbers outside of the core, and pass them as an input.",
                 caller,
             )
@@ -583,8 +586,8 @@ class Recorder:
         caller = self._user_of(frame)
         if caller is not None:
             raise _refused(
-                "the core runs something in another thread or process, whose reads cannot be recorded. Do it in the "
-                "core itself, or outside of it.",
+                "the core runs code in another thread or process, where its reads cannot be recorded. Run it in the "
+                "thread of the core, or outside of the core.",
                 caller,
             )
 
@@ -721,8 +724,9 @@ class Recorder:
 
 _WATCH = AttributeWatch.__module__
 _HOOKS = (
-    "the core sets torch.autograd.graph.saved_tensors_hooks: kernels compute again what the loop would save, and never "
-    "call them. Leave them out of the core."
+    "the core sets torch.autograd.graph.saved_tensors_hooks: kernels recompute the values that the loop would save, "
+    "and "
+    "never call the hooks. Leave the hooks out of the core."
 )
 
 

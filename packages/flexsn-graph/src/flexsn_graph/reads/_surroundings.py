@@ -167,8 +167,8 @@ class Surroundings:
 
     def _refusal(self, name: str, tensor: Tensor, origin: Origin) -> StatefulCoreError:
         return StatefulCoreError(
-            f"the core keeps a tensor in {name}, where the next step would find it, from an earlier call. Kernels keep "
-            "states alone: make it a state of the step, an argument of the core whose new value the core returns.",
+            f"the core keeps a tensor in {name}, where the next step would find it. Kernels only pass states from one "
+            "step to the next: make it a state of the step, an argument of the core whose new value the core returns.",
             "state",
             self._line_of(name) or origin.location(tensor),
         )

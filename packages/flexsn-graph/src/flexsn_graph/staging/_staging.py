@@ -264,8 +264,8 @@ class _Staging:
             return False  # stages reject reductions other than sums at the end of a gradient
         shape = list(node.all_input_nodes[0].meta["val"].shape)
         raise NonPointwiseError(
-            f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may reduce its values "
-            "over its last dimension alone (dim=-1), the neurons of a row. Do this outside of the core, or move the "
+            f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may only reduce its "
+            "values over its last dimension (dim=-1), the neurons of a row. Do this outside of the core, or move the "
             "dimension to the end there.",
             called_op(node),
             location_of(node),

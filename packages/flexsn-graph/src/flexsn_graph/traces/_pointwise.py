@@ -142,7 +142,7 @@ def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: t
 
 def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchError:
     shape = list(_SIZES[0][:dimensions])
-    return TorchError(f"{name} was traced on tensors of a shape of their own, {shape} first: {error}")
+    return TorchError(f"{name} was traced on tensors of other shapes, starting with {shape}: {error}")
 
 
 def gradient_of(

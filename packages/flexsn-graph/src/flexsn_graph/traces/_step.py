@@ -387,7 +387,7 @@ class StepTrace(CoreTrace):
         if found.lifted != elements.lifted:
             raise NonPointwiseError(
                 "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "
-                "tensors of their own.",
+                "separate tensors.",
                 "backward",
                 None,
             )

@@ -229,13 +229,13 @@ class CaptureMode(TorchDispatchMode):
         """Returns the number of a captured tensor. Records the tensor if it is new."""
         if value.layout is not torch.strided:
             raise CaptureError(
-                f"the core captures a tensor of layout {value.layout}: only dense ones can be read.",
+                f"the core captures a tensor of layout {value.layout}: only dense tensors can be read.",
                 "capture",
                 location,
             )
         if value.retains_grad and not value.is_leaf:
             raise CaptureError(
-                "the core captures a tensor of which `retain_grad()` was called: tracing would write its "
+                "the core captures a tensor on which `retain_grad()` was called: tracing would write its "
                 "`.grad`. Capture it before that call.",
                 "capture",
                 location,

@@ -21,11 +21,11 @@ def check_arity(
     if min(num_inputs, num_states, num_outputs) < 0 or num_outputs + num_states == 0:
         raise CoreArityError(
             f"num_inputs, num_states, num_outputs are {num_inputs}, {num_states}, {num_outputs}: a step "
-            "has at least one output or state, and no negative number of anything."
+            "has at least one output or state, and no count is negative."
         )
     if num_examples != expected:
         raise CoreArityError(
-            f"{num_examples} example tensors for {num_inputs} inputs and {num_states} states: give {expected}."
+            f"{num_examples} example tensors for {num_inputs} inputs and {num_states} states: pass {expected}."
         )
     called = core.forward if isinstance(core, nn.Module) else core
     try:
@@ -45,9 +45,9 @@ def check_examples(examples: Sequence[Any]) -> None:
     """Raises if an example is not a dense, real tensor."""
     for i, example in enumerate(examples):
         if not isinstance(example, Tensor):
-            raise ExampleError(f"example {i} is a {type(example).__name__}: give a tensor.")
+            raise ExampleError(f"example {i} is a {type(example).__name__}: pass a tensor.")
         if example.layout is not torch.strided:
-            raise ExampleError(f"example {i} has the layout {example.layout}: give a dense tensor.")
+            raise ExampleError(f"example {i} has the layout {example.layout}: pass a dense tensor.")
         if example.is_complex():
             raise complex_error(f"example {i}", example.dtype, None)
 

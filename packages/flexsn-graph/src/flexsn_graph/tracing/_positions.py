@@ -193,7 +193,7 @@ class _Check:
         if not compatible(step, self._step.place(after)):
             self._moved = self._moved or node  # the error names it, unless a later view moves the elements back
         if numel(after) < numel(before):
-            raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
+            raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
     def _pointwise(self, node: fx.Node) -> _Value:
         operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
@@ -239,7 +239,7 @@ class _Check:
             a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
         )
         if step is None or numel([self._step.shape[a] for a in gone]) != numel([value.shape[d] for d in dims]):
-            raise self._refusal(node, f"{called_op(node)} sums what is the same for all elements")
+            raise self._refusal(node, f"{called_op(node)} sums a value that is the same for all elements")
         self._record_layouts(value, step, node)
         return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
@@ -321,9 +321,10 @@ class _Check:
 
     def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
         return NonPointwiseError(
-            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only the sum "
-            "to the shape of a captured tensor or to an argument without dimensions, and what is linear in it, is "
-            "supported there.",
+            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only sums "
+            "to the shape of a captured tensor or of an argument without dimensions, and linear operations on such "
+            "sums, "
+            "are supported there.",
             called_op(node),
             location_of(node),
         )
@@ -331,7 +332,7 @@ class _Check:
     def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
         return TwoLayoutsError(
             f"captured tensor number {index} is read in two different layouts in one step. Make the "
-            "second one a tensor of its own, outside of the core.",
+            "second one a separate tensor outside of the core.",
             called_op(node),
             location_of(node),
         )

@@ -40,8 +40,8 @@ def reads_value(name: str, location: SourceLocation | None) -> DataDependentErro
     """The error for Python code that depends on a tensor's value."""
     return DataDependentError(
         f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
-        "`float()` on a tensor cannot be compiled. Use `torch.where`. Where torch takes a number, as `alpha=` of "
-        "`torch.add`, it reads a tensor's value, too: multiply by the tensor instead.",
+        "`float()` on a tensor cannot be compiled. Use `torch.where`. If torch takes a number, such as `alpha=` of "
+        "`torch.add`, it also reads a tensor's value: multiply by the tensor instead.",
         name,
         location,
     )

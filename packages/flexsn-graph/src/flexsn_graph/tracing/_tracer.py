@@ -153,8 +153,8 @@ class Tracer:
             call = self.captures.call_of(missing[0])
             assert call is not None
             raise CaptureError(
-                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, and this "
-                "call could not be found again. Do it outside of the core.",
+                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, but this "
+                "call could not be found again. Make the call outside of the core.",
                 call.name,
                 call.location,
             )
@@ -269,8 +269,8 @@ class Tracer:
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
         if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
             raise StatefulCoreError(
-                "the core does something else in each call: it must depend on its arguments alone. Return "
-                "what changes as a state, and create captured tensors before tracing.",
+                "the core does something else in each call, but it must depend on its arguments alone. Return "
+                "changing values as states, and create captured tensors before tracing.",
                 "state",
                 None,
             )

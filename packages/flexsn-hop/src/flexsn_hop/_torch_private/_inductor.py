@@ -80,7 +80,7 @@ class InductorCall:
         with V.fake_mode:
             traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
         if traced.graph.find_nodes(op="get_attr"):
-            raise ValueError(f"{who} made a constant tensor, with torch.tensor maybe: torch.full makes none")
+            raise ValueError(f"{who} created a constant tensor, perhaps with torch.tensor: use torch.full instead")
         # Otherwise, Inductor compiles each kernel a second time to find the memory to which it writes.
         free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
         patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}

@@ -15,7 +15,7 @@ from flexsn_hop.versions import private
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
 _NO_GRADIENT = "a traced or compiled `flex_sn_scan` has no gradient"
 _NO_CHECK = "cores are not checked before they are compiled"
-_NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot tell whether it is inside of a transform of torch.func"
+_NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot detect whether it is inside of a transform of torch.func"
 
 _detect_fake_mode = private("torch._guards", "detect_fake_mode", _NO_GRAPH)
 FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_GRAPH)

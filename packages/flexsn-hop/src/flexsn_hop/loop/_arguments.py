@@ -148,7 +148,7 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
     wanted = num_inputs + num_states
     if len(call.flat_args) < wanted:
         raise TooFewTensorsError(
-            f"{len(call.flat_args)} tensors came; num_inputs + num_states is {wanted} "
+            f"the call has {len(call.flat_args)} tensors; num_inputs + num_states is {wanted} "
             f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
         )
     for index, value in enumerate(call.flat_args):
@@ -180,8 +180,8 @@ def check_zero_states(call: ScanCall) -> None:
     for position in call.layout.zero_positions:
         if call.flat_args[position].any():
             raise NonzeroStateError(
-                f"state {position - call.layout.num_inputs} is not zeros, and zero_states says that it is: "
-                "a compiled scan would start at zeros. Leave it out of zero_states"
+                f"state {position - call.layout.num_inputs} is not zeros, but zero_states is True for it: "
+                "a compiled scan would start at zeros. Make this entry of zero_states False"
             )
 
 
@@ -196,9 +196,9 @@ def check_output_specs(
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:
-        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} of them"
+        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
         raise EmptyScanError(
-            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but {came} came: pass "
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {came}: pass "
             f"output_template_specs with {num_outputs} entries (shape, dtype) or "
             "(shape, dtype, device), one per output, without the time dimension"
         )

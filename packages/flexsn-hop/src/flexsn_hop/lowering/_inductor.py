@@ -67,11 +67,11 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
     attributes = _attributes(call)
     if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
-            "the core makes a constant tensor, which only the loop supports: make it outside of the core."
+            "the core creates a constant tensor, which only the loop supports: create it outside of the core."
         )
     if attributes:
         raise NotImplementedError(
-            "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
+            "the core calls an operator that contains graphs, such as scan, cond or while_loop, which only the "
             "loop supports."
         )
 
@@ -97,17 +97,19 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
         LoweringError.
     """
     if len(results) != len(wanted):
-        raise LoweringError(f"{who} gave {len(results)} results; the layout wants {len(wanted)}")
+        raise LoweringError(f"{who} returned {len(results)} results; the layout requires {len(wanted)}")
     for index, (result, like) in enumerate(zip(results, wanted, strict=True)):
         if not isinstance(result, torch.Tensor):
-            raise LoweringError(f"{who} gave a {type(result).__name__} as result {index}; it must be a torch.Tensor")
+            raise LoweringError(
+                f"{who} returned a {type(result).__name__} as result {index}; it must be a torch.Tensor"
+            )
         sizes = zip(result.shape, like.shape, strict=False)
         if (
             result.dim() != like.dim()
             or any(type(size) is type(right) is int and size != right for size, right in sizes)
             or (result.dtype, result.device) != (like.dtype, like.device)
         ):
-            raise LoweringError(f"{who} gave {describe(result)} as result {index}; it must be {describe(like)}")
+            raise LoweringError(f"{who} returned {describe(result)} as result {index}; it must be {describe(like)}")
 
 
 def _attributes(call: InductorCall) -> list[Any]:
@@ -122,8 +124,8 @@ def _attributes(call: InductorCall) -> list[Any]:
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, asked: str) -> Sequence[Any]:
     if call.is_ahead_of_time:
         warn(
-            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
-            f"have imported flexsn_hop, and nowhere else. With {LOWERING_VARIABLE}=scan in the environment and torch "
+            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs only in processes "
+            f"that have imported flexsn_hop. With {LOWERING_VARIABLE}=scan in the environment and torch "
             "2.15, torch.export.export records torch's own scan instead, and the program needs no Python",
         )
     sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]

@@ -129,7 +129,7 @@ def _installed_kernels() -> ScanLowering | None:
         kernels: ScanLowering = importlib.import_module(KERNELS).KernelLowering()
     except Exception as error:
         warn(
-            f"compiled scans run as loops, since {KERNELS} is installed and cannot be imported: "
+            f"compiled scans run as loops, because {KERNELS} is installed but cannot be imported: "
             f"{type(error).__name__}: {error}"
         )
         return None
@@ -207,7 +207,7 @@ def _check_lowering(lowering: object) -> None:
     missing = [name for name in wanted if not hasattr(lowering, name)]
     if missing:
         raise TypeError(
-            f"a {type(lowering).__name__} is no lowering: it has no {', no '.join(missing)}; see ScanLowering"
+            f"a {type(lowering).__name__} is not a lowering: it has no {', no '.join(missing)}; see ScanLowering"
         )
 
 
@@ -249,7 +249,8 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
         interval = lowering.checkpoint_interval(core, primals)
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
         raise LoweringError(
-            f"checkpoint_interval of the lowering {lowering.name!r} gave {interval!r}; it must give an int, 1 or more"
+            f"checkpoint_interval of the lowering {lowering.name!r} returned {interval!r}; it must return an int, 1 "
+            "or more"
         )
     return interval
 
@@ -268,7 +269,7 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
     except Exception as error:
         raise LoweringError(
             f"{what} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
-            f"lowering='loop', or {LOWERING_VARIABLE}=loop, does without it"
+            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids it"
         ) from error
 
 
@@ -338,8 +339,8 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(
-            f"the lowering {name!r} takes the place of flex_sn_scan when Dynamo captures it; a graph "
-            "that already holds the operator, and `scan`, accept auto, kernel and loop"
+            f"the lowering {name!r} replaces flex_sn_scan when Dynamo captures it; a graph "
+            "that already contains the operator, and `scan`, accept auto, kernel and loop"
         )
     able, refused = [], {}
     for lowering in _in_order():

@@ -38,7 +38,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                 found.append(
                     RandomOpError(
                         f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
-                        "backward computes each step again and would draw others. In a step of flexsn_nn, "
+                        "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
                         "draw with flexsn_nn.random.normal_like, uniform_like or bernoulli_like; or draw before "
                         "the scan and pass the numbers as an input sequence, or use eager_scan"
                     )

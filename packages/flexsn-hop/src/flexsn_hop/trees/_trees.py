@@ -229,7 +229,7 @@ def _remedy(leaf: object) -> str:
     if hasattr(leaf, "__array__"):
         return ": write torch.as_tensor"
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        return ", or a container that is known: torch.export.register_dataclass"
+        return ", or a registered container: torch.export.register_dataclass"
     return ""
 
 

@@ -51,7 +51,7 @@ def why_no_compiler() -> str | None:
         return None
     named = os.environ.get(_VARIABLE)
     if named:
-        return f"{_VARIABLE} names {named!r}, which is not there. Unset it, or name a C++ compiler."
+        return f"{_VARIABLE} names {named!r}, which does not exist. Unset it, or name a C++ compiler."
     remedy = {
         "darwin": "`xcode-select --install`",
         "win32": "the Build Tools for Visual Studio are not supported; use WSL",
@@ -94,7 +94,7 @@ def _found(name: str, source: str) -> ctypes.CDLL:
         return _opened(path)
     except OSError as error:
         raise CacheFolderError(
-            f"a kernel was compiled, and cannot be loaded: {error}. Where programs may not be run from that folder "
+            f"a kernel was compiled, but cannot be loaded: {error}. If programs may not be run from that folder "
             "(noexec), name another one in FLEXSN_CACHE_DIR."
         ) from error
 
@@ -164,11 +164,11 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         if "-lomp" in done.stderr:
             remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler refuses {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
+            f"the C++ compiler rejects {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(
-            f"the C++ compiler reports success and wrote no file. Name another one in {_VARIABLE}.\n"
+            f"the C++ compiler reports success, but wrote no file. Name another one in {_VARIABLE}.\n"
             f"{shlex.join(command)}"
         )
 

@@ -91,7 +91,7 @@ class Extension:
             command += [f"-L{_TORCH / 'lib'}", *(f"-l{name}" for name in libraries), f"-Wl,-rpath,{_TORCH / 'lib'}"]
             run_compiler(command, f"the module {self._name}")
             if not library.is_file() or not library.stat().st_size:
-                raise CompilationError(f"{compiler()[0]} reports success for {self._name}, and wrote no file.")
+                raise CompilationError(f"{compiler()[0]} reports success for {self._name}, but wrote no file.")
             return library.read_bytes()
 
 

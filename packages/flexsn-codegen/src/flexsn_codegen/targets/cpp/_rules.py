@@ -165,7 +165,7 @@ def _view_as(call: OpCall) -> str:
     if call.result == call.dtype:
         return x
     if FLOAT8_DTYPES & {call.dtype, call.result}:
-        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
+        raise call.refuse("a kernel does not view float8 as another dtype: pass a view of the tensor to it")
     if call.dtype in half:
         x = f"uint16_t(dev::{'exact_float16' if call.dtype == torch.float16 else 'bfloat16'}_bits({x}))"
     if call.result in half:

@@ -178,7 +178,7 @@ class _ClusterWriter:
         self._spec, self._loop, self._cluster = spec, spec.loop, cluster
         self._parts = [part for part in spec.loop.parts if not isinstance(part, Reduce)]
         if len(self._parts) < len(spec.loop.parts):
-            raise NotOneLaunchError("clusters reduce no rows")
+            raise NotOneLaunchError("clusters cannot reduce rows")
         self._width = spec.loop.width
         self._tiles = cluster.tiles(self._width) * cluster.blocks  # tiles of 16 columns of a whole value
         self._lines: list[str] = []
@@ -198,8 +198,8 @@ class _ClusterWriter:
         loop = self._loop
         if max(self._widths) > self._width:
             raise NotOneLaunchError(
-                f"clusters compute values of at most {self._width} columns, as the states have; this step has some of "
-                f"{max(self._widths)}"
+                f"clusters compute values of at most {self._width} columns, the width of the states; this step has a "
+                f"value of {max(self._widths)} columns"
             )
         for e in loop.exchanges:
             if e.carried:
@@ -212,7 +212,7 @@ class _ClusterWriter:
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
         writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
-            raise NotOneLaunchError(f"{exchange.port.name} is multiplied behind the part that writes its next value")
+            raise NotOneLaunchError(f"{exchange.port.name} is multiplied after the part that writes its next value")
 
     def _sending(self, number: int, exchange: Exchange) -> _Sent:
         pieces = self._pieces(exchange.port)
@@ -487,7 +487,7 @@ class _ClusterWriter:
             if part.operand.first <= piece.first < part.operand.first + part.operand.width
         ]
         if not inside or sum(pieces[i].width for i in inside) != part.operand.width:
-            raise NotOneLaunchError(f"{part.product.name} multiplies a part of what a stage writes")
+            raise NotOneLaunchError(f"{part.product.name} multiplies only a part of the value that a stage writes")
         if len({pieces[i].width for i in inside}) > 1:
             raise NotOneLaunchError(f"{part.product.name} multiplies pieces of several widths")
         return inside[0], len(inside)
@@ -497,7 +497,7 @@ class _ClusterWriter:
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
-                f"{pieces * self._tiles} tiles of terms are not shared by {self._cluster.splits} warps"
+                f"{pieces * self._tiles} tiles of terms cannot be shared by {self._cluster.splits} warps"
             )
         count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
         return -(-count // self._cluster.splits)

@@ -89,7 +89,7 @@ class CudaFunction:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             _enter(device)
-            _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "does not load a kernel")
+            _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cannot load a kernel")
             _check(
                 driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
                 f"finds no {name}",
@@ -113,11 +113,14 @@ class CudaFunction:
         return None if code else count.value
 
     def _set(self, attribute: int, value: int) -> None:
-        _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has no room for a kernel")
+        _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has too few resources for a kernel")
 
     def _get(self, attribute: int) -> int:
         value = ctypes.c_int()
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._function), "says nothing of a kernel")
+        _check(
+            _driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._function),
+            "does not report a property of a kernel",
+        )
         return value.value
 
     def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
@@ -137,4 +140,4 @@ class CudaFunction:
             code = _driver().cuLaunchKernel(
                 self._function, blocks, 1, 1, self.threads, 1, 1, self.shared, stream, arguments, None
             )
-        _check(code, "launches no kernel")
+        _check(code, "cannot launch a kernel")

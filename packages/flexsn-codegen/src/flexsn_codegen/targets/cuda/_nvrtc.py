@@ -38,7 +38,7 @@ def _in_wheels() -> Iterator[Path]:
 
 def why_no_nvrtc() -> str | None:
     """The reason why nothing can be compiled, or `None` if there is a compiler."""
-    return None if _library() is not None else "there is no libnvrtc, which the CUDA builds of PyTorch bring"
+    return None if _library() is not None else "there is no libnvrtc, which is part of the CUDA builds of PyTorch"
 
 
 def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
@@ -92,12 +92,12 @@ def _compiled(library: ctypes.CDLL, source: str, headers: Sequence[str], options
         ctypes.byref(program), source.encode(), b"generated.cu", len(headers), texts, names
     )
     if code:
-        raise CompilationError(f"NVRTC makes no program: error {code}.")
+        raise CompilationError(f"NVRTC cannot create a program: error {code}.")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), given):
             log = _text(library, program, "ProgramLog").decode(errors="replace")
-            raise CompilationError(f"NVRTC refuses a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
+            raise CompilationError(f"NVRTC rejects a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
         return _text(library, program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -30,7 +30,7 @@ class Cuda(Cpp):
         self.rules = {op: rule for op, rule in self.rules.items() if op not in _RANDOM and not _is_special(rule)}
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
-        raise UnsupportedOpError("kernels in CUDA C++ are loops of recurrent steps alone.", "writer")
+        raise UnsupportedOpError("CUDA C++ kernels can only be loops of recurrent steps.", "writer")
 
     def compile(self, source: KernelSource) -> Any:
         return CudaKernel(source)

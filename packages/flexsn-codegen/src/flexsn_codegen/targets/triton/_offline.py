@@ -115,7 +115,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
         _target(job.target)
         if len(job.dtypes) not in (1, len(job.kernel.params)):
             raise OfflineCompileError(
-                f"{job.kernel.name} has {len(job.kernel.params)} tensors, and {len(job.dtypes)} dtypes were given."
+                f"{job.kernel.name} has {len(job.kernel.params)} tensors, but {len(job.dtypes)} dtypes were given."
             )
     tasks = [_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
@@ -131,7 +131,7 @@ def _target(name: str) -> tuple[str, int | str, int]:
         return "hip", name, 64
     if re.fullmatch(r"gfx\w+", name):
         return "hip", name, 32
-    raise OfflineCompileError(f"{name!r} is no target: sm_80, sm_90, gfx942 are.")
+    raise OfflineCompileError(f"{name!r} is not a target; sm_80, sm_90 and gfx942 are examples.")
 
 
 def _task(job: OfflineJob) -> dict[str, Any]:

@@ -264,7 +264,7 @@ def _view_as(call: OpCall) -> str:
     if result == call.dtype:
         return x
     if FLOAT8_DTYPES & {call.dtype, result}:
-        raise call.refuse("a kernel does not view float8 as another dtype: give a view of the tensor to it")
+        raise call.refuse("a kernel does not view float8 as another dtype: pass a view of the tensor to it")
     memory = f"({x}).to({tl_name(call.dtype)})" if call.dtype in HALF_DTYPES else x
     text = f"{memory}.to({tl_name(result)}, bitcast=True)"
     return f"{text}.to(tl.float32)" if result in HALF_DTYPES else text
