@@ -65,10 +65,9 @@ def pointwise_by_values_op(
     dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).dtypes)
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
-            f"{found.name} returns {dtypes} for {numbers}, but {[out.dtype for out in outs]} for the numbers for which "
-            "the graph was compiled. A value that determines the dtypes of results has to be a constant of the graph: "
-            "a "
-            "bool or a text, not a number."
+            f"{found.name} returns {dtypes} for {numbers}, but {[out.dtype for out in outs]} for the numbers for "
+            "which the graph was compiled. A value that determines the dtypes of results has to be a constant of the "
+            "graph: a bool or a text, not a number."
         )
     found.run(tensors, numbers, wanted, outs, scalars or None)
 

@@ -64,8 +64,7 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
     raise ArgumentError(
         f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
         "dtypes and None become part of it. Lists, tuples and dicts may contain all of these. Turn a number of "
-        "another kind "
-        "into an int or a float."
+        "another kind into an int or a float."
     )
 
 

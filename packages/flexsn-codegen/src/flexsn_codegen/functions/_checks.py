@@ -138,8 +138,7 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
     if writes:
         raise AutogradError(
             f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient, which "
-            "cannot "
-            "flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
+            "cannot flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
         )
     if not autograd:
         raise AutogradError(
@@ -154,8 +153,7 @@ def check_batched(cotangents: Sequence[Tensor | None]) -> None:
         if cotangent is not None and is_batched_by_autograd(cotangent):
             raise TransformError(
                 "a kernel cannot compute batched gradients of torch.autograd (is_grads_batched=True, vectorize=True). "
-                "Use "
-                "torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
+                "Use torch.func.jacrev, or torch.func.vmap of a function that calls torch.autograd.grad."
             )
 
 

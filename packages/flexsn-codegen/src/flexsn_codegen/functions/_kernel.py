@@ -236,8 +236,8 @@ class Kernel:
             warn(
                 f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it branches on their values, "
                 "or passes them to functions that cannot be followed (int(x), float(x), range(x)). Compute changing "
-                "values "
-                "with Python's operators and the functions of `math`, or pass them as tensors without dimensions.",
+                "values with Python's operators and the functions of `math`, or pass them as tensors without "
+                "dimensions.",
                 otherwise=self.captured.where,
             )
             variants.clear()
@@ -357,8 +357,7 @@ class Kernel:
                 raise TraceError(
                     f"{self.name} returns {list(result.shape)} for {list(numbers)}, but {list(out.shape)} for the "
                     "numbers for which the graph was compiled. A value that determines shapes has to be a constant of "
-                    "the "
-                    "graph."
+                    "the graph."
                 )
             out.copy_(result)
         return list(outs) or results, trace

@@ -80,8 +80,7 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
                 raise ArgumentError(
                     "a tensor that a kernel reads or writes has no memory: it was freed, like a sharded parameter "
                     "between the calls that need it, or consists of zeros for which torch allocates none. Gather it, "
-                    "or "
-                    "pass its clone()."
+                    "or pass its clone()."
                 )
     return addresses
 

@@ -235,8 +235,7 @@ class _Analysis:
         if len(carried) - len(ring) > _MOST_CARRIED:
             raise NotOneLaunchError(
                 f"{len(carried) - len(ring)} values go from step to step in registers, which hold at most "
-                f"{_MOST_CARRIED} of "
-                "them"
+                f"{_MOST_CARRIED} of them"
             )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:

@@ -115,8 +115,8 @@ class _StepPass(Pass):
     def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
         return NonPointwiseError(
             f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements per "
-            "neuron, such "
-            "as branches [B, N, K] next to a soma [B, N]. It works on all other dimensions element by element.",
+            "neuron, such as branches [B, N, K] next to a soma [B, N]. It works on all other dimensions element by "
+            "element.",
             called_op(node),
             location_of(node),
         )

@@ -372,8 +372,8 @@ class Recorder:
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _refused(
                 f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
-                "compare at "
-                "every call. Make it a tensor outside of the core, or read only the necessary part of it there."
+                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
+                "there."
             )
         self._place(place)
 
@@ -382,9 +382,8 @@ class Recorder:
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _refused(
                 f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
-                "many to "
-                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
-                "there."
+                "many to compare at every call. Make it a tensor outside of the core, or read only the necessary part "
+                "of it there."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
@@ -408,8 +407,7 @@ class Recorder:
             raise _refused(
                 f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
                 "call to call, and no check can detect this. Read it outside of the core, and pass a number or a "
-                "tensor to "
-                "the core."
+                "tensor to the core."
             )
 
     # -- places ------------------------------------------------------------------------------------------
@@ -725,8 +723,7 @@ class Recorder:
 _WATCH = AttributeWatch.__module__
 _HOOKS = (
     "the core sets torch.autograd.graph.saved_tensors_hooks: kernels recompute the values that the loop would save, "
-    "and "
-    "never call the hooks. Leave the hooks out of the core."
+    "and never call the hooks. Leave the hooks out of the core."
 )
 
 

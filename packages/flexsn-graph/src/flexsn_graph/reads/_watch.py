@@ -141,10 +141,9 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 def _warn_of_displaced(profiler: object) -> None:
     """Warns that a profiler records no Python calls after a trace."""
     warn(
-        f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with with_stack=True), "
-        "but only one of them can observe calls. From here on, the profiler records operations without stacks. Call "
-        "the "
-        "network once before you profile it, so that the profiled calls need no trace."
+        f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
+        "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "
+        "without stacks. Call the network once before you profile it, so that the profiled calls need no trace."
     )
 
 

@@ -321,10 +321,9 @@ class _Check:
 
     def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
         return NonPointwiseError(
-            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only sums "
-            "to the shape of a captured tensor or of an argument without dimensions, and linear operations on such "
-            "sums, "
-            "are supported there.",
+            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only sums to the shape of "
+            "a captured tensor or of an argument without dimensions, and linear operations on such sums, are "
+            "supported there.",
             called_op(node),
             location_of(node),
         )
