@@ -37,7 +37,7 @@ BEFORE = {
 
 @pytest.fixture
 def another_device(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns the meta device. Traces accept it here; otherwise, they would create its stand-ins on the CPU."""
+    """Returns the meta device. Here, traces accept it instead of creating its stand-ins on the CPU."""
 
     def fake_like(mode: Any, tensor: Tensor) -> Tensor:
         mode.allow_meta = True

@@ -48,7 +48,7 @@ def is_forward_mode() -> bool:
 
 def is_exporting() -> bool:
     """True if a program for other processes is being recorded."""
-    if _EXPORT not in sys.modules:  # no export can be active if the module is not imported; importing it is slow
+    if _EXPORT not in sys.modules:  # no export can be active if the module is not imported. Importing it is slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())

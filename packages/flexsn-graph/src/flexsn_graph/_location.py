@@ -79,7 +79,7 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 def told_by_torch(error: BaseException) -> bool:
     """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
-        return False  # the user's object lacks an attribute; `nn.Module` raises this error for its subclasses
+        return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
     *_, last = _entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _HERE)):

@@ -1,4 +1,4 @@
-"""Functions whose kernels are valid only for arguments of their own shapes.
+"""Functions that cut dimensions of their arguments. Their kernels depend on the arguments' shapes.
 
 They cut a dimension into pieces and join them (halves of a gate, rotary embeddings, channels, cells), or align a tensor
 with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the elements

@@ -59,7 +59,7 @@ Bound = Callable[..., Any]
 class Kernel:
     """A function of tensors and numbers, for one structure of arguments and one kind of tensors.
 
-    A function that cuts dimensions into pieces and joins them is traced for arguments of their own shapes. One trace is
+    A function that cuts dimensions into pieces and joins them is traced for the shapes of its arguments. One trace is
     valid for all sizes of the dimensions that it does not cut. Any other function is traced for tensors of one shape,
     and its trace is valid for all shapes that broadcast.
 
@@ -72,7 +72,7 @@ class Kernel:
         gradient: True if the function is the gradient of another function.
         must_cut: see `flexsn_graph.trace_cells`.
         otherwise: the error to raise if the function does not cut anything. By default, the tracer's own error.
-        batched: makes the function over a batch. By default, `torch.func.vmap` makes it.
+        batched: creates a function that works on a batch. By default, `torch.func.vmap` creates it.
         like: for a gradient, the number of the tensor to which each result belongs.
         cotangents: for a gradient, the number of the first tensor that is not an argument of the function.
 

@@ -84,7 +84,7 @@ class BackwardTemplate:
     _count = "chunks"
 
     def _where_rest(self, condition: str) -> str:
-        """The condition under which the rest of T is walked. `condition` is about the length of the rest."""
+        """The condition under which the rest of T is walked. `condition` is a condition on the length of the rest."""
         return condition
 
     def _whole(self) -> None:
@@ -236,7 +236,7 @@ class BackwardTemplate:
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Declares values that pass from step to step, in the state that the last step receives."""
+        """Declares values that pass from step to step, with the values that the last step receives."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
@@ -269,7 +269,7 @@ class BackwardTemplate:
 
         Args:
             number: number of the chunk. `None` if it is the only one.
-            partial: walks only the first `left` steps.
+            partial: True to walk only the first `left` steps.
             early: the condition under which a chunk precedes this one. Some of the preceding chunk's inputs are loaded
                 here, as this chunk's were loaded one chunk earlier. `None` if all inputs of this chunk are loaded now.
         """
@@ -391,7 +391,7 @@ class BackwardTemplate:
 
 
 class SkewedBackward(BackwardTemplate):
-    """The backward of a step with one late input. Each element's walk is delayed by the whole steps of its delay.
+    """The backward of a step with one late input. Each element's walk is delayed by the integer part of its delay.
 
     Therefore, a program reads this input and writes its gradient row by row. For other operands that have steps, it
     reads from the row of each element. Scattered stores take several times as long as scattered loads.

@@ -4,8 +4,8 @@ For each chunk of `K` steps, a program issues the loads of all `K` inputs, then 
 store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
 later chunks are in flight while one chunk is computed. The rest of `T` is computed step by step.
 
-An input with delays is loaded earlier by the whole steps of the delays, from the addresses of its elements: each
-element of a program has its own row.
+For an input with delays, the kernel loads an earlier step, which is earlier by the integer part of the delay. The
+step differs between the elements of a program, so each element has its own row.
 
 Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
 numbers are above 0, they are treated as constants, so that code which depends on them is eliminated. A program ends
@@ -65,7 +65,7 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Shifts the late inputs. Returns the names of their whole steps, by number."""
+    """Shifts the late inputs. Returns the names of the integer parts of their delays, by number."""
     names = {}
     for i, port in inputs.items():
         late = layouts[i].late
@@ -310,7 +310,7 @@ class ForwardTemplate:
 
 
 class SkewedForward(ForwardTemplate):
-    """The forward for a `SkewedBackward`. Each element's segments start later by the whole steps of its delay.
+    """The forward for a `SkewedBackward`. Each element's segments start later by the integer part of its delay.
 
     Segment `j` of an element starts at step `j * segment + delay`, where `j` may be negative. Row
     `j - 1 + rows_before(...)` of the checkpoints has the states before this step. Each of the kernel's own segments

@@ -54,9 +54,9 @@ class CellResult:
     """A result of a function that cuts.
 
     Attributes:
-        step: index of the step that computes it; -1 for a constant.
-        dimensions: its shape, as factors.
-        constant: the number that all its elements equal, or `None`.
+        step: index of the step that computes the result, or -1 for a constant.
+        dimensions: shape of the result, as factors.
+        constant: the number that equals all elements of the result, or `None`.
         summed: axes of the step that are summed after the kernel has written the terms.
     """
 

@@ -330,7 +330,7 @@ class _OnElements(_StepPass):
 
 
 def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The stride of a contiguous tensor along each axis of the step; 0 along axes that the tensor lacks.
+    """The stride of a contiguous tensor along each axis of the step. It is 0 along axes that the tensor lacks.
 
     Args:
         axes: the axes of the tensor.

@@ -60,7 +60,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.derived: dict[str, None] = {}
         self._stores: dict[Hashable, Store] = {}
-        self._kept: list[Any] = []  # objects kept alive, since keys contain their ids
+        self._kept: list[Any] = []  # objects kept alive, because keys contain their ids
         self._before_trace: dict[Hashable, Values] | None = None
         self._before_run: dict[Hashable, Values] | None = None
         self._read_first: set[tuple[Hashable, str]] = set()

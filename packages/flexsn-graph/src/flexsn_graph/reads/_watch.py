@@ -26,7 +26,7 @@ class AttributeWatch:
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id; the objects are kept alive, so that no other object gets the id
+        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other object gets the id
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
         self._busy = False

@@ -31,7 +31,7 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment; threads of a warp
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment, and threads of a warp
 _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
 _AHEAD = 4  # fragments whose loads are in flight, of a matrix that is in neither kind of memory
@@ -39,7 +39,7 @@ _AHEAD = 4  # fragments whose loads are in flight, of a matrix that is in neithe
 # assigns them for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _READ = "barriers + 8"  # with one slot, the barrier of warps that have read the slot
-_FEW_REGISTERS = 128  # registers of a matrix in a thread; with fewer, there are registers left for more sums
+_FEW_REGISTERS = 128  # registers of a matrix in a thread. With fewer, more sums fit into registers
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 

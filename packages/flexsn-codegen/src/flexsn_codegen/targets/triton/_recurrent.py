@@ -97,12 +97,15 @@ class LoopKernel:
     """A kernel, and its operands.
 
     Attributes:
-        source: the kernel's source. The roles of its tensors are: `INPUT`, the entry of `loads` at every step;
-            `OUTPUT`, the entry of `stores`; `STATE` and `FINAL_STATE`, the carried values before the first step and
-            after the last one; `MATRIX`; `LIFTED`; `RING`, by the number of a carried value, memory for this value,
-            `[2, rows, columns]`; `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding;
-            `COUNTER` 0, an int32 zero for each group of rows, `COUNTER_DISTANCE` apart; `COUNTER` 1, a number that is
-            set if programs gave up; and `COUNTER` 2, the int32 number of steps of each row, if rows end.
+        source: the kernel's source. Its tensors have these roles:
+            `INPUT` is an entry of `loads` at every step, and `OUTPUT` is an entry of `stores`.
+            `STATE` and `FINAL_STATE` are the carried values before the first step and after the last one.
+            `MATRIX` and `LIFTED` are matrices and lifted tensors.
+            `RING` is memory for a carried value, `[2, rows, columns]`, by the number of the value.
+            `OPERAND` contains the slots of an exchange, `[2, parts, rows, columns]` with padding.
+            `COUNTER` 0 contains an int32 zero for each group of rows, `COUNTER_DISTANCE` apart.
+            `COUNTER` 1 is a number that is set if programs gave up.
+            `COUNTER` 2 is the int32 number of steps of each row, if rows end.
         loads, stores: views of values at each step.
         slots: for each exchange, its dtype, parts and padded columns.
     """
@@ -113,7 +116,7 @@ class LoopKernel:
     slots: tuple[tuple[torch.dtype, int, int], ...]
 
 
-COUNTER_DISTANCE = 32  # a distance in numbers; each counter is in a separate cache line
+COUNTER_DISTANCE = 32  # a distance in numbers, so that each counter is in a separate cache line
 
 
 def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:

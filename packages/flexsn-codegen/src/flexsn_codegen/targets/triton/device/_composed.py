@@ -42,7 +42,7 @@ def int_remainder(x, y):
 
 @triton.jit
 def int_pow(x, y):
-    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers; others give 0."""
+    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. Others give 0."""
     one = tl.full([], 1, x.dtype)
     zero = tl.full([], 0, x.dtype)
     result = tl.where(y < 0, tl.where((x == one) | (x + one == zero), one, zero), one)

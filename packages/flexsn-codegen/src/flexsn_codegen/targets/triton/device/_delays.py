@@ -194,7 +194,7 @@ def filter_gradient_kernel(
     LEARNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of `filter_kernel`. The gradient of a delay has one value for each element; `slopes` are the taps'."""
+    """Gradients of `filter_kernel`. `slopes` are the derivatives of the taps with respect to a delay."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     begin = tl.cast(T, tl.int64) * 0
     if PAST:

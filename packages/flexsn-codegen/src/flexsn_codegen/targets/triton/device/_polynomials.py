@@ -17,7 +17,7 @@ def _arguments(x, n):
 
 @triton.jit
 def _chosen(first, second, n):
-    """`second`, the polynomial of degree `n`, if the degree is at least 1; otherwise `first`, or 0."""
+    """`second`, the polynomial of degree `n`, if the degree is at least 1. Otherwise `first`, or 0."""
     return tl.where(n >= 1, second, tl.where(n >= 0, first, tl.zeros_like(first)))
 
 
