@@ -130,10 +130,10 @@ def _show(given: argparse.Namespace) -> None:
     languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
     for language in languages:
         shown, gradients = _made(given, _TARGETS[language])
-        for title, found in (("", shown), ("\n# --- the gradient ---\n", gradients)):
-            if title and found:
+        for title, result in (("", shown), ("\n# --- the gradient ---\n", gradients)):
+            if title and result:
                 print(title)
-            for kernel in found:
+            for kernel in result:
                 print(f"# graph\n{kernel.graph}\n\n# source\n{kernel.source.source}")
                 for use in compile_offline(
                     _jobs(kernel, gpus if language == "triton" else [], fast_math=given.fast_math)
@@ -195,12 +195,12 @@ def _ops(text: str) -> list[str]:
 
 
 def _facts(facts: OpFacts) -> list[str]:
-    found = []
+    results = []
     if facts.linear:
-        found.append("linear in " + " or ".join(_places(together) for together in facts.linear))
+        results.append("linear in " + " or ".join(_places(together) for together in facts.linear))
     if facts.continuous:
-        found.append(f"continuous in {_places(facts.continuous)}")
-    return [*found, "exact"] if facts.exact else found
+        results.append(f"continuous in {_places(facts.continuous)}")
+    return [*results, "exact"] if facts.exact else results
 
 
 def _places(places: frozenset[int]) -> str:

@@ -103,15 +103,15 @@ def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
         names = list(inspect.signature(loaded.fn).parameters)
     except (TypeError, ValueError):
         names = []
-    found = []
+    results = []
     for i, kind in enumerate(kinds):
         name = identifier(names[i]) if i < len(names) else f"argument_{i}"
         if kind == "tensor":
-            found.append((name, "tensor"))
+            results.append((name, "tensor"))
         elif kind in ("float", "int"):
-            found.append((name, "number"))
+            results.append((name, "number"))
     captured = len(loaded.tensors) - sum(kind == "tensor" for kind in kinds)
-    return [*found, *((f"captured_{i}", "tensor") for i in range(captured))]
+    return [*results, *((f"captured_{i}", "tensor") for i in range(captured))]
 
 
 def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str]]) -> str:
@@ -200,12 +200,12 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
 
 def _layouts(source: KernelSource) -> list[int]:
     """The number of terms of each operand's offsets. It is -1 for a dense operand, which can work without offsets."""
-    found = []
+    results = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
         one = f"{port.name}_ptr + off" not in source.source and terms == 0
-        found.append(0 if one else terms or -1)
-    return found
+        results.append(0 if one else terms or -1)
+    return results
 
 
 def _dimensions(part: Part) -> tuple[Any, ...]:

@@ -93,17 +93,17 @@ def load(
     kernel = _kernel(fn, name, structure, parts, numerics, gradient=gradient)
     tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
     flags = [*(t.requires_grad for t in parts.tensors), *(t.requires_grad for t in kernel.captured.tensors)]
-    wanted = [gradient and flag for flag in flags]
-    trace = kernel.variant(tensors, numbers, wanted, target)
+    requested = [gradient and flag for flag in flags]
+    trace = kernel.variant(tensors, numbers, requested, target)
     if not gradient:
-        return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
+        return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, None, [])
     flows = trace.graph.differentiable
     if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
     results = trace.plan(tensors).results(tensors[0])
-    given = [*(t.detach() for t in tensors), *(r for r, there in zip(results, flows, strict=False) if there)]
-    backward = kernel.gradient(wanted, flows).variant(given, numbers, [False] * len(given), target)
-    return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
+    given = [*(t.detach() for t in tensors), *(r for r, is_present in zip(results, flows, strict=False) if is_present)]
+    backward = kernel.gradient(requested, flows).variant(given, numbers, [False] * len(given), target)
+    return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, backward, given)
 
 
 def _kernel(
@@ -111,8 +111,8 @@ def _kernel(
 ) -> Kernel:
     def traced(kernel: Kernel) -> Kernel:
         tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
-        wanted = [gradient and t.requires_grad for t in tensors]
-        kernel.variant(tensors, parts.numbers, wanted, TRITON)
+        requested = [gradient and t.requires_grad for t in tensors]
+        kernel.variant(tensors, parts.numbers, requested, TRITON)
         return kernel
 
     try:
@@ -145,18 +145,18 @@ def function(path: str) -> Callable[..., Any]:
         raise UsageError(f"{path!r} is not of the form module:function")
     sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        result: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(f"there is no module {error.name!r}") from None
     except SyntaxError as error:
         raise UsageError(f"{error.filename}:{error.lineno}: {error.msg}") from None
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(result, part):
             raise UsageError(f"{module_name!r} has no {name!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{path} is a {type(found).__name__}, not a function")
-    made: Callable[..., Any] = found
+        result = getattr(result, part)
+    if not callable(result):
+        raise UsageError(f"{path} is a {type(result).__name__}, not a function")
+    made: Callable[..., Any] = result
     return made
 
 

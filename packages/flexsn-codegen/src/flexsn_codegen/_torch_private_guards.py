@@ -69,14 +69,14 @@ def written_before(places: Iterable[Place]) -> list[str]:
         for one in (identity, *(id(holder) for holder in holders if holder is not None)):
             before = written.get(one, set())
             written[one] = None if names is None or before is None else before | set(names)
-    found = []
+    results = []
     for place in places:
         owner, name = place.owner
         names = written.get(id(owner), set())
         is_global = isinstance(owner, dict) and "__name__" in owner and name in variables
         if names is None or is_global or (names and (name is None or name in names)):
-            found.append(place.name)
-    return found
+            results.append(place.name)
+    return results
 
 
 def leave_graph(reason: str) -> None:

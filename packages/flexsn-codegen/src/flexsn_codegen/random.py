@@ -87,14 +87,14 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
         numbers: seed and positions of the elements.
         draw: the number of the draw. Different draws are independent.
     """
-    found: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
-    return found
+    result: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
+    return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32. The arguments are those of `uniform`."""
-    found: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
-    return found
+    result: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
+    return result
 
 
 def _words(numbers: Numbers) -> list[Tensor]:

@@ -195,8 +195,8 @@ def _uncompiled() -> AbstractContextManager[object]:
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
     if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too
         in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
-    found: AbstractContextManager[object] = in_this_thread()
-    return found
+    result: AbstractContextManager[object] = in_this_thread()
+    return result
 
 
 @contextmanager
@@ -275,10 +275,10 @@ def gradients(
     thread for a GPU.
     """
     with torch.autograd.set_multithreading_enabled(False):
-        found: tuple[Tensor | None, ...] = _engine_run_backward(
+        result: tuple[Tensor | None, ...] = _engine_run_backward(
             tuple(roots), tuple(cotangents), True, False, tuple(inputs), True, accumulate_grad=False
         )
-    return found
+    return result
 
 
 def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:

@@ -37,14 +37,14 @@ def warn(message: str, category: type[Warning] = UserWarning, *, otherwise: tupl
         file, line = otherwise
         warnings.warn_explicit(message, category, file, line)
         return
-    found = sys._getframe(1) if frame is None else frame
+    result = sys._getframe(1) if frame is None else frame
     warnings.warn_explicit(
         message,
         category,
-        found.f_code.co_filename,
-        found.f_lineno,
-        module=found.f_globals.get("__name__"),
-        registry=found.f_globals.setdefault("__warningregistry__", {}),
+        result.f_code.co_filename,
+        result.f_lineno,
+        module=result.f_globals.get("__name__"),
+        registry=result.f_globals.setdefault("__warningregistry__", {}),
     )
 
 

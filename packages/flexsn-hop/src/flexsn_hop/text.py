@@ -162,22 +162,22 @@ def read_graph(nodes: list[Any]) -> fx.GraphModule:
     """
     graph = fx.Graph()
     attributes: dict[str, Any] = {}
-    found: list[fx.Node] = []
+    matches: list[fx.Node] = []
     for index, (kind, *parts) in enumerate(nodes):
         if kind == "placeholder":
-            found.append(graph.placeholder(f"argument_{index}"))
+            matches.append(graph.placeholder(f"argument_{index}"))
         elif kind == "get_attr":
             name = f"attribute_{index}"
             attributes[name] = value = _read_attribute(*parts[0])
             node = graph.create_node("get_attr", name)
             is_tensor = isinstance(value, torch.Tensor)
-            found.append(graph.call_function(_aten.clone.default, (node,)) if is_tensor else node)
+            matches.append(graph.call_function(_aten.clone.default, (node,)) if is_tensor else node)
         elif kind == "call":
-            target, args, kwargs = (_read(part, found) for part in parts)
-            found.append(graph.call_function(target, args, kwargs))
+            target, args, kwargs = (_read(part, matches) for part in parts)
+            matches.append(graph.call_function(target, args, kwargs))
         else:
-            (results,) = _read(parts[0], found)
-            found.append(graph.output(results))
+            (results,) = _read(parts[0], matches)
+            matches.append(graph.output(results))
     return fx.GraphModule(attributes, graph, "Step")
 
 

@@ -80,12 +80,12 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
         UnsupportedVersionError: this version lacks the name.
     """
     try:
-        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        result: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise UnsupportedVersionError(lack(module, name, without)) from error
-    if missing := [parameter for parameter in takes if not _takes(found, parameter)]:
+    if missing := [parameter for parameter in takes if not _takes(result, parameter)]:
         raise UnsupportedVersionError(lack(module, f"{name}({', '.join(missing)}=...)", without))
-    return found
+    return result
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:

@@ -35,14 +35,14 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
 
 def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
     """The nodes from which the results are computed, back to and including the nodes in `given`."""
-    found: set[fx.Node] = set()
+    results: set[fx.Node] = set()
     sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
     while sought:
         node = sought.pop()
-        if node not in found:
-            found.add(node)
+        if node not in results:
+            results.add(node)
             sought += [] if node in given else node.all_input_nodes
-    return found
+    return results
 
 
 def is_slow(node: fx.Node) -> bool:

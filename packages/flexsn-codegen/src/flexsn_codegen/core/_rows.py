@@ -111,7 +111,7 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
     others = _behind(ends, given)
     both = _behind(stages[0], given) & others
     slow: set[fx.Node] = set()
-    found: list[fx.Node] = []
+    results: list[fx.Node] = []
     of_elements = {*kept, *(node for node in both if node.op == "placeholder")}
     for node in stages[0][0].graph.nodes:
         if node not in both or node.op != "call_function":
@@ -123,21 +123,21 @@ def _kept(stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept:
             slow.add(node)
         is_read = node in ends or any(user in others and user not in both for user in node.users)
         if node in slow and is_read and node.meta["val"].dtype.is_floating_point:
-            found.append(node)
+            results.append(node)
             slow.discard(node)
-    return found
+    return results
 
 
 def _behind(nodes: Iterable[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
     """The nodes themselves and all nodes on which they depend, back to but excluding the nodes in `given`."""
-    found: set[fx.Node] = set()
+    results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
         node = sought.pop()
-        if node not in found and node not in given and node.target not in ROW_OPS:
-            found.add(node)
+        if node not in results and node not in given and node.target not in ROW_OPS:
+            results.add(node)
             sought += node.all_input_nodes
-    return found
+    return results
 
 
 def _cut_out(

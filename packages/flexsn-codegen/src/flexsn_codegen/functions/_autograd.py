@@ -101,7 +101,7 @@ class Repeated(torch.autograd.Function):
         results = trained.plan.run(tensors, trained.trace.words(numbers))
         if not all(trained.differentiable):
             flows = zip(results, trained.differentiable, strict=True)
-            ctx.mark_non_differentiable(*(result for result, there in flows if not there))
+            ctx.mark_non_differentiable(*(result for result, is_present in flows if not is_present))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         return tuple(results)
@@ -109,18 +109,18 @@ class Repeated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         trained: TrainedCall = ctx.trained
-        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        tensors, requested = ctx.saved_tensors, ctx.needs_input_grad[2:]
         given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
         every = [*tensors, *given]
         check_batched(given)
         is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
         is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
-        key = (wanted, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
-        found = trained.backwards.get(key) if is_plain_call else None
-        if found is not None and found[0].fits(ctx.numbers):
-            trace, plan = found
+        key = (requested, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
+        result = trained.backwards.get(key) if is_plain_call else None
+        if result is not None and result[0].fits(ctx.numbers):
+            trace, plan = result
             results = iter(plan.run(every, trace.words(ctx.numbers)))
-            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, wanted, strict=True)]
+            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, requested, strict=True)]
             return None, None, *own
         ctx.kernel, ctx.scalars, ctx.wanted = trained.kernel, list(trained.scalars), list(trained.wanted)
         ctx.differentiable = trained.differentiable
@@ -132,7 +132,7 @@ class Repeated(torch.autograd.Function):
             trained.backwards[key] = trace, kernel.plan(trace, tensors)
             return ran
 
-        return None, None, *gradients(ctx, tensors, cotangents, wanted, apply)
+        return None, None, *gradients(ctx, tensors, cotangents, requested, apply)
 
 
 def call(
@@ -196,14 +196,14 @@ def gradients(
     if not given or not any(wanted):
         return [None] * len(tensors)
     gradient = ctx.kernel.gradient(tuple(wanted), present)
-    found = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
-    return [_summed(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+    results = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
+    return [_summed(next(results), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
     """The gradient in the shape of its tensor. A gradient that has this shape is returned itself, not as a view."""
-    found = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
-    return found.to(like.dtype)
+    result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
+    return result.to(like.dtype)
 
 
 def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:

@@ -56,20 +56,20 @@ def pointwise_by_values_op(
         scalars: see `pointwise_op`. If empty, True for the tensors without dimensions.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
-    count = len(found.written)
-    tensors, outs = found.merged(read, changed[:count]), changed[count:]
+    result = kernel_of(kernel)
+    count = len(result.written)
+    tensors, outs = result.merged(read, changed[:count]), changed[count:]
     numbers = together_by_type(floats, ints, is_float)
-    wanted = [False] * len(tensors)
-    target = target_on(tensors[0].device, found.name)
-    dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).dtypes)
+    requested = [False] * len(tensors)
+    target = target_on(tensors[0].device, result.name)
+    dtypes = list(result.variant(tensors, numbers, requested, target, scalars or None).dtypes)
     if dtypes != [out.dtype for out in outs]:
         raise TraceError(
-            f"{found.name} returns {dtypes} for {numbers}, but {[out.dtype for out in outs]} for the numbers for "
+            f"{result.name} returns {dtypes} for {numbers}, but {[out.dtype for out in outs]} for the numbers for "
             "which the graph was compiled. A value that determines the dtypes of results has to be a constant of the "
             "graph: a bool or a text, not a number."
         )
-    found.run(tensors, numbers, wanted, outs, scalars or None)
+    result.run(tensors, numbers, requested, outs, scalars or None)
 
 
 def returns_nothing(*arguments: object) -> None:

@@ -90,11 +90,11 @@ class Lists:
 
     def positions(self, place: int) -> list[int]:
         """Positions of the tensors of a place among all tensors."""
-        found, start = [], 0
+        result, start = [], 0
         for column, common in zip(self.columns, self.common, strict=True):
-            found.append(start if common else start + place)
+            result.append(start if common else start + place)
             start += len(column)
-        return found
+        return result
 
     def parts(self, place: int) -> Parts:
         """The call for one place."""

@@ -47,10 +47,10 @@ class Captured:
 
     def fetch(self) -> tuple[Tensor, ...] | None:
         """The captured tensors now. `None` if another value has changed, because this makes the traces invalid."""
-        found = self.reads.fetch()
-        if found is not None:
-            self.tensors[:] = found  # a trace for other arguments uses the present tensors
-        return found
+        result = self.reads.fetch()
+        if result is not None:
+            self.tensors[:] = result  # a trace for other arguments uses the present tensors
+        return result
 
     @contextmanager
     def traced(self) -> Iterator[Reads]:

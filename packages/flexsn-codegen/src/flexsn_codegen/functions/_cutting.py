@@ -138,7 +138,7 @@ def _captured_at_some_size(
     Args:
         reads: records the values that the function reads in these runs. Its trace records the other values.
     """
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
 
     def run(*values: Tensor) -> Any:
         return _called(fn, structure, values, Notes(numbers))
@@ -146,14 +146,14 @@ def _captured_at_some_size(
     sizes = [1, *_CUT_SIZES]
     for size in sizes:
         examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
-        before = len(found)
+        before = len(results)
         with contextlib.suppress(Exception):
-            return cells_effects(run, examples, reads, found).captured
-        if len(found) > before:
+            return cells_effects(run, examples, reads, results).captured
+        if len(results) > before:
             # Sizes that may fit the captured tensors, whole or cut into a few pieces.
-            own = sorted({n for tensor in found.values() for n in tensor.shape})
+            own = sorted({n for tensor in results.values() for n in tensor.shape})
             sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
-    return tuple(found.values())
+    return tuple(results.values())
 
 
 def _called(fn: Callable[..., Any], structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:

@@ -37,10 +37,10 @@ def follow(
             return [("constant", value) for value in values]
         second = Notes(others(numbers, changed), notes.conditions)
         try:
-            _, found, also = trace(second)
-            if [s.name for s in found] != [s.name for s in sources] or also != structure:
+            _, result, also = trace(second)
+            if [s.name for s in result] != [s.name for s in sources] or also != structure:
                 return None
-            there = [number.value for source in found for number in source.numbers]
+            there = [number.value for source in result for number in source.numbers]
             return match(notes, second, values, there, changed)
         except (Unmatched, ArithmeticError, ValueError, UnsupportedOpError, TraceError):
             return None
@@ -48,16 +48,16 @@ def follow(
     if not numbers:
         return traced, sources, (), apart([])
     free = [i for i in range(len(numbers)) if i not in fixed]
-    found = slots(free)
-    if found is None:
+    result = slots(free)
+    if result is None:
         free = [i for i in free if slots([i]) is not None] if len(free) > 1 else []
-        found = slots(free)
-        if found is None:
-            free, found = [], slots([])
-    assert found is not None
+        result = slots(free)
+        if result is None:
+            free, result = [], slots([])
+    assert result is not None
     conditions = dict(notes.conditions)
     conditions |= {("value", ("argument", i)): number for i, number in enumerate(numbers) if i not in free}
-    return traced, sources, list(conditions.items()), apart(found)
+    return traced, sources, list(conditions.items()), apart(result)
 
 
 def hold(conditions: Conditions, numbers: Sequence[Any]) -> bool:

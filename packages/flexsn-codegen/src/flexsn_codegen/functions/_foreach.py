@@ -96,13 +96,13 @@ class Step:
 
     def captured(self) -> list[Tensor] | None:
         """The captured tensors now, or `None` if the function now reads other values."""
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for fetch in self.fetches:
             captured = fetch()
             if captured is None:
                 return None
-            found += captured
-        return found
+            results += captured
+        return results
 
     def fits(self, numbers: Sequence[Any]) -> bool:
         """True if this object is valid for a call with these numbers."""
@@ -165,13 +165,13 @@ class Step:
     def _returned(self, tensors: list[Tensor], results: list[Tensor]) -> list[Any]:
         if not self.returns:
             return [None] * len(self.calls)
-        found, start = [], 0
+        result, start = [], 0
         for call in self.calls:
             count = len(call.plan.new)
             own = [tensors[i] for i in call.positions]
-            found.append(results_together(call.kernel.result, results[start : start + count], own))
+            result.append(results_together(call.kernel.result, results[start : start + count], own))
             start += count
-        return found
+        return result
 
 
 class OverLists:
@@ -222,9 +222,9 @@ class OverLists:
                 tensors, addresses = [*tensors, *captured], [*addresses, *addresses_of(captured)]
             if i:
                 self._steps.insert(0, self._steps.pop(i))
-            found = step.run(tensors, lists.numbers, addresses)
-            if found is not None:
-                return found
+            result = step.run(tensors, lists.numbers, addresses)
+            if result is not None:
+                return result
             del self._steps[0]
             break
         return self._first(lists, key)
@@ -243,7 +243,7 @@ class OverLists:
         self._check_gradients(tensors)
         if any(map(Tensor.is_neg, tensors)):
             return self._one_by_one(lists)
-        found: list[tuple[Kernel, list[int]]] = []
+        results: list[tuple[Kernel, list[int]]] = []
         where: dict[str, list[int]] = {}  # by kernel: positions of its captured tensors
         fetches = []
         for i in range(lists.count):
@@ -258,11 +258,11 @@ class OverLists:
                 where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
                 tensors = [*tensors, *captured]
                 fetches.append(kernel.captured.fetch)
-            found.append((kernel, [*positions, *where[kernel.key]]))
+            results.append((kernel, [*positions, *where[kernel.key]]))
         calls = []
         target = target_on(tensors[0].device, name)
         start = len(tensors)
-        for kernel, positions in found:
+        for kernel, positions in results:
             own = [tensors[p] for p in positions]
             self._check_gradients(own)
             check_writes(kernel, own)
@@ -356,11 +356,11 @@ def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
 
 
 def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) -> list[int]:
-    found = known.get(id(variant))
-    if found is None:
-        (found,) = variant.words(numbers)
-        known[id(variant)] = found
-    return found
+    entry = known.get(id(variant))
+    if entry is None:
+        (entry,) = variant.words(numbers)
+        known[id(variant)] = entry
+    return entry
 
 
 def _extent(tensor: Tensor) -> int:

@@ -88,15 +88,15 @@ class ListsCall:
 
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
         """Calls one operator for each place. Returns the new results of all places."""
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for kernel, positions in zip(self.kernels, self.positions, strict=True):
             own = [tensors[i] for i in positions]
             if kernel.written:
                 read = [t for i, t in enumerate(own) if i not in kernel.written]
-                found += pointwise_in_place_op(read, [own[i] for i in kernel.written], numbers, kernel.key)
+                results += pointwise_in_place_op(read, [own[i] for i in kernel.written], numbers, kernel.key)
             else:
-                found += pointwise_op(own, numbers, [t.dim() == 0 for t in own], kernel.key)
-        return found
+                results += pointwise_op(own, numbers, [t.dim() == 0 for t in own], kernel.key)
+        return results
 
 
 def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
@@ -113,10 +113,10 @@ def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
     key, written, places, results = prepared
     read = [t for i, t in enumerate(tensors) if i not in written]
     changed = [tensors[i] for i in written]
-    found = pointwise_foreach_op(read, changed, lists.numbers, key)
+    match = pointwise_foreach_op(read, changed, lists.numbers, key)
     returned, start = [], 0
     for own, (result, count) in zip(places, results, strict=True):
-        returned.append(results_together(result, found[start : start + count], [tensors[i] for i in own]))
+        returned.append(results_together(result, match[start : start + count], [tensors[i] for i in own]))
         start += count
     return returned
 
@@ -160,7 +160,7 @@ def _call(
         columns.append(examples[start : start + (1 if same else count)])
         start += len(columns[-1])
     positions = Lists(structure, columns, list(common), [], count, examples)
-    found: list[Kernel] = []
+    results: list[Kernel] = []
     places = [positions.positions(i) for i in range(count)]
     for own in places:
         try:
@@ -171,9 +171,9 @@ def _call(
             return None  # a call for one place will raise the error
         if captured:
             return None  # a compiler has to observe the captured tensors
-        found.append(kernel)
-    written = sorted({own[i] for kernel, own in zip(found, places, strict=True) for i in kernel.written})
-    call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, found, places, tuple(written))
+        results.append(kernel)
+    written = sorted({own[i] for kernel, own in zip(results, places, strict=True) for i in kernel.written})
+    call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, results, places, tuple(written))
     call.key = named(kernels.name, call)
     return call
 
@@ -200,14 +200,14 @@ def pointwise_foreach_op(
         read, written: the tensors of all places, each in order.
         call: name of a `ListsCall`.
     """
-    found: ListsCall = kernel_of(call)
-    return found.run(found.merged(read, written), numbers)
+    result: ListsCall = kernel_of(call)
+    return result.run(result.merged(read, written), numbers)
 
 
 @pointwise_foreach_op.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], call: str) -> list[Tensor]:
-    found: ListsCall = kernel_of(call)
-    return found.empty_results(found.merged(read, written), numbers)
+    result: ListsCall = kernel_of(call)
+    return result.empty_results(result.merged(read, written), numbers)
 
 
 @torch.library.custom_op(
@@ -224,9 +224,9 @@ def pointwise_foreach_by_values_op(
     call: str,
 ) -> None:
     """Runs a call over lists, with numbers and results like those of `_by_values.pointwise_by_values_op`."""
-    found: ListsCall = kernel_of(call)
-    count = len(found.written)
-    results = found.run(found.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
+    match: ListsCall = kernel_of(call)
+    count = len(match.written)
+    results = match.run(match.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
     for out, result in zip(changed[count:], results, strict=True):
         out.copy_(result)
 

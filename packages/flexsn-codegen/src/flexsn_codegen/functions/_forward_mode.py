@@ -44,12 +44,12 @@ def tangents_of(
     Returns:
         For each result, its tangent, or `None` if it is not differentiable.
     """
-    wanted, values = [tangent is not None for tangent in tangents], like(numbers)
-    flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).graph.differentiable
+    requested, values = [tangent is not None for tangent in tangents], like(numbers)
+    flows = kernel.variant(tensors, values, requested, target_of(tensors[0].device), scalars).graph.differentiable
     zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
-    roots = [zero for zero, there in zip(zeros, flows, strict=True) if there]
-    found = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
-    derivatives = [next(found).to(z.dtype) if there else z for z, there in zip(zeros, flows, strict=True)]
+    roots = [zero for zero, is_present in zip(zeros, flows, strict=True) if is_present]
+    result = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    derivatives = [next(result).to(z.dtype) if is_present else z for z, is_present in zip(zeros, flows, strict=True)]
     return [d if yes else None for d, yes in zip(derivatives, differentiable, strict=True)]
 
 
@@ -77,10 +77,10 @@ def _flowing(
     given = [
         # A kernel on whole tensors returns the terms of all gradients in one shape.
         (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
-        for tangent, dtype, there in zip(
+        for tangent, dtype, is_present in zip(
             [t for t in tangents if t is not None], linear.dtypes, linear.differentiable, strict=True
         )
-        if there
+        if is_present
     ]
     if not given:  # the derivative is zero for all arguments
         return roots

@@ -230,19 +230,19 @@ def noting() -> Iterator[None]:
 
 def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
     """Numbers for a second trace. The numbers at the positions `changed` differ, but all keep their signs."""
-    found = list(numbers)
+    results = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]
         if isinstance(number, int):
-            found[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
+            results[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
         elif number == 0.0 or not math.isfinite(number):
-            found[i] = math.copysign(0.37109375 + count / 7, number)
+            results[i] = math.copysign(0.37109375 + count / 7, number)
         elif abs(number) < 1:  # the other number is also below 1, because it may be a probability
             distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
-            found[i] = math.copysign(abs(number) + distance, number)
+            results[i] = math.copysign(abs(number) + distance, number)
         else:
-            found[i] = number * (1.7182818284590452 + count / 7)
-    return found
+            results[i] = number * (1.7182818284590452 + count / 7)
+    return results
 
 
 class Unmatched(Exception):
@@ -272,11 +272,11 @@ def match(
             by_values.setdefault((_bits(a), _bits(b)), made)
     matched = []
     for a, b in zip(values, other, strict=True):
-        found = by_values.get((_bits(a), _bits(b)))
+        entry = by_values.get((_bits(a), _bits(b)))
         # A number that is equal in both traces may be a constant, or the value of an expression that is equal in both.
-        if same(a, b) == (found is not None):
+        if same(a, b) == (entry is not None):
             raise Unmatched
-        matched.append(("constant", a) if found is None else found)
+        matched.append(("constant", a) if entry is None else entry)
     return matched
 
 

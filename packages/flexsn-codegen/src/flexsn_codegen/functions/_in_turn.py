@@ -90,11 +90,11 @@ class InTurn:
             words: for each of `variants`, the integer arguments that represent its numbers.
         """
         threads = torch.get_num_threads()
-        found = [[*own, threads] for own in words]
-        if found != self._words:
-            for own, (_, places) in zip(found, self._numbers, strict=True):
+        results = [[*own, threads] for own in words]
+        if results != self._words:
+            for own, (_, places) in zip(results, self._numbers, strict=True):
                 self._values[places] = torch.tensor(own, dtype=torch.int64, device="cpu")
-            self._words = found
+            self._words = results
         self._all([self._table.data_ptr()])
 
     @property

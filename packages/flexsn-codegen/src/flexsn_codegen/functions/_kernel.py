@@ -165,13 +165,13 @@ class Kernel:
                 stand_ins = dict(zip(map(id, captured.tensors), tensors[count:], strict=True))
                 with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
-                found: list[Tensor] = []
-                if results_apart(returned, _known(effects.written, passed), found) != result:
+                matches: list[Tensor] = []
+                if results_apart(returned, _known(effects.written, passed), matches) != result:
                     raise TraceError(
                         f"{name} returns another structure for other numbers or other gradients: return the same "
                         "number of tensors, nested in the same way, in each call."
                     )
-                return (*found, *(passed[i] for i in effects.written))
+                return (*matches, *(passed[i] for i in effects.written))
 
             return function
 
@@ -211,15 +211,15 @@ class Kernel:
         )
         kinds = tuple(t.dim() for t in tensors) if self.cuts else dimensions
         variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types, summed), [])
-        found = _serving(variants, tensors, numbers)
-        if found is None:
+        result = _serving(variants, tensors, numbers)
+        if result is None:
             with TRACE_LOCK:
                 # Another thread may have made the trace in the meantime.
-                found = _serving(variants, tensors, numbers)
-                if found is None:
-                    found = self._new_variant(variants, types, tensors, list(numbers), target, summed)
-        self.single = found.graph.single
-        return found
+                result = _serving(variants, tensors, numbers)
+                if result is None:
+                    result = self._new_variant(variants, types, tensors, list(numbers), target, summed)
+        self.single = result.graph.single
+        return result
 
     def _new_variant(
         self,
@@ -311,8 +311,10 @@ class Kernel:
         if any(type(size) is not int for t in tensors for size in t.shape):
             pairs = zip(shapes, tensors, strict=True)
             tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
-        wanted = [argument.requires_grad for argument in types]
-        graph = trace_cells(bound, tensors, wanted, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads)
+        requested = [argument.requires_grad for argument in types]
+        graph = trace_cells(
+            bound, tensors, requested, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads
+        )
         steps = [(s.inputs, s.outputs, s.dtypes, s.sizes, s.where) for s in graph.steps]
         structure = (steps, graph.results, graph.dtypes, graph.differentiable, graph.single, graph.free)
         return graph, [step.step for step in graph.steps], structure
@@ -393,14 +395,14 @@ class Kernel:
         without dimensions may have a wider dtype. It is then summed in this dtype.
         """
         key = (tuple(wanted), tuple(differentiable))
-        found = self._gradients.get(key)
-        if found is None:
+        entry = self._gradients.get(key)
+        if entry is None:
             gradient_by = cells_gradient_of if self.cuts else gradient_of
 
             def bind(notes: Notes) -> Bound:
                 return gradient_by(self._bind(notes), len(wanted), differentiable, wanted)
 
-            found = self._gradients[key] = Kernel(
+            entry = self._gradients[key] = Kernel(
                 f"{self.name}_backward",
                 self.numerics,
                 bind,
@@ -411,7 +413,7 @@ class Kernel:
                 cotangents=len(wanted),
                 batched=lambda: self.batched().gradient(wanted, differentiable),
             )
-        return found
+        return entry
 
     def batched(self) -> Kernel:
         """A function that cuts, applied to a batch. The batch is the first dimension of all arguments and results."""

@@ -53,12 +53,12 @@ class Kernels:
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         """The kernel on whole tensors for a call like this, and the present captured tensors."""
         key = _key(structure, tensors)
-        found = self._fetched(key)
-        if found is None:
+        result = self._fetched(key)
+        if result is None:
             with TRACE_LOCK:
                 # Another thread may have made the kernel in the meantime.
-                found = self._fetched(key) or self._made(key, structure, tensors, numbers)
-        return found
+                result = self._fetched(key) or self._made(key, structure, tensors, numbers)
+        return result
 
     def _fetched(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
         kernel = self._known.get(key)
@@ -81,9 +81,9 @@ class Kernels:
 
     def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
         """The kernel that cuts for a call like this, if there is one already, and the present captured tensors."""
-        found = self._cut.get(_key(structure, tensors)) if self._cut else None
-        captured = None if found is None else found.captured.fetch()
-        return None if found is None or captured is None else (found, captured)
+        result = self._cut.get(_key(structure, tensors)) if self._cut else None
+        captured = None if result is None else result.captured.fetch()
+        return None if result is None or captured is None else (result, captured)
 
     def cut_after(
         self,
@@ -110,8 +110,8 @@ class Kernels:
             captured = tuple(cut.captured.tensors)
             every = [*tensors, *captured]
             check_tensors(self.name, every)
-            wanted = [grad and t.requires_grad for t in every]
-            cut.variant(every, numbers, wanted, target or target_on(every[0].device, self.name))
+            requested = [grad and t.requires_grad for t in every]
+            cut.variant(every, numbers, requested, target or target_on(every[0].device, self.name))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:

@@ -259,14 +259,14 @@ class Total:
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
         """Computes the sum. A tensor that needs no change is returned itself, not as a view."""
-        found = every[self.tensor]
+        result = every[self.tensor]
         if self.axes:
-            found = found.sum(self.axes, dtype=found.dtype)
+            result = result.sum(self.axes, dtype=result.dtype)
         if self.turned is not None:
-            found = found.view(self.turned[0]).permute(self.turned[1])
-        if tuple(found.shape) != self.shape:
-            found = found.reshape(self.shape)
-        return found.to(self.dtype)
+            result = result.view(self.turned[0]).permute(self.turned[1])
+        if tuple(result.shape) != self.shape:
+            result = result.reshape(self.shape)
+        return result.to(self.dtype)
 
     def into(self, every: Sequence[Tensor], out: Tensor) -> None:
         """Writes the sum to a tensor of its shape."""
@@ -535,7 +535,9 @@ class _StepWalk:
         leading = frozenset(self._walked)
         self._walked += [len(shape) - 1] if rows else []
         if rows:
-            kinds = [axes and leading <= axes and there for axes, there in zip(summed, self._whole, strict=True)]
+            kinds = [
+                axes and leading <= axes and is_present for axes, is_present in zip(summed, self._whole, strict=True)
+            ]
             kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
             sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
             self._division = Division(len(self._walked) - 1, sums)
@@ -578,8 +580,8 @@ class _StepWalk:
             gone = [len(self._shape) - 1]
         else:
             return NewMemory(self._shape, tuple(self._order), dtype), tuple(self._order)
-        found = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
-        return found, tuple(0 if d in gone else stride for d, stride in enumerate(found.strides))
+        result = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
+        return result, tuple(0 if d in gone else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, whole: Total) -> Total:
         """The sum of an output that remains after the kernel. `whole` is the sum of an output with the step's shape."""
@@ -684,16 +686,16 @@ def _after(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
     """For each operand of a kernel on rows and columns, the operand whose elements are just before its own elements."""
-    found: list[int | None] = [None] * len(views)
+    result: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
     for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
         if summed is not Summed.NOT or own[-1] != 2:
             continue
         tensor, offset, rest = view.operand.tensor, view.operand.offset, (i < inputs, *own)
-        found[i] = firsts.pop((tensor, offset - 1, rest), None)
-        if found[i] is None:
+        result[i] = firsts.pop((tensor, offset - 1, rest), None)
+        if result[i] is None:
             firsts[tensor, offset, rest] = i
-    return found
+    return result
 
 
 # Maximum number of interleaved results. The kernel computes each element of the step once for each result.

@@ -156,10 +156,10 @@ class Pointwise(Generic[P, R]):
         if self._instance is not None:
             return getattr, self._instance
         qualname = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(self.__module__)
+        entry: Any = sys.modules.get(self.__module__)
         for part in qualname.split("."):
-            found = getattr(found, part, None)
-        return qualname if found is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
+            entry = getattr(entry, part, None)
+        return qualname if entry is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -252,9 +252,9 @@ class Pointwise(Generic[P, R]):
         lists = take_lists_apart(self._name, args, kwargs)
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling:
-            found = lists_by_operator(self._kernels, lists)
-            if found is not None:
-                return cast(list[R], found)
+            result = lists_by_operator(self._kernels, lists)
+            if result is not None:
+                return cast(list[R], result)
         if compiling or is_forward_mode() or not is_plain(lists.tensors):
             calls = [lists.parts(i) for i in range(lists.count)]
             return [cast(R, by_operator(self._kernels, lists.structure, call)) for call in calls]
@@ -281,8 +281,8 @@ class Pointwise(Generic[P, R]):
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for arguments like these."""
         kernel, tensors, numbers = self._known(args, kwargs)
-        wanted = [self._autograd and t.requires_grad for t in tensors]
-        return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
+        requested = [self._autograd and t.requires_grad for t in tensors]
+        return _whole(kernel.variant(tensors, numbers, requested, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
@@ -305,12 +305,12 @@ class Pointwise(Generic[P, R]):
         plain = is_plain(parts.tensors if outs is None else [*parts.tensors, *outs])
         if plain:
             try:
-                found = self._prepared.call(structure, parts, outs)
+                result = self._prepared.call(structure, parts, outs)
             except RuntimeError:
                 check_tensors(self._name, parts.tensors)  # raises an error for nested tensors, which have no sizes
                 raise
-            if found is not NOT_PREPARED:
-                return found
+            if result is not NOT_PREPARED:
+                return result
         check_tensors(self._name, parts.tensors)
         if not plain:
             if outs is not None:

@@ -66,9 +66,9 @@ def pointwise_op(
         scalars: for each tensor, True if it promotes as a tensor without dimensions.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
+    result = kernel_of(kernel)
     # The results do not depend on which tensors autograd follows, so False is passed for all tensors.
-    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
+    results: list[Tensor] = result.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
     return results
 
 
@@ -93,18 +93,18 @@ def pointwise_in_place_op(
         read, written: the kernel's tensors, each in order.
         kernel: `Kernel.key`.
     """
-    found = kernel_of(kernel)
-    tensors = found.merged(read, written)
-    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors))[0]
+    result = kernel_of(kernel)
+    tensors = result.merged(read, written)
+    results: list[Tensor] = result.run(tensors, numbers, [False] * len(tensors))[0]
     return results
 
 
 @pointwise_in_place_op.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
-    found = kernel_of(kernel)
-    tensors = found.merged(read, written)
-    check_writes_in_graph(found, tensors)
-    results: list[Tensor] = found.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
+    result = kernel_of(kernel)
+    tensors = result.merged(read, written)
+    check_writes_in_graph(result, tensors)
+    results: list[Tensor] = result.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
     return results
 
 
@@ -123,8 +123,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
-        return found
+        result: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
+        return result
 
     # The result has the structure of the arguments. In this structure, an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)

@@ -64,42 +64,42 @@ class PreparedCalls:
             outs: the tensors that receive the results. `None` if the results are new memory.
         """
         tensors = parts.tensors
-        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
-        if found is None or is_forward_mode() or found.interpreted != interpreted():
+        result = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
+        if result is None or is_forward_mode() or result.interpreted != interpreted():
             return NOT_PREPARED
-        kernel, trace = found.kernel, found.trace
+        kernel, trace = result.kernel, result.trace
         captured = kernel.captured.reads.fetch()
         if captured is None:
             return NOT_PREPARED
         if captured:
-            if _kinds(captured, torch.is_grad_enabled()) != found.captured:
+            if _kinds(captured, torch.is_grad_enabled()) != result.captured:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
         given = outs or []
         if not trace.fits(parts.numbers):
             return NOT_PREPARED
-        if found.trained is not None:
-            of_call: list[Tensor] = list(Repeated.apply(found.trained, tuple(parts.numbers), *tensors))
+        if result.trained is not None:
+            of_call: list[Tensor] = list(Repeated.apply(result.trained, tuple(parts.numbers), *tensors))
             if kernel.cuts:
-                return of_call[0] if found.single else tuple(of_call)
+                return of_call[0] if result.single else tuple(of_call)
             return results_together(kernel.result, of_call, tensors)
-        if (kernel.written or given) and _sharing([*tensors, *given]) != found.sharing:
+        if (kernel.written or given) and _sharing([*tensors, *given]) != result.sharing:
             return NOT_PREPARED
-        results = found.plan.run(tensors, trace.words(parts.numbers), given)
+        results = result.plan.run(tensors, trace.words(parts.numbers), given)
         if given:
             tell_written(given)
         elif kernel.written:
             tell_written([tensors[i] for i in kernel.written])
         elif kernel.cuts:
-            return results[0] if found.single else tuple(results)
+            return results[0] if result.single else tuple(results)
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
         """A function that repeats an earlier call. `None` if the call is unknown or depends on more than tensors."""
-        found = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
-        if found is None or found.trained is not None or found.captured or any(found.trace.words([])):
+        entry = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
+        if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None
-        plan, words = found.plan, found.trace.words([])
+        plan, words = entry.plan, entry.trace.words([])
 
         def again(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
             plan.run(tensors, words, outs)
@@ -133,8 +133,8 @@ class PreparedCalls:
         plan = trace.plan(every, given)
         trained = None
         if scalars:
-            wanted = tuple(t.requires_grad for t in every)
-            trained = TrainedCall(kernel, trace, plan, tuple(scalars), wanted, trace.graph.differentiable)
+            requested = tuple(t.requires_grad for t in every)
+            trained = TrainedCall(kernel, trace, plan, tuple(scalars), requested, trace.graph.differentiable)
         self._known[_key(structure, tensors, outs, followed)] = _Call(
             kernel, _kinds(captured, followed), trace, plan, sharing, trace.graph.single, interpreted(), trained
         )

@@ -123,10 +123,10 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
         return len(captured.tensors)
 
     def holds(kernel: object = kernel) -> bool:  # the graph refers to the kernel and keeps it alive
-        found = captured.fetch()
-        if found is None:
+        result = captured.fetch()
+        if result is None:
             return False
-        kernels.captured[key] = found
+        kernels.captured[key] = result
         return True
 
     names = written_before(captured.reads.places())

@@ -50,8 +50,8 @@ def run(
         with contextlib.suppress(NothingCutError):
             return _run(kernels, structure, parts, *cut, None, prepared)
     try:
-        found = kernels.find(structure, tensors, numbers)
-        return _run(kernels, structure, parts, *found, outs, prepared)
+        result = kernels.find(structure, tensors, numbers)
+        return _run(kernels, structure, parts, *result, outs, prepared)
     except OF_A_CALL:
         raise
     except Exception as error:
@@ -94,11 +94,11 @@ def _run(
             trace = kernel.variant(tensors, numbers, flags, target, scalars)
             prepared.add(structure, parts.tensors, captured, kernel, trace, outs, scalars)
     else:
-        wanted = [False] * len(tensors)
+        requested = [False] * len(tensors)
         if outs is not None:
-            trace = kernel.variant(tensors, numbers, wanted, target_on(tensors[0].device, kernels.name))
+            trace = kernel.variant(tensors, numbers, requested, target_on(tensors[0].device, kernels.name))
             check_into(kernel, tensors, trace.dtypes, outs)
-        results, trace = kernel.run(tensors, numbers, wanted, outs or ())
+        results, trace = kernel.run(tensors, numbers, requested, outs or ())
         if prepared is not None:
             prepared.add(structure, parts.tensors, captured, kernel, trace, outs)
     if writes:

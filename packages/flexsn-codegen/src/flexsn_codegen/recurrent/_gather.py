@@ -85,15 +85,15 @@ class _Gathering:
         for entry in self._stage.graph.entries:
             if not isinstance(entry, fx.Node):
                 return None
-            found = self._grouped(entry)
-            if found is None:
+            result = self._grouped(entry)
+            if result is None:
                 return None
-            groups[entry] = found
+            groups[entry] = result
         return self._made(groups) if len(groups) == len(self._stage.writes) else None
 
     def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
         """The summands of a result, grouped by number and by the computation with a load."""
-        found: dict[tuple[object, ...], list[_Term]] = {}
+        results: dict[tuple[object, ...], list[_Term]] = {}
         waiting: list[Any] = [entry]
         while waiting:
             node = waiting.pop()
@@ -106,8 +106,8 @@ class _Gathering:
             if term is None:
                 return None
             source, away = self._steps[self._loads[term.load].source]
-            found.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
-        groups = [sorted(group, key=lambda term: term.which) for group in found.values()]
+            results.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
+        groups = [sorted(group, key=lambda term: term.which) for group in results.values()]
         whole = all([t.which for t in g] == [*range(g[0].which, g[0].which + len(g))] for g in groups)
         if not whole or len(groups) > _MOST_SUMS or any(len(group) < _FEWEST for group in groups):
             return None

@@ -254,13 +254,13 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
 def _holds(path: Path, content: bytes) -> bool:
     """True if the file exists with this content."""
     try:
-        found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
+        result = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:
         return False
-    if found:
+    if result:
         with contextlib.suppress(OSError):
             os.utime(path)  # marks the file as in use, so that it is not pruned
-    return found
+    return result
 
 
 def write_private(path: Path, text: str | bytes) -> None:

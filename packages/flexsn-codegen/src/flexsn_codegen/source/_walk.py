@@ -52,9 +52,9 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
             layouts.append(RUN)
             numbers.append(terms[0][2])
         else:
-            (layout,), found = by_terms(sizes, [own])
+            (layout,), result = by_terms(sizes, [own])
             layouts.append(layout)
-            numbers += found
+            numbers += result
     return tuple(layouts), numbers
 
 

@@ -88,9 +88,9 @@ class Pass:
             elif node.op == "get_attr":
                 self._values[node] = self._constant(node)
             elif node.op == "call_function":
-                found = self._call(node)
-                self._values[node] = found
-                for one in found if isinstance(found, tuple) else (found,):
+                result = self._call(node)
+                self._values[node] = result
+                for one in result if isinstance(result, tuple) else (result,):
                     self._distinct.append((node, [*one.axes, *one.summed]))
         (output,) = (n for n in nodes if n.op == "output")
         return output, arguments
@@ -105,10 +105,10 @@ class Pass:
         known = self._refined.get(axis.key)
         if known is None:
             return (axis,)
-        found: list[Factor] = []
+        results: list[Factor] = []
         for i, (is_axis, size) in enumerate(known):
-            found += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
-        return tuple(found)
+            results += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
+        return tuple(results)
 
     def _root(self, axis: OpenAxis) -> Key:
         key = axis.key
@@ -221,11 +221,11 @@ class Pass:
 
     def _pointwise(self, node: fx.Node) -> Value | tuple[Value, ...]:
         args = [self.value(a) if isinstance(a, fx.Node) else a for a in node.args]
-        found = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
-        one = found[0] if isinstance(found, tuple) else found
+        result = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
+        one = result[0] if isinstance(result, tuple) else result
         if tuple(size_of(d) for d in one.dims) != shape_of(node):
             raise self.refusal(node, f"{called_op(node)} mixes elements")
-        return found
+        return result
 
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
@@ -275,9 +275,9 @@ class Pass:
         like = torch.empty((), dtype=dtype, device="meta")
         if op == "convert_element_type":
             args = (*args, dtype)
-        found = self._apply(node, getattr(_prims, op).default, args, like)
-        assert isinstance(found, Value)
-        return found
+        result = self._apply(node, getattr(_prims, op).default, args, like)
+        assert isinstance(result, Value)
+        return result
 
     def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
         """The axes that remain to be summed in the result. Rejects ops that are not linear in a sum."""
@@ -322,28 +322,28 @@ class Pass:
 
     def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
         """The common factors of two factorizations of a dimension. Unites equal axes. Raises `Refined` to split one."""
-        left, right, found = list(one), list(other), []
+        left, right, result = list(one), list(other), []
         while left and right:
             a, b = left[0], right[0]
-            size, wanted = (f.size if isinstance(f, OpenAxis) else f for f in (a, b))
-            if size == wanted:
+            size, requested = (f.size if isinstance(f, OpenAxis) else f for f in (a, b))
+            if size == requested:
                 if isinstance(a, OpenAxis) and isinstance(b, OpenAxis):
                     self._unite(a, b)
                 elif isinstance(a, OpenAxis):
                     raise Refined(node, a, (False, size))
                 elif isinstance(b, OpenAxis):
                     raise Refined(node, b, (False, size))
-                found.append(a)
+                result.append(a)
                 del left[0], right[0]
                 continue
-            larger, small, sequence = (a, wanted, left) if size > wanted else (b, size, right)
-            large = max(size, wanted)
+            larger, small, sequence = (a, requested, left) if size > requested else (b, size, right)
+            large = max(size, requested)
             if large % small:
                 raise self.refusal(node, f"{called_op(node)} combines pieces of different sizes")
             if isinstance(larger, OpenAxis):
                 raise Refined(node, larger, (True, small), (True, large // small))
             sequence[:1] = [small, large // small]
-        return tuple(found)
+        return tuple(result)
 
     def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
         """`view`: groups the factors into other dimensions and retains their order."""
@@ -415,18 +415,18 @@ class Pass:
 
     def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
         """Splits a dimension into `(rest, step)`. Its last factor has `step` elements and consists of cells."""
-        found, rest = 1, list(dim)
-        while found < step:
+        result, rest = 1, list(dim)
+        while result < step:
             factor = rest[-1]
-            missing = step // found
+            missing = step // result
             size = factor.size if isinstance(factor, OpenAxis) else factor
-            if step % found or (size % missing and missing % size):
+            if step % result or (size % missing and missing % size):
                 raise self.refusal(node, f"{called_op(node)} takes every {step}th element of {size_of(dim)}")
             taken = min(size, missing)
             if isinstance(factor, OpenAxis):
                 raise Refined(node, factor, (True, size // taken), (False, taken))
             rest[-1:] = [size // taken] if size > taken else []
-            found *= taken
+            result *= taken
         return tuple(rest), step
 
     def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
@@ -554,8 +554,8 @@ class Pass:
         new_cells = torch.arange(len(made)).view(grouped.shape[:-1])
         if value.zero:
             gone = set()
-        found = Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
-        return self._sum_of_rows(node, found, value, dims) if gone - value.summed else found
+        result = Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
+        return self._sum_of_rows(node, result, value, dims) if gone - value.summed else result
 
     def _sum_of_rows(self, node: fx.Node, found: Value, value: Value, dims: Sequence[int]) -> Value:
         """A sum along the row, which the kernel computes. Sums over other axes are computed after the kernel."""
@@ -644,14 +644,14 @@ class Pass:
             raise self.refusal(node, f"{called_op(node)} reduces {like.dtype}: a kernel reduces floating-point numbers")
         axes = self._reduced_axes(node, value, dims)
         op, of_two = (ROW_MAX, "maximum") if largest else (ROW_MIN, "minimum")
-        found = value
+        result = value
         for axis in axes:
-            found = replace(found, nodes=tuple(self._of_row(node, op, one, axis.size) for one in found.nodes))
-        cells = found.cells.reshape(-1, math.prod(counts_of([value.dims[-1]])))
+            result = replace(result, nodes=tuple(self._of_row(node, op, one, axis.size) for one in result.nodes))
+        cells = result.cells.reshape(-1, math.prod(counts_of([value.dims[-1]])))
         dims_left = tuple(value.dims[:-1])
         total: Value | None = None
         for column in cells.unbind(1):
-            one = Value(dims_left, column.reshape(counts_of(dims_left)), found.nodes)
+            one = Value(dims_left, column.reshape(counts_of(dims_left)), result.nodes)
             total = one if total is None else self.one(node, of_two, total, one, dtype=like.dtype)
         assert total is not None
         return total
@@ -729,7 +729,7 @@ class Pass:
         )
 
     def _resolved(self, described: Any, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
-        found = []
+        results = []
         for dim in described:
             factors: list[Axis | Cells] = []
             for factor in dim:
@@ -739,17 +739,17 @@ class Pass:
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
                     factors.append(Cells(*factor))
-            found.append(tuple(factors))
-        return tuple(found)
+            results.append(tuple(factors))
+        return tuple(results)
 
     def _whole(self) -> dict[Key, list[tuple[int, int]]]:
         """For each axis, the dimensions of arguments that consist of this axis alone."""
-        found: dict[Key, list[tuple[int, int]]] = {}
+        results: dict[Key, list[tuple[int, int]]] = {}
         for index, value in enumerate(self._inputs):
             for d, dim in enumerate(value.dims):
                 if len(dim) == 1 and isinstance(dim[0], OpenAxis):
-                    found.setdefault(self._root(dim[0]), []).append((index, d))
-        return found
+                    results.setdefault(self._root(dim[0]), []).append((index, d))
+        return results
 
     def _free(self) -> tuple[tuple[int | None, ...], ...]:
         """For each dimension of each argument, the number of its axis if its size is free, otherwise `None`.

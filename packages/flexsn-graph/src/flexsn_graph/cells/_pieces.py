@@ -114,13 +114,13 @@ class Pieces:
 
     def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """The shape of a piece. `sizes` are the sizes of the tensor, which may be symbolic."""
-        found: list[Any] = [1] * self.rank
+        result: list[Any] = [1] * self.rank
         for factors, size in zip(self.dimensions, sizes, strict=True):
             cells = math.prod(f for f in factors if not isinstance(f, Axis))
             for factor in factors:
                 if isinstance(factor, Axis):
-                    found[factor.number] = size if cells == 1 else size // cells
-        return tuple(found)
+                    result[factor.number] = size if cells == 1 else size // cells
+        return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) ->
 
 def joined(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
     """Joins pieces into tensors, in order."""
-    found, at = [], 0
+    result, at = [], 0
     for one in pieces:
-        found.append(one.join(values[at : at + one.count], lead))
+        result.append(one.join(values[at : at + one.count], lead))
         at += one.count
-    return found
+    return result

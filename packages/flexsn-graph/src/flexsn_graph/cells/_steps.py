@@ -94,7 +94,7 @@ class _StepPass(Pass):
 
     def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
         """The dimensions, with each axis replaced by its number."""
-        found = []
+        results = []
         for dim in dims:
             factors: list[Axis | int] = []
             for factor in dim:
@@ -104,8 +104,8 @@ class _StepPass(Pass):
                     factors.append(Axis(numbers[self._root(factor)]))
                 else:
                     self.written_out(node, (factor,))
-            found.append(tuple(factors))
-        return tuple(found)
+            results.append(tuple(factors))
+        return tuple(results)
 
     def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
         """The pieces of a lifted tensor. Its axes retain their order."""

@@ -56,13 +56,13 @@ def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | No
     index = _places(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    found: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
+    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, which eager mode refuses
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
         here = work.one(node, "eq", index, i, dtype=torch.bool)
-        found = work.one(node, "where", here, entry, found, dtype=dtype)
-    return found  # type: ignore[no-any-return]
+        result = work.one(node, "where", here, entry, result, dtype=dtype)
+    return result  # type: ignore[no-any-return]
 
 
 @rule(_aten.index_put.default)

@@ -84,8 +84,10 @@ def convolution_weight(
     """
     weight = gradient.new_empty(1).expand(tuple(weight_shape))
     numbers = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
-    found: Tensor = _aten.convolution_backward.default(gradient, value, weight, None, *numbers, [False, True, False])[1]
-    return found
+    result: Tensor = _aten.convolution_backward.default(gradient, value, weight, None, *numbers, [False, True, False])[
+        1
+    ]
+    return result
 
 
 def reduced_dims(node: fx.Node) -> tuple[int, ...]:

@@ -53,10 +53,10 @@ class StepAxes:
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
         sizes = [self.shape[a] for a in axes]
         try:
-            found, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
+            result, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
         except RuntimeError:
             return None
-        if found != tuple(self._strides[a] for a in axes):
+        if result != tuple(self._strides[a] for a in axes):
             return None
         by_axis = dict(zip(axes, strides, strict=True))
         all_strides = tuple(by_axis.get(a, 0) for a in range(len(self.shape)))
@@ -78,8 +78,8 @@ def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 def compatible(step: Tensor, place: Tensor) -> bool:
     """True if a value at positions `step` may be at positions `place`: it is constant wherever the two differ."""
     return all(
-        size <= 1 or stride in (0, wanted)
-        for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)
+        size <= 1 or stride in (0, requested)
+        for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)
     )
 
 

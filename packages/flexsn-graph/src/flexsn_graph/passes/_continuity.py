@@ -14,11 +14,11 @@ from flexsn_graph.ir._ops import facts_of
 
 def continuous_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes whose values reach the results only through continuous ops on floating-point values."""
-    found: set[fx.Node] = set()
+    results: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if all(user.op == "output" or (user in found and _keeps(user, node)) for user in node.users):
-            found.add(node)
-    return frozenset(found)
+        if all(user.op == "output" or (user in results and _keeps(user, node)) for user in node.users):
+            results.add(node)
+    return frozenset(results)
 
 
 def _keeps(user: fx.Node, node: fx.Node) -> bool:

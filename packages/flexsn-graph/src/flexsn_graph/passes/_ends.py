@@ -46,9 +46,9 @@ def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
 
     for node in step.graph.nodes:
         if node.op == "call_function":
-            found = simplified(node, gone, value)
-            if found is not None:
-                values[node] = found
+            result = simplified(node, gone, value)
+            if result is not None:
+                values[node] = result
     return all(_stays(port, value(entry), placeholders) for port, entry in zip(step.results, step.entries, strict=True))
 
 

@@ -59,22 +59,22 @@ def linear_part(step: StepGraph) -> StepGraph | None:
             else:
                 new[node] = _without_addend(graph, node, new, dependent)
                 dependent.add(node)
-    found = {port: new[entry] for port, entry in kept.items() if entry in dependent}
-    graph.output(tuple(found.values()))
+    results = {port: new[entry] for port, entry in kept.items() if entry in dependent}
+    graph.output(tuple(results.values()))
     graph.eliminate_dead_code()
-    return StepGraph(graph, step.arguments, tuple(found), step.layouts)
+    return StepGraph(graph, step.arguments, tuple(results), step.layouts)
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes themselves, and all nodes on which they depend."""
-    found: set[fx.Node] = set()
+    results: set[fx.Node] = set()
     sought = list(nodes)
     while sought:
         node = sought.pop()
-        if node not in found:
-            found.add(node)
+        if node not in results:
+            results.add(node)
             sought += node.all_input_nodes
-    return found
+    return results
 
 
 def _without_addend(

@@ -136,9 +136,9 @@ def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
     origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
     for node in vjp.graph.nodes:
         if node.op == "call_function":
-            found = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
-            if found:
-                origins[node] = found
+            result = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
+            if result:
+                origins[node] = result
     return origins
 
 

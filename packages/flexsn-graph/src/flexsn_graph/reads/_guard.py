@@ -42,7 +42,7 @@ class Guard:
 
     def changed(self) -> dict[Place, Any]:
         """Returns the present value of each place whose value differs from the one that was read."""
-        found = {}
+        results = {}
         for place, before in self._values.items():
             now = place.read()
             if now is before:
@@ -50,8 +50,8 @@ class Guard:
             if place.same(now, before):
                 self.expect(place, now)
             else:
-                found[place] = now
-        return found
+                results[place] = now
+        return results
 
     def expect(self, place: Place, value: Any) -> None:
         """Makes `value` the expected value of a place from now on."""

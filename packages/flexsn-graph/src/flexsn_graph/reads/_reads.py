@@ -131,10 +131,10 @@ class Reads:
             return None
         if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
             return None
-        found = Reads(core)
-        found._values = dict(values.values())
-        found.keep(tensors)
-        return found
+        result = Reads(core)
+        result._values = dict(values.values())
+        result.keep(tensors)
+        return result
 
     @contextmanager
     def of_backward(self) -> Iterator[None]:
@@ -217,12 +217,12 @@ class Reads:
         for i, places in enumerate(self._places):
             if changed.keys().isdisjoint(places):
                 continue
-            found = [place.read() for place in places]
+            results = [place.read() for place in places]
             if any(self._values[place] is not self._tensors[i] for place in places):
                 return None  # one tensor under two names, such as `w` and `w.data`
-            if not isinstance(found[0], Tensor) or any(other is not found[0] for other in found[1:]):
+            if not isinstance(results[0], Tensor) or any(other is not results[0] for other in results[1:]):
                 return None
-            tensors[i] = found[0]
+            tensors[i] = results[0]
         known = {place for places in self._places for place in places}
         if any(place not in known for place in changed):
             return None
@@ -259,11 +259,11 @@ class Reads:
 
     def constants(self) -> dict[str, Any]:
         """Numbers, flags and texts that have become part of the trace, by name."""
-        found = {}
+        results = {}
         for place, value in self._values.items():
             if isinstance(value, SCALARS) and value is not None and not place.name.startswith("__"):
-                found[place.name] = value
-        return found
+                results[place.name] = value
+        return results
 
     def once(self) -> dict[str, SourceLocation | None]:
         """Names of values, such as a clock, that were read and are not compared, with their locations."""

@@ -454,26 +454,26 @@ class Recorder:
         for kind in cls.__mro__:
             if kind in self._classes:
                 self._classes[kind].add(name)
-        found, definer = _look_up(cls, name)
+        result, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
             self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, which lack the name
             if kind is definer:
                 break
-        if found is not MISSING and _is_data_descriptor(found):
-            if isinstance(found, MemberDescriptorType):
+        if result is not MISSING and _is_data_descriptor(result):
+            if isinstance(result, MemberDescriptorType):
                 self.surroundings.note_read(("slots", id(owner)), name)
-                self._meet_place(Result(full, f"slot {name}", found.__get__, owner))
-            elif not isinstance(found, GetSetDescriptorType):
-                self._meet(found, full)
+                self._meet_place(Result(full, f"slot {name}", result.__get__, owner))
+            elif not isinstance(result, GetSetDescriptorType):
+                self._meet(result, full)
             return
         if own is not None:
             self.surroundings.note_read(("attributes", id(own)), name)
             self._meet_place(DictEntry(full, own, name))
             if name in own:
                 return
-        if found is not MISSING:
-            self._meet(found, full)
+        if result is not MISSING:
+            self._meet(result, full)
         elif own is not None and isinstance(owner, nn.Module):
             self._read_of_registry(own, name, path)
 
@@ -755,10 +755,10 @@ def _has_traced(value: Any, is_traced: Callable[[Tensor], bool]) -> bool:
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        result = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _look_up(cls: type, name: str) -> tuple[Any, type | None]:

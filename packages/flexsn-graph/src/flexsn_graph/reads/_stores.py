@@ -113,13 +113,13 @@ class Slots(Store):
         self._owner, self._slots = owner, slots
 
     def take(self) -> Values:
-        found = {}
+        results = {}
         for key, slot in self._slots.items():
             try:
-                found[key] = slot.__get__(self._owner)
+                results[key] = slot.__get__(self._owner)
             except AttributeError:
                 continue
-        return found
+        return results
 
     def put(self, key: Any, value: Any) -> None:
         if value is MISSING:
@@ -279,39 +279,39 @@ class Context(Store):
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     """The stores of an object, each with a key. Keys are equal for equal places."""
-    found: list[tuple[Hashable, Store]] = []
+    results: list[tuple[Hashable, Store]] = []
     kind = type(value)
     own = _dict_of(value)
     if own is not None and not issubclass(kind, type):
         watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
-        found.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
+        results.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
         if issubclass(kind, nn.Module):
-            found += [
+            results += [
                 (("attributes", id(part)), Attributes(name, part, watched=True))
                 for part in map(own.get, REGISTRIES)
                 if isinstance(part, dict)
             ]
-            found += [
+            results += [
                 (("content", id(part)), Container(f"{name}.{key}", part))
                 for key, part in own.items()
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
-        found.append((("function", id(value)), Defaults(name, value)))
+        results.append((("function", id(value)), Defaults(name, value)))
     elif kind is CellType:
-        found.append((("cell", id(value)), Variable(name, value)))
+        results.append((("cell", id(value)), Variable(name, value)))
     elif kind is ContextVar:
-        found.append((("context", id(value)), Context(name, value)))
+        results.append((("context", id(value)), Context(name, value)))
     elif issubclass(kind, type):
         if not is_library_class(value) and is_python_class(value):
-            found.append((("class", value), Class(value)))
+            results.append((("class", value), Class(value)))
     elif slots := _slots_of(kind):
-        found.append((("slots", id(value)), Slots(name, value, slots)))
+        results.append((("slots", id(value)), Slots(name, value, slots)))
     if base_of(value) in (list, dict, OrderedDict, set, deque):
-        found.append((("content", id(value)), Container(name, value)))
+        results.append((("content", id(value)), Container(name, value)))
     elif is_numpy(value, "ndarray") or kind.__name__ in ("bytearray", "array"):
-        found.append((("memory", id(value)), BufferStore(name, value)))
-    return found
+        results.append((("memory", id(value)), BufferStore(name, value)))
+    return results
 
 
 def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
@@ -371,7 +371,7 @@ def _is_key(now: Any, before: Any) -> bool:
 
 def _dict_of(value: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(value, "__dict__")
+        result = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None

@@ -176,7 +176,7 @@ class Surroundings:
     def _line_of(self, name: str) -> SourceLocation | None:
         """The user's line that writes to a name, otherwise the last line that contains the name."""
         last = _LAST_NAME.search(name.split("[")[0])
-        found: SourceLocation | None = None
+        result: SourceLocation | None = None
         for code in self._codes if last is not None else ():
             line = code.co_firstlineno
             for instruction in dis.get_instructions(code):
@@ -186,5 +186,5 @@ class Surroundings:
                     location = SourceLocation(code.co_filename, line, code.co_name)
                     if instruction.opname in _STORES:
                         return location
-                    found = location
-        return found
+                    result = location
+        return result

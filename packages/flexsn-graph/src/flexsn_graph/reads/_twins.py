@@ -87,7 +87,7 @@ class Twins:
         Raises:
             NotTwinsError: a counterpart has another value.
         """
-        found: dict[Place, tuple[Place, Any]] = {}
+        results: dict[Place, tuple[Place, Any]] = {}
         waiting = dict(values)
         while waiting:
             # A place has a counterpart only after another place has led to the object that contains it.
@@ -104,11 +104,11 @@ class Twins:
                 else:
                     place.pair(self, before, now)
                 other.in_backward, other.in_forward = place.in_backward, place.in_forward
-                found[place] = other, now
+                results[place] = other, now
             if len(later) == len(waiting):
                 raise NotTwinsError
             waiting = later
-        return {place: found[place] for place in values}
+        return {place: results[place] for place in values}
 
     def pair(self, value: Any, other: Any) -> None:
         """Registers two values as counterparts.
@@ -228,10 +228,10 @@ def _kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
 
 def _dict_of(value: Any) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(value, "__dict__")
+        result = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:

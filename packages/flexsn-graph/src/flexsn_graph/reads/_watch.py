@@ -68,9 +68,9 @@ class AttributeWatch:
     def own_getattribute(self, cls: type) -> Any:
         """The `__getattribute__` that a user's class defines, or `None`."""
         for kind in cls.__mro__:
-            found = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
-            if found is not None:
-                return found if is_python_class(kind) else None
+            result = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
+            if result is not None:
+                return result if is_python_class(kind) else None
         return None
 
     def _patch(self, cls: type) -> None:

@@ -41,9 +41,9 @@ def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
 
         for node in part.graph.graph.nodes:
             if node.op == "call_function":
-                found = simplified(node, gone, value)
-                if found is not None:
-                    values[node] = found
+                match = simplified(node, gone, value)
+                if match is not None:
+                    values[node] = match
         for entry, view in zip(part.graph.entries, part.writes, strict=True):
             result, port = value(entry), view.source
             if port.role is Role.OUTPUT and not is_number(result, 0):

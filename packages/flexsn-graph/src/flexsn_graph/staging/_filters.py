@@ -108,13 +108,13 @@ def _whole(view: View, port: Port) -> View:
 
 def _ancestors(nodes: Iterable[Any]) -> set[fx.Node]:
     """The nodes themselves, and the nodes on which they depend."""
-    found, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
+    result, waiting = set[fx.Node](), [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in result:
+            result.add(node)
             waiting += node.all_input_nodes
-    return found
+    return result
 
 
 def _is_linear(stage: Stage, chain: Collection[Port], moving: Collection[fx.Node]) -> bool:

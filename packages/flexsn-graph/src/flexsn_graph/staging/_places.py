@@ -82,16 +82,16 @@ class Places:
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
         """Nodes from which the ends are computed, back to saved values, without captured tensors."""
-        found: set[fx.Node] = set()
+        results: set[fx.Node] = set()
         waiting = list(ends)
         while waiting:
             node = waiting.pop()
-            if node in found or node not in self.moving:
+            if node in results or node not in self.moving:
                 continue
-            found.add(node)
+            results.add(node)
             if self.role(node) is not Role.SAVED:
                 waiting += node.all_input_nodes
-        return found
+        return results
 
     def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The node of which a node is a view, and the views between the two, starting with the first one."""

@@ -81,14 +81,14 @@ def _in_call(call: Call, view: Callable[[View], View]) -> Call:
 
 
 def _views(staged: StagedStep) -> list[View]:
-    found: list[View] = []
+    results: list[View] = []
     for part in staged.parts:
-        found += part.reads
-        found += part.writes if isinstance(part, Stage) else (part.result,)
+        results += part.reads
+        results += part.writes if isinstance(part, Stage) else (part.result,)
     for term in staged.terms:
-        found += term.values
-        found += (a for _, args, _ in term.calls for a in args if isinstance(a, View))
-    return found
+        results += term.values
+        results += (a for _, args, _ in term.calls for a in args if isinstance(a, View))
+    return results
 
 
 def _knows_sizes(call: Call, batch: int) -> bool:

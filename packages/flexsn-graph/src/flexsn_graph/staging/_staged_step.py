@@ -180,10 +180,10 @@ class StagedStep:
     @cached_property
     def sequences(self) -> frozenset[Port]:
         """The values that need memory for all steps, because they are read outside of the loop."""
-        found = {view.source for term in self.terms for view in term.values}
-        found |= {source for source, _ in self.later.values()}
+        results = {view.source for term in self.terms for view in term.values}
+        results |= {source for source, _ in self.later.values()}
         for part in self.parts:
             if part.phase is not Phase.LOOP:
                 writes = part.writes if isinstance(part, Stage) else (part.result,)
-                found |= {view.source for view in (*part.reads, *writes)}
-        return frozenset(found)
+                results |= {view.source for view in (*part.reads, *writes)}
+        return frozenset(results)

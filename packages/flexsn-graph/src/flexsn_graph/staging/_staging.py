@@ -203,7 +203,7 @@ class _Staging:
             if port.role is Role.STATE and self._places.role(node) is Role.STATE
         }
         nodes = dict(zip(self._arguments, self._placeholders, strict=True))
-        found: dict[Port, tuple[Port, int]] = {}
+        results: dict[Port, tuple[Port, int]] = {}
         # The search starts at states that parts write. States that swap places or keep their value have no such start.
         latest = [port for port in dict.fromkeys(before.values()) if port not in before]
         while latest:
@@ -211,10 +211,10 @@ class _Staging:
             # At most one state follows each state: two of them would differ in their initial values.
             following = next((p for p, source in before.items() if source == port), None)
             if following is not None and not differs(nodes[following], nodes[port]):
-                source, steps = found.get(port, (port, 0))
-                found[following] = source, steps + 1
+                source, steps = results.get(port, (port, 0))
+                results[following] = source, steps + 1
                 latest.append(following)
-        return found
+        return results
 
     def _check_product(self, node: fx.Node) -> None:
         target: Any = node.target
@@ -386,11 +386,11 @@ class _Staging:
         return root.target in ASSEMBLIES or any(self._places.moves(v) for v in views)
 
     def _stage(self, phase: Phase, shape: tuple[int, ...], group: _Group) -> Stage:
-        wanted = [node for node, _ in group.results]
+        requested = [node for node, _ in group.results]
         reads: dict[fx.Node, View] = {}
         lifted: set[fx.Node] = set()
         inside: set[fx.Node] = set()
-        waiting = list(wanted)
+        waiting = list(requested)
         while waiting:
             node = waiting.pop()
             if node in inside or node in reads or node in lifted:
@@ -427,7 +427,7 @@ class _Staging:
         for node in self._graph.nodes:
             if node in inside:
                 new[node] = graph.node_copy(node, new.__getitem__)
-        graph.output([new[node] for node in wanted])
+        graph.output([new[node] for node in requested])
         module = fx.GraphModule(self._module, graph)
         gradient_of = [0 if view.source.role is Role.GRAD_INPUT else None for _, view in group.results]
         layouts: dict[int, LiftedLayout] = check_positions(module.graph, shape, lifted_indices, gradient_of, {})
@@ -439,16 +439,16 @@ class _Staging:
     # -- the rest --------------------------------------------------------------------------------------------
 
     def _values(self) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
-        found = {}
+        results = {}
         for node, port in self._places.ports.items():
             value = node.meta["val"]
             if isinstance(value, Tensor) and node not in self._direct:
-                found[port] = (tuple(value.shape), value.dtype)
+                results[port] = (tuple(value.shape), value.dtype)
         for node, port in zip(self._entries, self._results, strict=True):
-            if port.role is not Role.GRAD_LIFTED and port not in found:
+            if port.role is not Role.GRAD_LIFTED and port not in results:
                 value = node.meta["val"]
-                found[port] = (unsummed_shape(node), value.dtype)
-        return found
+                results[port] = (unsummed_shape(node), value.dtype)
+        return results
 
     def _matrix_graph(self) -> fx.GraphModule:
         """A graph that computes the captured operands of products from the lifted tensors."""

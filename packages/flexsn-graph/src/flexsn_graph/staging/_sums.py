@@ -132,9 +132,9 @@ class _Sums:
             cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
         summed = None
         with self._graph.inserting_before(cursor):
-            found = self._sum(node)
-            if found is not None:
-                whole = self._new(node, SUM_OP, found.of, sorted(found.dims))
+            result = self._sum(node)
+            if result is not None:
+                whole = self._new(node, SUM_OP, result.of, sorted(result.dims))
                 summed = self._new(node, _aten.view.default, whole, list(node.meta["val"].shape))
                 self._of_sums |= {whole, summed}
         self._graph.erase_node(cursor)
@@ -179,12 +179,12 @@ class _Sums:
             return _Sum(self._new(node, target, first.of, second.of), first.dims)
         if (first is None) == (second is None) or (second is not None and target is _prims.div.default):
             return None
-        found, other = (first, right) if first is not None else (second, left)
-        assert found is not None
-        if not found.broadcasts(node.meta["val"].shape):
+        result, other = (first, right) if first is not None else (second, left)
+        assert result is not None
+        if not result.broadcasts(node.meta["val"].shape):
             return None
-        spread = self._new(node, _aten.expand.default, other, list(found.shape))
-        return _Sum(self._new(node, target, found.of, spread), found.dims)
+        spread = self._new(node, _aten.expand.default, other, list(result.shape))
+        return _Sum(self._new(node, target, result.of, spread), result.dims)
 
     def _new(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self._graph.call_function(target, args, kwargs)

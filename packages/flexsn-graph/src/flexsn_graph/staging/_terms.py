@@ -74,19 +74,19 @@ class SumsOverTime:
 
     def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
         """A gradient as a list of summands: the values that are summed over time, with the linear ops on each sum."""
-        found: list[tuple[fx.Node, tuple[Call, ...]]] = []
+        results: list[tuple[fx.Node, tuple[Call, ...]]] = []
         waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
         while waiting:
             node, calls = waiting.pop()
             if node in self._ports or self._factors(node) or not self._is_behind_a_sum(node):
-                found.append((node, calls))
+                results.append((node, calls))
             elif node.target is _prims.add.default:
                 waiting += [(a, calls) for a in node.args if isinstance(a, fx.Node)]
             else:
                 source = self._linear_in(node)
                 assert source is not None
                 waiting.append((source, (*self._calls_on(source, node), *calls)))
-        return found
+        return results
 
     def _linear_in(self, node: fx.Node) -> fx.Node | None:
         """The value of the step in which a node is linear. Captured tensors may be factors.
@@ -142,5 +142,5 @@ class SumsOverTime:
             return []
         else:
             factors = [node.args[position] for position in facts.factors]
-        found = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
-        return found if len(found) == 2 else []
+        results = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
+        return results if len(results) == 2 else []

@@ -257,9 +257,9 @@ def cells_gradient_of(
                 v.detach().requires_grad_() if want and not v.requires_grad else v
                 for v, want in zip(primals, wanted, strict=True)
             ]
-            roots = [r for r, there in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if there]
-            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
-            return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True))
+            roots = [r for r, is_present in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if is_present]
+            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            results = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
+            return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(results, requested, strict=True))
 
     return gradient

@@ -165,12 +165,12 @@ def gradient_of(
                 for v, want in zip(primals, wanted, strict=True)
             ]
             results = _as_tuple(fn(*leaves))
-            roots = [r.expand(shape) for r, there in zip(results, differentiable, strict=True) if there]
-            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
+            roots = [r.expand(shape) for r, is_present in zip(results, differentiable, strict=True) if is_present]
+            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            matches = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
             return tuple(
                 torch.zeros_like(leaf).expand(shape) if g is None else _terms(g, shape)
-                for g, leaf in zip(found, asked, strict=True)
+                for g, leaf in zip(matches, requested, strict=True)
             )
 
     return gradient

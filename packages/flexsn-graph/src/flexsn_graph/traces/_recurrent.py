@@ -83,7 +83,7 @@ class RecurrentTrace(CoreTrace):
         self._check_masks(cotangents, wanted)
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        arguments = (*primals, *(port for port, is_present in zip(given, cotangents, strict=True) if is_present))
         known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
         with undisturbed(), self.reads.restored():
             tracer = self._retraced()

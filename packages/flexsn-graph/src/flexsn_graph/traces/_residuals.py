@@ -117,11 +117,11 @@ def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zer
 
 def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
     """The arguments of these roles, and all nodes that are computed from them."""
-    found = {node for port, node in step.placeholders.items() if port.role in roles}
+    results = {node for port, node in step.placeholders.items() if port.role in roles}
     for node in step.graph.nodes:
-        if node.op == "call_function" and any(argument in found for argument in node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.op == "call_function" and any(argument in results for argument in node.all_input_nodes):
+            results.add(node)
+    return results
 
 
 def _minimum_cut(

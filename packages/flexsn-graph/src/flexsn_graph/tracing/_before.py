@@ -45,13 +45,13 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         results: list[Tensor] = []
         for value, given in zip(values, arguments[first + len(captured) :], strict=True):
             try:
-                found = tracer.gradients_of(value, given, calls)
+                result = tracer.gradients_of(value, given, calls)
             except UnsupportedCoreError as error:  # reported only when a gradient is required, as inference needs none
                 refusals[len(gradients)] = error
-                found = [None] * len(trained)
-            gradients.append(tuple(i for i, g in zip(trained, found, strict=True) if g is not None))
+                result = [None] * len(trained)
+            gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
             custom.append(_has_custom_function(value.grad_fn))
-            results += [g for g in found if g is not None]
+            results += [g for g in result if g is not None]
         return results
 
     primals = [*tracer.examples, *stand_ins]

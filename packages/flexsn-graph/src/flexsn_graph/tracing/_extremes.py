@@ -75,8 +75,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
     """A function that computes the result of this call. `None` if the call has no dimension or has other arguments."""
-    found = _FUNCTIONS.get(func)
-    if found is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
+    entry = _FUNCTIONS.get(func)
+    if entry is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None
     if not set(kwargs) <= {"dim", "keepdim", "num_classes"}:
         return None
@@ -84,6 +84,6 @@ def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     if not isinstance(number, int) or isinstance(number, bool):
         return None
     x = args[0]
-    if found is _one_hot:
-        return found if number > 0 else None
-    return found if x.is_floating_point() and -x.dim() <= number < x.dim() else None
+    if entry is _one_hot:
+        return entry if number > 0 else None
+    return entry if x.is_floating_point() and -x.dim() <= number < x.dim() else None

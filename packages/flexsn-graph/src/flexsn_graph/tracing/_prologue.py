@@ -146,9 +146,9 @@ class Prologue:
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
         """This prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
-        found = copy(self)
-        found.captured = tuple(captured)
-        return found
+        result = copy(self)
+        result.captured = tuple(captured)
+        return result
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
         """True if the prologue works with these tensors. Their shapes and dtypes must be right already."""
@@ -199,8 +199,8 @@ class _Computed(torch.autograd.Function):
             if backward is None:
                 continue
             with _as_recorded(computed):
-                found = backward(*ctx.saved_tensors, gradient)
-            for i, part in zip(to, found, strict=True):
+                result = backward(*ctx.saved_tensors, gradient)
+            for i, part in zip(to, result, strict=True):
                 sums[i] = part if sums[i] is None else sums[i] + part
         return None, *sums
 

@@ -196,14 +196,14 @@ class Tracer:
 
         def vjp(*arguments: Tensor) -> list[Tensor]:
             given = iter(arguments[len(self.primals) :])
-            weights = [next(given) if there else None for there in cotangents]
-            results, found = self._gradients(arguments[: len(self.examples)], weights, wanted)
-            count = iter(range(len(found)))
-            positions.extend(None if g is None else next(count) for g in found)
+            weights = [next(given) if is_present else None for is_present in cotangents]
+            results, result = self._gradients(arguments[: len(self.examples)], weights, wanted)
+            count = iter(range(len(result)))
+            positions.extend(None if g is None else next(count) for g in result)
             first = [self.captures.stand_in(t) for t in results] if with_results else []
-            return [*first, *(g for g in found if g is not None)]
+            return [*first, *(g for g in result if g is not None)]
 
-        present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
+        present = [t for t, is_present in zip(self.results, cotangents, strict=True) if is_present]
         with self._as_discovered(), self._reads.recording():
             recorded = record(vjp, [*self.primals, *present], self.mode, AS_RECORDED)
         return recorded, tuple(positions)
@@ -349,8 +349,8 @@ class Tracer:
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
                 # If a gradient is required, this error is raised again later. Inference does not need gradients.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
-                    found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
-                    of_captured = found[len(of_leaves) :]
+                    result = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    of_captured = result[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
             self._reached = [self._reached_from(t, leaves, calls) for t in results]
             described = [fake_like(self.mode, t) for t in stand_ins]
@@ -367,7 +367,7 @@ class Tracer:
         known = {id(leaf): i for i, leaf in enumerate(leaves)}
         for number in {*self.captures.tensors, *calls.variables}:
             known.update((id(t), -1 - number) for t in self._targets(number, calls))
-        ends, found = self._ends(), set[int]()
+        ends, match = self._ends(), set[int]()
         if result.grad_fn is None:
             return {known[id(result)]} if id(result) in known else None
         for node, _ in nodes_behind([result.grad_fn], stop=ends):
@@ -375,8 +375,8 @@ class Tracer:
             if variable is not None and id(variable) not in known:
                 return None
             if variable is not None:
-                found.add(known[id(variable)])
-        return found
+                match.add(known[id(variable)])
+        return match
 
     def _positions(self, reached: set[int] | None) -> frozenset[int]:
         """The positions in `primals` for a result of `_reached_from`. All positions if that result is `None`."""
@@ -428,8 +428,8 @@ class Tracer:
                 return results, [None] * len(wanted)
             roots, given = [t for t, _ in weighted], [w for _, w in weighted]
             with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given]):
-                found = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
-        return results, [found.get(i) for i in range(len(wanted))]
+                matches = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
+        return results, [matches.get(i) for i in range(len(wanted))]
 
     # -- targets of autograd ----------------------------------------------------------------------
 
@@ -447,10 +447,10 @@ class Tracer:
     ) -> list[Tensor | None]:
         """The gradient of each entry of `targets`: the sum of the gradients of its tensors."""
         self._check_histories(roots)
-        found = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
+        results = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
         sums: list[Tensor | None] = []
         for known_as in targets:
-            parts = [part for part in (next(found) for _ in known_as) if part is not None]
+            parts = [part for part in (next(results) for _ in known_as) if part is not None]
             sums.append(functools.reduce(torch.add, parts) if parts else None)
         return sums
 
@@ -492,8 +492,8 @@ class Tracer:
             raise
         except RuntimeError as error:
             # The node of an op without a derivative has no number. In that case, a node before it has the location.
-            found = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
-            location = next((one for one in found if one is not None), None)
+            results = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
+            location = next((one for one in results if one is not None), None)
             message = f"autograd cannot differentiate the core: {error}"
             raise UnsupportedCoreError(message, "autograd", location) from error
 

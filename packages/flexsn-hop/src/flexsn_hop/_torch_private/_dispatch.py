@@ -143,13 +143,13 @@ def _apart(values: Sequence[Any]) -> list[Any]:
     Two states that start from the same tensor differ from the second step on.
     """
     seen: set[int] = set()
-    found = []
+    results = []
     for value in values:
         if isinstance(value, torch.Tensor) and id(value) in seen:
             value = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
         seen.add(id(value))
-        found.append(value)
-    return found
+        results.append(value)
+    return results
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:

@@ -99,8 +99,8 @@ def compile_step(
     fakes = [_likeness(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
     with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
         code = compile_fx_inner(module, [_number(mode.shape_env, longest), *fakes])
-    found: StepCode = code.current_callable
-    return found
+    result: StepCode = code.current_callable
+    return result
 
 
 def _number(shape_env: Any, longest: int) -> Any:

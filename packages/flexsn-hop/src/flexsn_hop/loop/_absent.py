@@ -65,8 +65,8 @@ class StepVJP:
             filled = [zeros(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
             return tuple(self._vjp(*values, *filled))
         partial = self.partial([gradient is not None for gradient in gradients])
-        found = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
-        return tuple(next(found) if is_there else None for is_there in partial.results)
+        results = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
+        return tuple(next(results) if is_there else None for is_there in partial.results)
 
     def partial(self, present: Sequence[bool]) -> PartialVJP:
         """The VJP for the present gradients.
@@ -104,11 +104,11 @@ class _Specialization:
         raise AssertionError("a graph ends with its output")
 
     def _close(self, results: Sequence[Any]) -> PartialVJP:
-        found = [self._result(result) for result in results]
-        self._graph.output(tuple(value for value in found if value is not None))
+        matches = [self._result(result) for result in results]
+        self._graph.output(tuple(value for value in matches if value is not None))
         self._graph.eliminate_dead_code()
         module = fx.GraphModule(self._module, self._graph, "StepVJP")
-        return PartialVJP(module, tuple(value is not None for value in found))
+        return PartialVJP(module, tuple(value is not None for value in matches))
 
     def _result(self, result: Any) -> Any:
         if not isinstance(result, fx.Node):

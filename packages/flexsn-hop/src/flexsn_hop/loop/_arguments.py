@@ -145,14 +145,14 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
             f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
             "pass one for each state, or none at all"
         )
-    wanted = num_inputs + num_states
-    if len(call.flat_args) < wanted:
+    requested = num_inputs + num_states
+    if len(call.flat_args) < requested:
         raise TooFewTensorsError(
-            f"the call has {len(call.flat_args)} tensors; num_inputs + num_states is {wanted} "
+            f"the call has {len(call.flat_args)} tensors; num_inputs + num_states is {requested} "
             f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
         )
     for index, value in enumerate(call.flat_args):
-        if captured and index >= wanted and isinstance(value, (int, torch.SymInt)):
+        if captured and index >= requested and isinstance(value, (int, torch.SymInt)):
             continue
         if not isinstance(value, torch.Tensor):
             raise NotATensorError(

@@ -170,10 +170,10 @@ def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[to
             f"the core returned a {type(values).__name__}; it must return a tensor or a tuple or "
             "list of tensors, (*outputs, *new_states)"
         )
-    wanted = num_outputs + num_states
-    if len(values) != wanted:
+    requested = num_outputs + num_states
+    if len(values) != requested:
         raise CoreReturnCountError(
-            f"the core returned {len(values)} values; num_outputs + num_states is {wanted} "
+            f"the core returned {len(values)} values; num_outputs + num_states is {requested} "
             f"({num_outputs} + {num_states}): return (*outputs, *new_states)"
         )
     tensors = []

@@ -39,9 +39,9 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval
     before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
-    asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
+    requested = {*before_segments, steps - 1} if layout.final_state else range(steps)
     take_step = CoreSteps(core, lifted, layout.num_outputs)
-    outputs_by_step, states_after = run_steps(take_step, inputs, states, asked)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, requested)
     outputs = stack_values(inputs, states, outputs_by_step)
     if layout.final_state:
         state_results = state_copies(inputs, states, states_after[steps - 1])
@@ -172,7 +172,7 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     num_carried = sum(layout.active_states)
     carried = gradients[num_inputs : num_inputs + num_carried]
-    wanted = (
+    requested = (
         *gradients[:num_inputs],
         *(carried[i] for i in needed_carried(layout)),
         *gradients[num_inputs + num_carried :],
@@ -180,7 +180,7 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
     arguments = differentiated(layout, flat_args)
     return tuple(
         _empty(gradient, argument.shape, order_like(argument))
-        for gradient, argument in zip(wanted, arguments, strict=True)
+        for gradient, argument in zip(requested, arguments, strict=True)
     )
 
 

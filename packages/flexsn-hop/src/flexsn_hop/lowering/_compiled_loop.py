@@ -351,11 +351,11 @@ class _BackwardRun:
             zeros(state) if carried.current is None else carried.current
             for carried, state in zip(self._carried, states, strict=True)
         ]
-        found = [*(carried[index] for index in needed_carried(self._layout))]
+        matches = [*(carried[index] for index in needed_carried(self._layout))]
         orders = [order_like(argument) for argument in differentiated(self._layout, self._flat_args)]
         num_inputs = len(self._input_grads)
         sequences = zip(self._input_grads, orders[:num_inputs], strict=True)
-        copies = zip(found, orders[num_inputs:], strict=False)
+        copies = zip(matches, orders[num_inputs:], strict=False)
         return (
             *(_in_order(*pair) for pair in sequences),
             *(copy_in_order(*pair) for pair in copies),

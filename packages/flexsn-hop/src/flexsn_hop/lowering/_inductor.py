@@ -39,22 +39,22 @@ def lower(
 ) -> Sequence[Any]:
     """Lowers one call of an operator. ``name`` is the requested lowering."""
     call = replace(call, graphs=tuple(without_padding(without_writes(graph)) for graph in call.graphs))
-    found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
-    refused = dict(found.refused)
-    for lowering in found.lowerings:
+    result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
+    refused = dict(result.refused)
+    for lowering in result.lowerings:
         try:
             return _lower_with(lowering, call, layout)
         except NotImplementedError as error:
             refused[lowering.name] = str(error)
-    if not found.may_be_the_loop:
+    if not result.may_be_the_loop:
         raise LoweringError(
-            f"the lowering {found.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+            f"the lowering {result.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
-    if found.lowerings and not _attributes(call):
+    if result.lowerings and not _attributes(call):
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
-    elif found.asked == "auto":
+    elif result.asked == "auto":
         _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
-    return _lower_to_loop(call, layout, found.asked)
+    return _lower_to_loop(call, layout, result.asked)
 
 
 @functools.cache

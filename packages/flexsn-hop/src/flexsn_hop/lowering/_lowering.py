@@ -142,12 +142,12 @@ _registered: list[_Registration | None] = [None]
 
 def _registrations() -> list[_Registration]:
     """The registered lowerings, and the installed kernels unless kernels of their name are registered."""
-    found = [entry for entry in _registered if entry is not None]
-    if None in _registered and all(entry.lowering.name != KERNELS for entry in found):
+    results = [entry for entry in _registered if entry is not None]
+    if None in _registered and all(entry.lowering.name != KERNELS for entry in results):
         kernels = _installed_kernels()
         if kernels is not None:
-            found.append(_Registration(kernels, None))
-    return found
+            results.append(_Registration(kernels, None))
+    return results
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
@@ -203,8 +203,8 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
 def _check_lowering(lowering: object) -> None:
     if isinstance(lowering, type):
         raise TypeError(f"a lowering is an object, and not a class: register {lowering.__name__}()")
-    wanted = ("name", "version", "checkpoint_interval", "why_unavailable", "forward", "backward")
-    missing = [name for name in wanted if not hasattr(lowering, name)]
+    requested = ("name", "version", "checkpoint_interval", "why_unavailable", "forward", "backward")
+    missing = [name for name in requested if not hasattr(lowering, name)]
     if missing:
         raise TypeError(
             f"a {type(lowering).__name__} is not a lowering: it has no {', no '.join(missing)}; see ScanLowering"
@@ -351,11 +351,11 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
             able.append(lowering)
         else:
             refused[lowering.name] = why
-    found = Candidates(name, able, refused)
-    if not able and not found.may_be_the_loop:
+    result = Candidates(name, able, refused)
+    if not able and not result.may_be_the_loop:
         why = reasons(refused) or f"none is registered, and {NO_KERNELS}"
         raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
-    return found
+    return result
 
 
 def code_version() -> str:

@@ -114,10 +114,10 @@ class _Builder:
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
         """The results of the step for these arguments."""
-        found: Any = self._graph.graph_copy(
+        result: Any = self._graph.graph_copy(
             self._source.graph, dict(zip(self._source.graph.find_nodes(op="placeholder"), arguments, strict=True))
         )
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
     def add(self, one: fx.Node, other: Any) -> fx.Node:
         return self._graph.call_function(_aten.add.Tensor, (one, other))
@@ -176,9 +176,9 @@ def backward_step(
     num_by_step = layout.scan.num_inputs + layout.scan.num_states
     values = builder.arguments("sequence", num_by_step)
     gradients = builder.arguments("gradient", sum(layout.output_grads))
-    by_step = [builder.argument("gradient") if there else None for there in in_sequences]
+    by_step = [builder.argument("gradient") if present else None for present in in_sequences]
     lifted = builder.arguments("value", num_values - num_by_step)
-    cotangents = [builder.argument("cotangent") if there else None for there in carried]
+    cotangents = [builder.argument("cotangent") if present else None for present in carried]
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     ends = (0, num_inputs, num_inputs + len(carried), len(partial.results))
     parts = [partial.results[first:last] for first, last in pairwise(ends)]

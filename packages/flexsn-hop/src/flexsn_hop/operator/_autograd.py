@@ -168,5 +168,5 @@ class _ScanFunction(torch.autograd.Function):
             )
         if torch.is_grad_enabled():  # create_graph
             results = refuse_double_backward(results, args, _NO_SECOND)
-        found = iter(results)
-        return (None, None, None, None, *(next(found) if need else None for need in layout.needs))
+        matches = iter(results)
+        return (None, None, None, None, *(next(matches) if need else None for need in layout.needs))

@@ -29,13 +29,13 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             if isinstance(value, torch.Tensor)
         }
         interpreter = _Located(core)
-        found: list[Exception] = []
+        rejections: list[Exception] = []
 
         def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             if not isinstance(op, OpOverload):
                 return
             if _draws(op, args, kwargs):
-                found.append(
+                rejections.append(
                     RandomOpError(
                         f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
                         "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
@@ -46,7 +46,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             for argument, value in zip(op._schema.arguments, args, strict=False):
                 if argument.is_write and isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages:
                     index = storages[value.untyped_storage()._cdata]
-                    found.append(
+                    rejections.append(
                         MutationError(
                             f"the core writes into its argument {index} with {op}"
                             f"{interpreter.place()}: return the new value instead"
@@ -56,8 +56,8 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
-    if found:  # raised outside of the interpreter, which would add its own text to the error
-        raise found[0]
+    if rejections:  # raised outside of the interpreter, which would add its own text to the error
+        raise rejections[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

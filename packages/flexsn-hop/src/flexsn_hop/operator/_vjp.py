@@ -95,16 +95,16 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
     sources = _sources(vjp.graph, len(layout.needs))
-    wanted = [position for position, want in enumerate(layout.wanted) if want]
-    by_position = {position: sources[entry] for position, entry in zip(wanted, entries, strict=True)}
+    requested = [position for position, want in enumerate(layout.wanted) if want]
+    by_position = {position: sources[entry] for position, entry in zip(requested, entries, strict=True)}
     states = [index for index, active in enumerate(layout.active_states) if active]
     num_outputs = sum(layout.output_grads)
     came = [state for state, given in enumerate(layout.state_grads) if given]
     present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
 
     def flows(position: int) -> bool:
-        found = by_position[position]
-        return found is None or not present.isdisjoint(found)
+        result = by_position[position]
+        return result is None or not present.isdisjoint(result)
 
     while True:
         carried = {num_outputs + i for i, state in enumerate(states) if flows(layout.scan.num_inputs + state)}
@@ -113,7 +113,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
         present |= carried
     needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
     reduced = replace(layout, needs=needs)
-    kept = [entry for position, entry in zip(wanted, entries, strict=True) if reduced.wanted[position]]
+    kept = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
     if len(kept) < len(entries):
         output.args = (tuple(kept),)
         vjp.graph.eliminate_dead_code()
@@ -130,8 +130,8 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
     for node in graph.nodes:
         if node in sources:
             continue
-        found = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
-        sources[node] = found if found or is_zero(node) else None
+        result = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
+        sources[node] = result if result or is_zero(node) else None
     return sources
 
 

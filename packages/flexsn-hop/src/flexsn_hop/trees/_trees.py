@@ -386,11 +386,11 @@ class TreeSteps:
             if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
                 self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
         else:
-            found = self.y.leaves_of(y)
-            if found is None:
+            result = self.y.leaves_of(y)
+            if result is None:
                 now = Tree.of(*tree_flatten(y))
                 raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
-            outputs = tuple(found)
+            outputs = tuple(result)
         _check_leaves(self.y, "y", outputs)
         for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):
             if not alike(first, value):
