@@ -75,7 +75,7 @@ def test_compile_writes_what_each_target_takes(module: str, tmp_path: Path, caps
 
 def test_compile_needs_a_target(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", f"{module}:shifted", "--target"]) == 2
-    assert "give --target" in capsys.readouterr().err
+    assert "there is no target: pass --target" in capsys.readouterr().err
 
 
 def test_ops_lists_every_op_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:

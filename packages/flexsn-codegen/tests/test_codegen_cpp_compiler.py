@@ -122,7 +122,7 @@ def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, c
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
 def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) -> None:
-    """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them is there twice."""
+    """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
     one, other = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
     source.write_text(one.source + other.source + one.source)

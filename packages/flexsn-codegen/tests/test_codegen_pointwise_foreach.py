@@ -46,7 +46,7 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         once(group, words)
 
     monkeypatch.setattr(_together.Group, "launch", counted)
-    # The sizes lead to several programs and a partial one, are empty, or have no dimensions.
+    # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
     again = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)

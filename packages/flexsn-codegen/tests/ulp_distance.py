@@ -16,7 +16,7 @@ NOT_A_NUMBER = 2**63 - 1
 
 
 def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
-    """Returns the number of steps, from one number of the dtype to the next, from `actual` to `expected`.
+    """Returns the distance between `actual` and `expected`, in steps from one number of the dtype to the next.
 
     Args:
         actual: tensor of any floating-point dtype of Triton. For integers and bool, the distance is the difference.

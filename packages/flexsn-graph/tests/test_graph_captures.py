@@ -1,4 +1,4 @@
-"""Captured tensors become lifted arguments: once each, as the user's own objects, with present values, unchanged."""
+"""Captured tensors become lifted arguments: once each, as the user's own objects, with current values, unchanged."""
 
 from __future__ import annotations
 

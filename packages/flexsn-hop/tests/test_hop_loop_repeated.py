@@ -1,4 +1,4 @@
-"""The loop that Inductor calls performs the computations of a step in each step and each call."""
+"""The loop that Inductor calls repeats all computations of a step, at each step and in each call."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def refuse_double_backward(
 ) -> list[torch.Tensor | None]:
     """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
-    They do so with respect to each tensor from which they were computed. Torch's ``once_differentiable`` would treat
-    them as constants if only the saved tensors, but not the incoming gradients, require grad.
+    The error is raised for each tensor from which they were computed. Torch's ``once_differentiable`` would treat them
+    as constants if only the saved tensors, but not the incoming gradients, require grad.
 
     Args:
         gradients: One for each argument, or None.

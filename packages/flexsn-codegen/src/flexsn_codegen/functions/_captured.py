@@ -46,10 +46,10 @@ class Captured:
         self.reads.keep(tensors)
 
     def fetch(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors now. `None` if another value has changed, because this makes the traces invalid."""
+        """The current captured tensors. `None` if another value has changed, because this makes the traces invalid."""
         result = self.reads.fetch()
         if result is not None:
-            self.tensors[:] = result  # a trace for other arguments uses the present tensors
+            self.tensors[:] = result  # a trace for other arguments uses the current tensors
         return result
 
     @contextmanager

@@ -2,7 +2,8 @@
 
 The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
 properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
-tensors, with functions that Python implements in C. If addresses have changed, it updates them, and then launches.
+tensors, with functions that Python implements in C. If addresses have changed, it updates them. Then it launches the
+kernels.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Step:
     addresses: list[int]
 
     def captured(self) -> list[Tensor] | None:
-        """The captured tensors now, or `None` if the function now reads other values."""
+        """The current captured tensors, or `None` if the function now reads other values."""
         results: list[Tensor] = []
         for fetch in self.fetches:
             captured = fetch()

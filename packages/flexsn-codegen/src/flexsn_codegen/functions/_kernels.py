@@ -51,7 +51,7 @@ class Kernels:
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel on whole tensors for a call like this, and the present captured tensors."""
+        """The kernel on whole tensors for a call like this, and the current captured tensors."""
         key = _key(structure, tensors)
         result = self._fetched(key)
         if result is None:
@@ -80,7 +80,7 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel that cuts for a call like this, if there is one already, and the present captured tensors."""
+        """The kernel that cuts for a call like this, if there is one already, and the current captured tensors."""
         result = self._cut.get(_key(structure, tensors)) if self._cut else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)

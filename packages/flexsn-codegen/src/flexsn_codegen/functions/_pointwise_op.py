@@ -109,7 +109,7 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any],
 
 
 def _plain(numbers: Sequence[Any]) -> list[int | float]:
-    """The present values of numbers that are symbols. The graph is valid for these values only."""
+    """The current values of numbers that are symbols. The graph is valid for these values only."""
     return [int(n) if isinstance(n, int | torch.SymInt) else float(n) for n in numbers]
 
 

@@ -1,7 +1,7 @@
 """Replaces a selection among many earlier steps by one load. The selecting number is the same in all steps.
 
-A delayed value is a sum over past steps. Each summand is selected for the elements whose number is that of the step.
-One load, at an address that the number determines, replaces all of these loads.
+A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. One load,
+at an address that the number determines, replaces all of these loads.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Number:
     Attributes:
         name: the number's name in the source.
         dtype: the number's dtype in registers.
-        value: the number's present value, before it is rounded to `dtype`.
+        value: the number's current value, before it is rounded to `dtype`.
     """
 
     name: str

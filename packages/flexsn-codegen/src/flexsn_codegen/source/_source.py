@@ -89,7 +89,7 @@ class CoreSource:
         target: the target of the source.
         numbers: numbers that follow the arguments. The name and the source do not depend on their values.
         once: the last arguments, which are equal in each step, or `None` if there are none.
-        stages: the stages of a function that reduces rows. Their functions are in `source`, and `name` is none of them.
+        stages: the stages of a function that reduces rows. Their functions are in `source`. `name` is not one of them.
     """
 
     name: str

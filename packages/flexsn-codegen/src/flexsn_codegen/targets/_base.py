@@ -61,8 +61,8 @@ class OpCall:
         target: the target of the source.
         index: the number of the required result if the op has several.
         keywords: the arguments that are neither tensors nor numbers, and keyword arguments, by name.
-        computed: by position of an operand that is a number and an argument of the kernel: a callable that returns the
-            source text of a function of this number.
+        computed: callables for operands that are numbers and arguments of the kernel, by position. Each returns the
+            source text of a function of its number.
     """
 
     op: Op
@@ -161,7 +161,7 @@ class Target(ABC):
         weaves: True if there are kernels that write interleaved results (`woven_kernel`).
         keeps_rows: True if kernels on rows keep values of a row from one stage to a later one.
         columns_in_runs: True if kernels on rows need columns that are evenly spaced in each operand.
-        most_columns: the number of columns of a row up to which they are the best way to sum rows.
+        most_columns: the largest number of columns for which kernels on rows are the best way to sum rows.
         rules: the source of each op.
     """
 
@@ -322,8 +322,8 @@ class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
     A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is the
-    text of the address of one step of an operand. For some operands, the elements of a step are summed, and each run
-    writes one number.
+    source text of an address, at which a step of an operand starts. For some operands, the elements of a step are
+    summed, and each run writes one number.
 
     Args:
         target: the target of the kernel.
@@ -437,7 +437,7 @@ class KernelWriter(ABC):
         """Declares the present tensors of one role, by number.
 
         Args:
-            summed: for each tensor, True if each run writes one number of it. Empty if this is False for all tensors.
+            summed: for each tensor, True if each run writes one number per step. Empty if it is False for all tensors.
         """
         ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}

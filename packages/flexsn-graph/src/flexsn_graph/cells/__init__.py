@@ -69,7 +69,7 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
         rows: True if the kernel itself reduces one dimension. This is the last dimension of the reduced value.
 
     Raises:
-        NonPointwiseError: the graph mixes elements by other means than cutting and joining.
+        NonPointwiseError: the graph mixes elements in other ways than by cutting and joining tensors.
     """
     refined: dict[Key, tuple[Spec, ...]] = {}
     blamed: dict[Key, fx.Node] = {}

@@ -573,7 +573,7 @@ class Pass:
         return replace(found, nodes=nodes, summed=found.summed - {axis})
 
     def _may_be_row(self, axes: Collection[OpenAxis]) -> bool:
-        """True if each of these axes can be the row: it has the row's size, and no value has both it and the row.
+        """True if each of these axes can be the row: it has the row's size, and no value has this axis and the row.
 
         For example, an argument that is a gradient has such an axis.
         """

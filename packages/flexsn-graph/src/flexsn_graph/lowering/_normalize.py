@@ -211,7 +211,7 @@ def _is_number(value: object) -> bool:
 
 
 def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """A key that is equal for calls with equal values. It has the function of `node`, and these arguments."""
+    """A key of a call of the function of `node`. Calls with equal keys have equal values."""
     # The dtype is part of the key: `where(c, 1, 0)` has another value in int32 than in int64.
     return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
 

@@ -22,7 +22,7 @@ _FROM: dict[object, tuple[int, ...]] = {
 
 
 def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
-    """Finds a node, among those that a result depends on, that may be neither 0 nor 1. `None` if there is none.
+    """Finds a node on which a result depends and that may be neither 0 nor 1. `None` if there is none.
 
     This is derived from the operations. Comparisons are 0 or 1, and so are products, selections, maxima and minima of
     such values, and 1 minus such a value.

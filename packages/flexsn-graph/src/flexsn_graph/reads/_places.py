@@ -92,7 +92,9 @@ class Place:
             return MISSING
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
-        """Python source that is true if the place still has the value `before`. `None` if other places decide.
+        """Python source that is true if the place still has the value `before`.
+
+        `None` if other places are compared instead.
 
         Args:
             token: name of the variable in this source that contains `token(before)`.
@@ -432,7 +434,8 @@ def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# By type: functions that return the elements and their number, and ignore `__iter__` and `__len__` of subclasses.
+# For each type, functions that return the elements and their number. They do not call `__iter__` and `__len__` of
+# subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
     OrderedDict: (_ordered, dict.__len__),

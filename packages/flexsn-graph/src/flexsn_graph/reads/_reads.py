@@ -233,7 +233,7 @@ class Reads:
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
-        """Returns the present value of each place whose value differs from the one that was read."""
+        """Returns the current value of each place whose value differs from the one that was read."""
         return self._guard.changed()
 
     def places(self) -> list[Place]:

@@ -40,7 +40,7 @@ class Store:
         self.name = name
 
     def take(self) -> Values:
-        """The present values, by key."""
+        """The current values, by key."""
         raise NotImplementedError
 
     def put(self, key: Any, value: Any) -> None:
@@ -48,10 +48,10 @@ class Store:
         raise NotImplementedError
 
     def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        """Restores the values of `before` that differ from the present ones.
+        """Restores the values of `before` that differ from the current ones.
 
         Args:
-            chosen: a function of a key and its present value that returns True if the value is to be restored.
+            chosen: a function of a key and its current value that returns True if the value is to be restored.
         """
         now = self.take()
         for key in now.keys() | before.keys():

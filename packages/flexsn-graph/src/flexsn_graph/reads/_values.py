@@ -1,4 +1,4 @@
-"""Comparison of the present value of a place with the value that the trace read."""
+"""Comparison of the current value of a place with the value that the trace read."""
 
 from __future__ import annotations
 

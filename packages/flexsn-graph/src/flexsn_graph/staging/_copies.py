@@ -36,7 +36,7 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
-    """A copy that has to remain because of a view of it. `None` if there is no further copy of this kind."""
+    """A copy that has to remain because a view of it is needed. `None` if no other copy has to remain."""
     seen: dict[fx.Node, Any] = {}
     behind: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
     for node in graph.nodes:

@@ -28,7 +28,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value of one step, as views present it.
+    """A value of one step, after a chain of views.
 
     Attributes:
         source: port of the value.

@@ -88,7 +88,7 @@ def stage(
         The parts, and the operands and products by key.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step by other means than a product along the last dimension.
+        NonPointwiseError: an op mixes elements of the step and is not a product along the last dimension.
     """
     return _Staging(module, tuple(arguments), tuple(results), carried, keys, known or {}).run()
 

@@ -38,7 +38,7 @@ class CutTrace(CoreTrace):
         arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
         if arguments == shape and all(value.shape == shape for value in results):
             # The dimensions may be small enough to be written out in one call, and too large in another.
-            raise NonPointwiseError("all values of the step have one shape, and are no pieces.", "", None)
+            raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
         tracer = self._retraced()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
         self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)

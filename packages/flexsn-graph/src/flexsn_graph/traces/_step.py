@@ -46,7 +46,7 @@ class StepValue:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def of_batch(self, batch: int) -> StepValue:
-        """This value with another size of its first dimension."""
+        """A copy of this value with another size of the first dimension."""
         return StepValue((batch, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:
@@ -65,7 +65,8 @@ class CoreTrace:
         lifted_values: a `StepValue` for each lifted tensor. `lift` computes these tensors from the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
-        leads_to: for each of these, the positions in `[*inputs, *states, *lifted]` to which its gradient may flow.
+        leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient
+            may flow.
         reads: the values that the core read in addition to its arguments: places of captured tensors, and constants.
     """
 
@@ -126,11 +127,11 @@ class CoreTrace:
         raise NotImplementedError
 
     def of_twin(self, core: Callable[..., Any]) -> Self | None:
-        """This trace, adapted to another core without running that core.
+        """A copy of this trace, adapted to another core without running that core.
 
         Returns:
             `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors with the
-            properties that this trace's core has read. See `reads/_twins.py`. The result refers to none of this trace's
+            properties that this trace's core has read. See `reads/_twins.py`. The result does not refer to this trace's
             tensors.
         """
         core = unwrap_compiled(core)
@@ -154,7 +155,7 @@ class CoreTrace:
         return self._reads_sizes or (self._tracer is not None and self._tracer.captures.reads_sizes)
 
     def of_batch(self, inputs: Sequence[StepValue], states: Sequence[StepValue]) -> Self | None:
-        """This trace for another size of the step's first dimension. The core is not run.
+        """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
             `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters.
@@ -232,12 +233,12 @@ class CoreTrace:
     def fits(self, captured: Sequence[Tensor]) -> bool:
         """True if `lift` accepts these tensors.
 
-        Some computations were recorded for the device and the strides of the traced tensors, and need the same ones.
+        Some recorded computations are only valid for the device and the strides of the traced tensors.
         """
         return self._prologue.fits(captured)
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Computes the lifted tensors from the present values of captured tensors.
+        """Computes the lifted tensors from the current values of captured tensors.
 
         Captured tensors are lifted unchanged, unless the core computes something from them alone that a step cannot
         compute: it indexes or sums them, multiplies matrices, or reads one tensor in two layouts. `lift` computes this
@@ -432,7 +433,7 @@ def trace_step(
 
     Raises:
         ExampleError: an example is not a dense tensor.
-        CoreArityError, CoreReturnError: the numbers of arguments or results differ from the announced ones.
+        CoreArityError, CoreReturnError: the core takes or returns another number of values.
         StateMismatchError: a state changes shape or dtype.
         UnsupportedCoreError: the core does something that a scan kernel cannot do. The message names the op and the
             line.

@@ -21,10 +21,10 @@ _TOLD_APART = (
 
 
 class Captures:
-    """Captured tensors, each once, and values that the core computes from them alone.
+    """Captured tensors without duplicates, and values that the core computes from captured tensors alone.
 
     Attributes:
-        stand_ins: a fake tensor for each of these values. Its index is the value's number.
+        stand_ins: a fake tensor for each captured or computed value. Its index is the value's number.
         tensors: the captured tensors, by number, in order of first use.
         aliases: captured tensors that share the memory of another captured tensor, each with the number of the latter.
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.

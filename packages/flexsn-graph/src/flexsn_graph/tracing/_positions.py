@@ -9,8 +9,8 @@ replayed on these tensors. For example, in a step of shape `[B, C]`, a value of 
 `(1, 0)` in the step varies along the step's second axis.
 
 Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
-computes the sum once, over the gradient that was accumulated over time. Both are equal as long as all operations after
-the sum are linear in it.
+computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
+operations after the sum are linear in it.
 """
 
 from __future__ import annotations

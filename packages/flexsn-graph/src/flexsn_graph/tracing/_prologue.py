@@ -145,7 +145,7 @@ class Prologue:
         self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
-        """This prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
+        """A copy of this prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
         result = copy(self)
         result.captured = tuple(captured)
         return result

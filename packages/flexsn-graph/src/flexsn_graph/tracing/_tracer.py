@@ -62,7 +62,7 @@ class Tracer:
     Attributes:
         mode: the fake mode of all tensors in this tracer.
         captures: the tensors that `fn` captures, and values that it computes from them alone.
-        lifted: numbers of those of these values that the step needs.
+        lifted: numbers of the values in `captures` that the step needs.
         results: fake tensors with the properties of the function's results.
         differentiable: for each result, True if a gradient can flow through it.
         leads_to: for each result, the positions in `primals` to which its gradient may flow.

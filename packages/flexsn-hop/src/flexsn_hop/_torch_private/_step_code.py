@@ -43,7 +43,7 @@ ALIGNMENT = 16
 
 
 class RowsOf(Sequence[torch.Tensor]):
-    """The rows of a sequence with these numbers, as arguments of code for steps. They share the sequence's memory.
+    """The rows of a sequence at the given indices, as arguments of code for steps. They share the sequence's memory.
 
     Iteration creates one row at a time. It takes less time and memory than ``unbind``, because the creation of a tensor
     takes as long as a small step.
@@ -85,7 +85,7 @@ def compile_step(
     aligned: Sequence[bool],
     longest: int,
 ) -> StepCode:
-    """Compiles a graph of ATen operators with Inductor, for tensors with the memory layouts of these tensors.
+    """Compiles a graph of ATen operators with Inductor, for tensors with the memory layouts of the examples.
 
     The graph takes a number below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
     writes its results to arguments with ``copy_``, and returns nothing. ``aligned`` is True for each tensor whose

@@ -1,4 +1,4 @@
-"""The scan as PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
+"""The scan with PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
 
 from __future__ import annotations
 

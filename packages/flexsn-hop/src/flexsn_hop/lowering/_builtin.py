@@ -1,4 +1,4 @@
-"""A scan as PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
+"""Runs a scan with PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
 Both are rejected where they are incorrect. Neither accepts results that are aliases or unchanged arguments, so all
 results are copied here. Both silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`).
@@ -20,14 +20,14 @@ __all__ = ["through_scan", "through_while_loop"]
 
 
 def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan as ``scan``. Dynamo traces it for the lowering ``"scan"``."""
+    """Runs the scan with torch's ``scan``. Dynamo traces it for the lowering ``"scan"``."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
     _check(call)
     if call.steps == 0:
         return empty_scan(call)
     layout, (inputs, states, lifted) = call.layout, call.split()
-    # The operator needs at least one carried value. Its strides have to be those that it has after a step.
+    # The operator needs at least one carried value. Its strides have to equal its strides after a step.
     carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -52,7 +52,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The scan as ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
+    """Runs the scan with torch's ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
     _check(call)
@@ -112,7 +112,7 @@ def _in_format(
 def _check(call: ScanCall) -> None:
     """Performs the checks of the eager scan.
 
-    They are skipped in compiled code, because Dynamo cannot trace them and the operator has already made them.
+    They are skipped in compiled code, because Dynamo cannot trace them and the operator has already performed them.
     """
     if not torch.compiler.is_compiling():
         check_call(call)

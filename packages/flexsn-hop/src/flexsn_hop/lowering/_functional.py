@@ -76,7 +76,7 @@ class _Rewrite:
         return node
 
     def _read(self, node: fx.Node) -> Any:
-        """The present value of memory. A view is taken again if its source has been written to."""
+        """The current value of memory. A view is taken again if its source has been written to."""
         node = self._memory(node)
         if node in self._parents and self._versions[node] != self._versions.get(self._root(node), 0):
             self._values[node] = self._graph.node_copy(node, self._read)

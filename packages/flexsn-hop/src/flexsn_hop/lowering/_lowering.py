@@ -151,7 +151,7 @@ def _registrations() -> list[_Registration]:
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Registers a lowering for compiled scans after the present ones. Returns a function that undoes this.
+    """Registers a lowering for compiled scans after the existing ones. Returns a function that undoes this.
 
     A scan is lowered by the first lowering that can lower it. Their order does not depend on imports. The first
     one is ``"flexsn_runtime"``, the kernels of flexsn-runtime, which are used if they are installed. The others

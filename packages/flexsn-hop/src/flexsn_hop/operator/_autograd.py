@@ -37,7 +37,7 @@ class _Options:
 
 
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """The core with the present autocast settings. The backward traces it again while autocast is off."""
+    """The core with the current autocast settings. The backward traces it again while autocast is off."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
     kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes tensors without data
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -23,9 +23,10 @@ class Activity:
 
     Attributes:
         outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
-        states: For each state, True if this holds for one of its values, before the first step or after any step.
-        state_results: For each state, True if this holds for the values after steps. It does not hold for a state that
-            every step sets to a constant.
+        states: For each state, True if its initial value or its value after any step depends differentiably on such an
+            argument.
+        state_results: For each state, True if its value after any step depends differentiably on such an argument.
+            False for a state that every step sets to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -87,7 +88,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops the gradients that no gradient reaches at any step. For these, autograd returns None, not zeros.
+    """Drops the results that depend on no output gradient at any step. For these, autograd returns None, not zeros.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
     the layout that no longer needs them. The gradient of an active state remains a result of the graph.
@@ -122,7 +123,10 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 
 
 def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
-    """For each node, the positions of the cotangents on which it depends. None for a nonzero node without any."""
+    """Maps each node to the positions of the cotangents on which it depends.
+
+    A nonzero node that depends on no cotangent is mapped to None.
+    """
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
     for position, node in enumerate(placeholders):

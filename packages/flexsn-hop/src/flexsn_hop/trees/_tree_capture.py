@@ -32,7 +32,7 @@ def offer_trees_to_dynamo(name: str) -> None:
     register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
 
 
-# Dynamo traces these functions like the user's code. They raise no errors, because the hooks make the checks.
+# Dynamo traces these functions like the user's code. They raise no errors, because the hooks perform the checks.
 
 
 def _flatten(init: Any, xs: Any) -> Any:

@@ -37,7 +37,7 @@ __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims"
 
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
-    """The tree of this structure, with these tensors where ``present`` is True, and None elsewhere."""
+    """A tree of the given structure. Its leaves are the tensors where ``present`` is True, and None elsewhere."""
     leaves = []
     taken = 0
     for is_there in present:
@@ -63,7 +63,7 @@ class Tree:
         return cls(spec, tuple(leaf is not None for leaf in leaves))
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """The tree with these tensors."""
+        """A tree of this structure whose leaves are the given tensors."""
         return fill(self.spec, self.present, tensors)
 
     def leaves_of(self, tree: Any) -> list[Any] | None:

@@ -44,7 +44,7 @@ class Extension:
         return path if path is not None and _is_whole(path) else None
 
     def build(self) -> Path:
-        """The module's file. If it does not exist, it is compiled, which takes half a minute. Only one process does so.
+        """The module's file. If it does not exist, one process compiles it. This takes half a minute.
 
         Raises:
             CompilerMissingError: there is no compiler.

@@ -29,8 +29,8 @@ _GATHERED = 512
 _TILE_ROWS, _TILE_COLUMNS = 16, 64
 
 Layout = str
-"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"`` or ``"turned"``. The first layout is
-``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
+"""Layout of an operand: ``"dense"``, ``"following"``, ``"one"``, ``"apart"`` or ``"turned"``. A list of layouts starts
+with an entry for the loops: ``"DIMENSIONS"``, ``"DIMENSIONS short"`` or ``"2 turned"``."""
 
 
 def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Layout, ...], list[int]]:

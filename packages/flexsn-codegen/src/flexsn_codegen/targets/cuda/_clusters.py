@@ -49,7 +49,7 @@ class Cluster:
     """The division of a step among the blocks and warps of clusters.
 
     Attributes:
-        blocks: blocks of a cluster, a power of two, at most 16.
+        blocks: number of blocks in a cluster, a power of two, at most 16.
         splits: number of warps that share the sums of a product.
         row_tiles: tiles of 8 rows of a cluster.
         held: number of tiles of 16 terms of a product that a warp has in registers. `None` means all.
@@ -95,8 +95,8 @@ class ClusterKernel:
 
     Attributes:
         source: the kernel's source. Its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block.
         registers: 32-bit numbers of the matrices in a thread.
     """
 
@@ -113,7 +113,7 @@ class ClusterNeeds:
     Attributes:
         matrices: 32-bit numbers of the matrices in registers of a thread.
         others: an estimate of the other registers of a thread.
-        of_a_term: registers of a thread for one more tile of 16 terms.
+        of_a_term: number of registers that a thread needs for one more tile of 16 terms.
         terms: number of tiles of terms that one warp has of the longest product.
         shared: bytes of shared memory.
         shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
@@ -534,7 +534,7 @@ class _ClusterWriter:
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Starts to read the first terms that are in none of the block's own memories."""
+        """Starts to read the first terms that are not in the block's own memory."""
         terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
         for where, begin, end in self._ranges(terms):
             if where == "away":

@@ -65,16 +65,16 @@ class CudaFunction:
         cubin: a cubin that contains the kernel.
         name: the kernel's name.
         device: the GPU.
-        cluster: blocks of a cluster.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block, in addition to the kernel's own variables.
+        cluster: number of blocks in a cluster.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block, in addition to the kernel's own variables.
 
     Attributes:
         address: address of the kernel for the driver.
-        threads: threads of a block.
-        shared: bytes of shared memory of a block, in addition to the kernel's own variables.
-        registers: registers of a thread.
-        spilled: bytes of a thread in local memory.
+        threads: number of threads in a block.
+        shared: bytes of shared memory for a block, in addition to the kernel's own variables.
+        registers: number of registers that each thread uses.
+        spilled: bytes of local memory that each thread uses.
         at_once: number of clusters that the GPU runs at a time. `None` if the driver does not report it.
 
     Raises:

@@ -151,7 +151,7 @@ class _Block:
         return f"({self.offset} + {self.range}[{axis}])"
 
     def inside(self, axis: str) -> str:
-        """The condition under which a number is that of a term, or `""` if it always is."""
+        """The condition under which a term of this number exists, or `""` if all terms exist."""
         terms, found = self.terms(axis), []
         if self.offset < 0:
             found.append(f"({terms} >= 0)")

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of degree `n`, by their recurrences (DLMF 18.9), in float64. 0 for a negative degree."""
+"""Orthogonal polynomials of degree `n`, by recurrence (DLMF 18.9), in float64. For a negative degree, they are 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _chosen(first, second, n):
 def _chebyshev(x, n, sine: tl.constexpr, shift: tl.constexpr):
     """The polynomials of the first (`sine` 0, `shift` 0), second (1, 1), third (0, 0.5) and fourth kind (1, 0.5).
 
-    In terms of the angle t with x = cos t, this is cos((n + shift) t) / cos(shift t), or the same with sines.
+    In terms of the angle t with x = cos t, a polynomial is cos((n + shift) t) / cos(shift t), or the same with sines.
     """
     one = tl.zeros_like(x) + 1.0
     inside = tl.abs(x) <= 1
