@@ -63,7 +63,7 @@ def _flowing(
     roots: Sequence[Tensor],
     apply: Apply,
 ) -> Sequence[Tensor]:
-    """The tangents of the results that have one.
+    """The tangents of the results that have tangents.
 
     Args:
         flows: for each result, True if it has a tangent.

@@ -119,7 +119,7 @@ class Launcher:
         self._in_cpp: Program | None = None
         if isinstance(kernel, CppKernel):
             self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # By numbers and alignments, because Triton compiles a binary for each combination.
+        # Keyed by numbers and alignments, because Triton compiles a binary for each combination.
         self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:

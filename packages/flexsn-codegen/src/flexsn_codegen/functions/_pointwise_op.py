@@ -165,7 +165,10 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
 
 
 def _is_direct(device: torch.device) -> bool:
-    """True if a graph can contain the launch itself. Triton's cannot be saved, and its interpreter is no compiler."""
+    """True if a graph can contain the launch itself.
+
+    An exported graph cannot contain a launch by Triton, and compiled code cannot call Triton's interpreter.
+    """
     if device.type == "cpu":
         return not interpreted()
     return device.type == "cuda" and not is_exporting()

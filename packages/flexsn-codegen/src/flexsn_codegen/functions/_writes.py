@@ -82,7 +82,7 @@ def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _columns_apart(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors with equal layouts, of which one is shifted, have elements in each other's gaps only."""
+    """True if the elements of two tensors with equal layouts only lie in each other's gaps."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_steps(a))

@@ -511,7 +511,7 @@ def _side_by_side(
 
 
 def exact_values(staged: StagedStep) -> frozenset[Port]:
-    """The values of which bfloat16 can represent every number that the step writes: integers of a few bits."""
+    """The values whose numbers bfloat16 always represents exactly. These are integers of a few bits."""
     found: dict[Port, bool] = {}
     for part in staged.parts:
         if isinstance(part, Stage):

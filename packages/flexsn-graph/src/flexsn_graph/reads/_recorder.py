@@ -120,14 +120,14 @@ class Recorder:
         """Resets everything that belongs to a single recording."""
         self._watch = AttributeWatch(self._read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
-        # By (recorded in a backward formula, id). Keeps the object alive, so that no other object gets its id in the
-        # meantime.
+        # Keyed by a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so that
+        # no other object gets the id of one in the meantime.
         self._met: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
         self._entered: set[type] = set()
         self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
-        self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: (class, name)s
+        self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: pairs of a class and a name
         self._written_inside: set[CodeType] = set()
         self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
         self._of_user: set[CodeType] = set()

@@ -41,7 +41,8 @@ class Twins:
     """
 
     def __init__(self, core: Any, other: Any) -> None:
-        # By id of the original. Both objects are kept alive, so that no other objects get their ids in the meantime.
+        # Keyed by the id of the original. Both objects are kept alive, so that no other objects get their ids in the
+        # meantime.
         self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, int] = {}
         for hooks in hooks_of_all_modules().values():

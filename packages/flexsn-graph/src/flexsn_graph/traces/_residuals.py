@@ -46,7 +46,7 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
     """A step and its VJP with residuals.
 
     Args:
-        vjp: the VJP of the step, from the gradients of all results that have one.
+        vjp: the VJP of the step, from the gradients of all differentiable results.
         rounded: True if float16 and bfloat16 values are rounded after each op. If False, such values are not residuals,
             and float32 values that are computed from them are saved instead.
 

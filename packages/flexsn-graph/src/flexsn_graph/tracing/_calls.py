@@ -101,7 +101,7 @@ class CoreCalls(TorchFunctionMode):
         self._whole = whole
         self._arguments = arguments
         self._note = note
-        # By id. The tensors are kept alive, so that no other tensor gets their ids or their memory.
+        # Keyed by the tensor's id. The tensors are kept alive, so that no other tensor gets their ids or their memory.
         self._known: dict[int, _Known] = {}
         self._nodes: dict[Any, int] = {}
         self._fixed_nodes: dict[Any, bool] = {}

@@ -28,7 +28,7 @@ class Captures:
         tensors: the captured tensors, by number, in order of first use.
         aliases: captured tensors that share the memory of another captured tensor, each with the number of the latter.
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
-        decided: the calls that compute the other values, by function and arguments.
+        decided: the calls that compute the computed values, by function and arguments.
         lifted: the values that the step needs, once they are known. All other values are only used by `calls`.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward

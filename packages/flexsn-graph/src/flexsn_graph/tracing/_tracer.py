@@ -86,7 +86,7 @@ class Tracer:
         self._keep_views = keep_views
         self._as_results = as_results
         self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
-        # By position of an example that torch cannot differentiate, such as the target of a loss: the error.
+        # Errors by the position of an example that torch cannot differentiate, such as the target of a loss.
         self._constant: dict[int, TorchError] = {}
         forget_fake_results()
         self.mode = FakeTensorMode()

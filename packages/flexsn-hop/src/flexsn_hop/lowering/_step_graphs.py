@@ -39,7 +39,7 @@ class WritingStep:
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
     def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Runs a step for each of the numbers, of which there are at most ``BLOCK``.
+        """Runs a step for each of at most ``BLOCK`` consecutive numbers.
 
         A step reads the row of its number from each sequence, and its entry of each column. All entries of a column
         have the same properties. The sequences are dense, and time is their outermost dimension.

@@ -37,10 +37,10 @@ _MOST_OPERANDS = 7
 
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
-"""The terms of the offset of an operand's rows, then the terms for its columns: 0 for none, `RUN` for one stride,
-`PAIRS` for every second element, otherwise their number, or the terms of an earlier operand. Then the kind of sum, and
-the number of the operand whose elements are just before its own in memory. The first layout is `(columns of a program,
-True if these are all columns)`."""
+"""Layout of an operand: the terms of the offsets of its rows and of its columns, the kind of sum, and the number of the
+operand whose elements are just before its own in memory. Terms are 0 for no term, `RUN` for one stride, `PAIRS` for
+every second element, the terms of an earlier operand, or otherwise the number of terms. A list of layouts starts with
+the entry `(columns of a program, True if these are all columns)`."""
 RUN, PAIRS = -1, -2
 
 

@@ -1,7 +1,7 @@
 """The compiled implementation: `@triton.jit` functions that use libdevice.
 
-Triton reads a function's source, so each function is written out. `_functions.py` has the list of them, and a test
-compares both.
+Triton reads a function's source, so each function is written out. `_functions.py` has the list of the functions, and a
+test compares the list with this module.
 
 Some functions compute float32 in float64, because the errors of libdevice's float32 functions exceed 2 ulp. For `asin`,
 `erfinv` and `pow`, the reason is that Triton links them with approximate square roots and reciprocals. The errors of

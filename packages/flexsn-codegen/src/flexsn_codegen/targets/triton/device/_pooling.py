@@ -1,8 +1,8 @@
-"""Pooling in two dimensions: the maximum and, in few bits, its position; the average; their gradients.
+"""Pooling in two dimensions: the maximum with its position in a few bits, the average, and the gradients of both.
 
 A program computes rows x columns numbers. If channels are last, a row is a pixel and a column is a channel. Otherwise,
 a row is a row of an image, a column is a pixel of it, and each channel is an image. Coordinates are `[ROWS, 1]` or
-`[1, COLUMNS]`, so that only sums of the two are computed for each number.
+`[1, COLUMNS]`, so that only their sums are computed for each number.
 
 Arguments are `images`, `channels`, `height`, `width`, `out_height` and `out_width`. The dimension that is innermost in
 memory (channels, or the width of the input) is a multiple of `UNIT` numbers, and its argument is the number of units.
@@ -10,7 +10,8 @@ memory (channels, or the width of the input) is a multiple of `UNIT` numbers, an
 A code of 2, 4 or 8 bits describes the position of a maximum in its window. A byte contains the codes of the pixels of
 `PER` rows (if channels are last), or of the same pixel in `PER` images.
 
-The maximum is the first of equal numbers, and the last NaN, as in PyTorch. Sums are in float32, in PyTorch's order.
+As in PyTorch, the position of the maximum is that of the first of equal numbers, or of the last NaN. Sums are in
+float32, in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _pixels(
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         value = load(at, in_y & ((column < columns) & (x >= 0) & (x < width)), OTHER)
     else:
-        # The two numbers of a pair, of which neighbours need one each, are loaded together.
+        # Neighbours need one number each of a pair, so both numbers are loaded together.
         x = (tl.program_id(1) * COLUMNS + OFF // 2) * 2 + tl.arange(0, 2 * COLUMNS)[None, :]
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         pairs = load(at, in_y & ((x >= 0) & (x < width)), OTHER)
@@ -344,7 +345,7 @@ def gradient_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of the input: for a maximum by its codes, for an average if `BITS` is 0.
+    """The gradient of the input, from the codes of a maximum. If `BITS` is 0, it is the gradient of an average.
 
     Rows and columns are those of cells of `SH x SW` pixels. The windows of all cells have the same relative positions.
     """
