@@ -86,7 +86,7 @@ def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.M
     assert "x + 0" in inspect.getsource(first.fn)
 
 
-def test_verbose_says_written_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_written_and_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         compile_triton_code_str(source(number=3), "kernel", verbose=True)
     first, second = capsys.readouterr().out.splitlines()
@@ -376,7 +376,7 @@ def compile_on_a_full_disk() -> None:
 @forks
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_full_disk_is_named_and_leaves_nothing_behind(
+def test_a_full_disk_is_named_and_no_file_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
 ) -> None:
     for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
@@ -427,7 +427,7 @@ def as_somebody_else(temporary: Path) -> None:
 
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
-def test_somebody_without_a_home_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a real read-only home: an administrator's folder, for another user."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
@@ -453,7 +453,7 @@ def test_old_files_are_pruned_and_used_ones_kept(folder: Path) -> None:
     assert [path.read_text() for path in folder.glob("*.py")] == [source(number=10)]
 
 
-def test_without_triton_the_package_imports_and_says_what_to_install() -> None:
+def test_without_triton_the_package_imports_and_names_the_missing_package() -> None:
     program = """
 import sys
 sys.modules["triton"] = None

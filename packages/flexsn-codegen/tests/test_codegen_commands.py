@@ -61,7 +61,9 @@ def test_show_for_the_cpu(module: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "@triton.jit" not in out
 
 
-def test_compile_writes_what_each_target_takes(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_writes_the_files_of_each_target(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     targets = ["sm_90", "gfx942", *(["cpp"] if why_no_compiler() is None else [])]
     assert main(["compile", f"{module}:shifted", "--target", *targets, "--output", str(tmp_path / "made")]) == 0
     written = {path.name.partition(".")[2]: path for path in (tmp_path / "made").iterdir()}

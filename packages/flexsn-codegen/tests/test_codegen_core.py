@@ -112,7 +112,7 @@ def test_long_names_that_begin_alike_stay_different() -> None:
     assert f"({long}1, {long}2):" in emit_core(graph, "core", prune=False).source
 
 
-def test_hash_is_of_the_code_and_ignores_where_it_came_from() -> None:
+def test_the_hash_depends_on_the_code_and_not_on_its_file() -> None:
     first, second, other = (graph_with((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
     node = next(n for n in second.nodes if n.op == "call_function")
     node.stack_trace = '  File "/somewhere/model.py", line 12, in step\n    y = x * 2.0  # doubled'

@@ -73,11 +73,11 @@ def assert_runs(threads: int = 1) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_it_runs_in_as_many_threads_as_it_is_told(threads: int, compiler: None) -> None:
+def test_kernels_run_in_several_threads(threads: int, compiler: None) -> None:
     assert_runs(threads)
 
 
-def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
+def test_stored_libraries_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
     assert_runs()
     (kept,) = (tmp_path / "cache").glob("*.so")
     assert kept.stat().st_mode & 0o077 == 0
@@ -92,7 +92,7 @@ def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"no library"), lambda path: path.unlink()])
-def test_what_is_spoilt_is_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
+def test_damaged_libraries_are_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
     for _ in range(2):
         assert_runs()
         gc.collect()  # now no object keeps the library open
@@ -102,7 +102,7 @@ def test_what_is_spoilt_is_compiled_again(spoil: Callable[[Path], object], tmp_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, compiler: None) -> None:
+def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, compiler: None) -> None:
     def is_open() -> bool:
         (kept,) = (tmp_path / "cache").glob("*.so")
         return str(kept) in Path("/proc/self/maps").read_text()

@@ -196,7 +196,7 @@ def test_arguments_may_be_strided_and_are_not_copied() -> None:
     assert torch.equal(pointwise(rotary)(x, cos, sin), rotary(x, cos, sin))
 
 
-def test_one_trace_serves_all_sizes_of_what_is_not_cut() -> None:
+def test_one_trace_serves_all_sizes_of_dimensions_that_are_not_cut() -> None:
     traced = []
 
     def counted(x: Tensor, bias: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def moved(x: Tensor) -> Tensor:
         (lambda x: x.cumsum(0)[:2], (4, 100), "cumsum.default does not work element by element"),
     ],
 )
-def test_what_mixes_elements_is_refused(function: Function, shape: tuple[int, ...], match: str) -> None:
+def test_functions_that_mix_elements_are_refused(function: Function, shape: tuple[int, ...], match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
         pointwise(function)(tensor(*shape))
 

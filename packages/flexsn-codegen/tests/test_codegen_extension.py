@@ -45,7 +45,7 @@ def test_a_part_of_a_file_is_replaced(left: int) -> None:
     extension.load(extension.build())
 
 
-def test_what_the_compiler_does_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompilationError, match="rejects the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"

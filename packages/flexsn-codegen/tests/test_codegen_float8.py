@@ -67,7 +67,7 @@ def test_gradients_pass_through_a_round_trip(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_refusals_name_what_there_is() -> None:
+def test_refusals_name_the_alternatives() -> None:
     x = torch.zeros(8, dtype=torch.float8_e4m3fnuz, device=DEVICE)
     with pytest.raises(ArgumentError, match="kernels read float8_e4m3fn and float8_e5m2"):
         pointwise(scaled)(x, torch.ones((), device=DEVICE))

@@ -166,7 +166,7 @@ def test_show_takes_precision_and_fast_math(module: str, capsys: pytest.CaptureF
     assert "# sm_90: " in out
 
 
-def test_prune_says_what_it_deleted(
+def test_prune_reports_the_files_that_it_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))

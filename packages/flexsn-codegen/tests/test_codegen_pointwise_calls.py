@@ -82,17 +82,17 @@ def test_numbers_that_decide_compile_again(function: Any) -> None:
     assert variants(kernel) <= 6
 
 
-def test_a_kernel_per_value_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from flexsn_codegen.functions import _kernel
 
     monkeypatch.setattr(_kernel, "_MAX_VARIANTS", 2)
     kernel = pointwise(lambda x, n: x * float(n))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (1, 2, 3):
             assert torch.equal(kernel(X, n), X * n)
     assert variants(kernel) == 1
-    assert any("for other numbers" in str(warning.message) for warning in said)
+    assert any("for other numbers" in str(warning.message) for warning in caught)
 
 
 def test_gradients_take_the_numbers_too() -> None:

@@ -65,7 +65,7 @@ def test_along_any_dimension_in_one_graph(name: str) -> None:
         torch.testing.assert_close(a, e)
 
 
-def test_what_a_cutting_function_reads_is_read_at_each_call() -> None:
+def test_values_that_a_cutting_function_reads_are_read_at_each_call() -> None:
     scale = 2.0
     x = X.detach()
     kernel = pointwise(lambda x: x.chunk(2, 1)[0] * scale)

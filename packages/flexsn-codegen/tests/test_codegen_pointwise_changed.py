@@ -166,7 +166,7 @@ MODES = [
 @pytest.mark.long(all_but=["closure-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"])
 @pytest.mark.parametrize(("mode", "backend"), MODES)
 @pytest.mark.parametrize("name", FAMILY)
-def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> None:
+def test_changes_of_values_that_are_read_are_noticed(name: str, mode: str, backend: str) -> None:
     function, changes = FAMILY[name]()
     fused = pointwise(function, autograd=True)
 
@@ -266,7 +266,7 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
 
 @pytest.mark.long(all_but=["after", "before"])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_compiled_code_changes_itself(method: str) -> None:
+def test_values_that_compiled_code_changes_itself(method: str) -> None:
     torch.compiler.reset()
     expected = steps(method, lambda step: step)
     torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)

@@ -103,7 +103,7 @@ def halved(p: Tensor, g: Tensor, rate: float) -> None:
     p.mul_(0.5).sub_(g, alpha=rate)
 
 
-def test_a_step_made_again_sees_what_has_changed() -> None:
+def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
     step = pointwise(halved)
     sizes = [(40, 13), (16,), (32, 2)]
 
@@ -158,7 +158,7 @@ def test_captured_tensors_results_and_arguments_again(language: str) -> None:
             torch.testing.assert_close(product, expected[i] * scale)
 
 
-def test_places_that_write_what_others_have_follow_each_other(language: str) -> None:
+def test_places_that_share_memory_run_one_after_the_other(language: str) -> None:
     step = pointwise(halved)
     shared, other = tensors([(50,), (50,)], torch.float32, 0)
     expected, gradient = shared * 0.25 - 0.75 * other, other.clone()

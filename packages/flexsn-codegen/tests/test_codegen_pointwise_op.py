@@ -245,7 +245,7 @@ def test_a_kernel_that_is_gone_is_named() -> None:
         graph(x, gate)
 
 
-def test_saved_for_backward_is_what_autograd_allows() -> None:
+def test_saved_tensors_follow_the_rules_of_autograd() -> None:
     """Checks that a checkpointed region recomputes its values, and that a later change of a tensor is detected."""
     x, gate = arguments(5, 3)
     y = torch.utils.checkpoint.checkpoint(lambda x, g: fused(x, g, 0.5)[0], x, gate, use_reentrant=False)

@@ -72,7 +72,7 @@ def test_lion_equals_eager_mode() -> None:
         torch.testing.assert_close(a, e, rtol=0, atol=5e-7)
 
 
-def test_what_is_returned_is_the_callers_tensor() -> None:
+def test_the_callers_tensor_is_returned() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.add_(y), x * 2
 
@@ -117,7 +117,7 @@ def test_into_tensors_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_of_into_check_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = pointwise(lambda x, y: (x * y, x > y))
 
     def tensors(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -138,7 +138,7 @@ def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.Mon
         assert out[0]._version > version
 
 
-def test_what_repeats_into_may_be_into_itself() -> None:
+def test_repeated_calls_of_into_use_current_values() -> None:
     offset = torch.rand(5)
     kernel = pointwise(lambda x: x + offset)
     out, x = torch.zeros(7, 5), torch.rand(7, 5)
@@ -152,7 +152,7 @@ def test_what_repeats_into_may_be_into_itself() -> None:
         kernel.repeated_into([torch.zeros(3)], x)
 
 
-def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call
 
@@ -210,7 +210,7 @@ def test_writes_under_inference_mode_and_by_a_copy() -> None:
         assert torch.equal(out, -x / 2)
 
 
-def test_what_cannot_be_written() -> None:
+def test_tensors_that_cannot_be_written() -> None:
     add = pointwise(lambda x, y: x.add_(y))
     x = torch.rand(6)
     for bad in (torch.rand(1).expand(6), torch.rand(8).unfold(0, 3, 1), torch.rand(6, 2).as_strided((3, 4), (1, 2))):
@@ -235,7 +235,7 @@ def test_what_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_results_are_not_written_to_what_requires_a_gradient(calls_before: int) -> None:
+def test_results_are_not_written_to_tensors_that_require_a_gradient(calls_before: int) -> None:
     """Checks that this is rejected. Otherwise, the tensor's own gradient would flow on unchanged."""
     kernel, a = pointwise(lambda a, b: a + b), torch.ones(50, 37)
     for _ in range(calls_before):

@@ -37,7 +37,7 @@ def test_another_seed_has_other_numbers() -> None:
     assert not torch.equal(first, second)
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_shapes_that_cannot_be_counted_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"call is -1; it must be from 0 to 2\*\*31 - 1"):
         random.numbers((3,), seed=0).at(-1)
     with pytest.raises(ArgumentError, match="1 rows of 2147483648 elements"):

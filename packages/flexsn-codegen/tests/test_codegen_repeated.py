@@ -60,7 +60,7 @@ def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, f
 
 @pytest.mark.long(all_but=["halves"])
 @pytest.mark.parametrize("function", [scaled, two, halves])
-def test_what_differs_from_the_earlier_call_counts(function: Callable[..., Any]) -> None:
+def test_differences_from_the_earlier_call_count(function: Callable[..., Any]) -> None:
     fused = pointwise(function)
     x, weight = tensor(6, 8), tensor(4) if function is halves else tensor(8)
     for _ in range(3):

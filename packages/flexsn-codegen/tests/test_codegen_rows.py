@@ -92,7 +92,7 @@ def results_of(value: Any) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["RMSNorm", "Adam-mini", "three colours"])
 @pytest.mark.parametrize("name", CASES)
-def test_it_computes_what_eager_mode_does(name: str) -> None:
+def test_results_are_those_of_eager_mode(name: str) -> None:
     function, case = CASES[name]
     ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
     theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
@@ -122,7 +122,7 @@ def test_gradients_of_gradients() -> None:
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
 
 
-def test_nan_comes_through_a_maximum() -> None:
+def test_a_maximum_propagates_nan() -> None:
     x = tensor(3, 30, dtype=torch.float32)
     x[1, 7] = math.nan
     torch.testing.assert_close(pointwise(scaled)(x)[1], scaled(x)[1], equal_nan=True)
@@ -166,7 +166,7 @@ def test_in_compiled_code_and_under_vmap() -> None:
         (lambda x: x / x.prod(-1, keepdim=True), r"aten\.prod\.dim_int"),
     ],
 )
-def test_what_is_refused(function: Function, match: str) -> None:
+def test_refused_functions(function: Function, match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
         pointwise(function)(tensor(9, 20))
 

@@ -170,7 +170,7 @@ def test_no_terms_of_the_whole_size(
     assert len(made) == 2
 
 
-def test_a_gradient_that_comes_in_is_returned_and_not_shared() -> None:
+def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
     x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
     found = torch.autograd.grad(kernel(x, y), (x, y), given)

@@ -88,7 +88,7 @@ def test_length_of_requires_grad(requires_grad: tuple[bool, ...]) -> None:
         generate_forward_and_backward_graph(lif_core(), (X, X), requires_grad)
 
 
-def test_generators_refuse_what_returns_no_tensors() -> None:
+def test_generators_refuse_functions_that_return_no_tensors() -> None:
     for function in (lambda x: None, lambda x: {"x": x}, lambda x: [x, 1]):
         with pytest.raises(ValueError, match="must return a tensor or a flat list or tuple"):
             generate_inference_graph(function, (X,))

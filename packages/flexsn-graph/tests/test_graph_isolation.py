@@ -143,7 +143,7 @@ def test_strided_examples_give_the_same_graph() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_what_is_switched_on_around_the_trace_does_not_matter() -> None:
+def test_modes_around_the_trace_do_not_matter() -> None:
     core = PLIF(torch.zeros(3))
     expected = printed(trace_step(core, 1, 1, 1, zeros()))
     examples = zeros()
@@ -230,7 +230,7 @@ def test_both_generators_are_deterministic() -> None:
     assert [str(g) for g in one] == [str(g) for g in other]
 
 
-def test_what_torch_remembers_of_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_torch_uses_for_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_private, "_MOST_FAKE_RESULTS", len(_torch_private._fake_results) + 8)
     most = 0
     for number in range(12):

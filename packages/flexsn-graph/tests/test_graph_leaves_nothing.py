@@ -241,7 +241,7 @@ def content(where: Any) -> list[Any]:
 
 @pytest.mark.long(all_but=["attribute", "buffer", "in_a_list", "closure", "memo", "class_attribute", "slots"])
 @pytest.mark.parametrize("make", KINDS)
-def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callable[[], tuple[Any, Step, str]]) -> None:
+def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
     where, core, name = make()
     before = content(where)
     for _ in range(2):
@@ -278,7 +278,7 @@ class Counts(nn.Module):
         return x * 0.5, v
 
 
-def test_what_else_a_core_writes_is_put_back() -> None:
+def test_other_values_that_a_core_writes_are_restored() -> None:
     core = Counts()
     before = dict(vars(core))
     with pytest.raises(StatefulCoreError, match=r"self\.fixed"):

@@ -53,7 +53,7 @@ def test_lif_is_as_small_as_by_hand() -> None:
     assert names(trace.forward.graph) == expected.split()
 
 
-def test_what_is_not_returned_is_not_computed() -> None:
+def test_values_that_are_not_returned_are_not_computed() -> None:
     trace = trace_step(lambda x, v: (x + 1.0, torch.exp(v) * 0.0 + v, v)[::2], 1, 1, 1, CASES[0].arguments())
     assert [n.target for n in calls(trace.forward.graph)] == [prims.add.default]
 

@@ -115,7 +115,7 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
     assert trace.vjp([False] * 3, [True, True]).gradients == (None, None)
 
 
-def test_what_is_not_wanted_is_not_computed() -> None:
+def test_gradients_that_are_not_required_are_not_computed() -> None:
     trace = trace_step(PLIF(torch.zeros(3)), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
     whole = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
     without_parameter = len(trace.vjp([True, True], [True, True, False]).graph.nodes)

@@ -34,7 +34,7 @@ def test_equals_the_loop_in_compiled_code(name: str) -> None:
     assert_equals_the_loop(name, 3, (True, False, False), "inductor")
 
 
-def test_what_no_gradient_reaches_has_none() -> None:
+def test_values_that_no_gradient_reaches_have_no_gradient() -> None:
     x, v, w = torch.ones(3, 2), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
 
     def loss(x: Tensor, v: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def test_scan_does_it_as_the_loop(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 @pytest.mark.parametrize("name", POINTS)
-def test_torchs_scan_does_what_the_page_says(name: str) -> None:
+def test_torchs_scan_behaves_as_the_page_describes(name: str) -> None:
     torch._dynamo.reset()
     point = POINTS[name]
     assert builtin_scan is not None

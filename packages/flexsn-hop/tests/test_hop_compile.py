@@ -145,7 +145,7 @@ def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
     )
 
 
-def test_chain_of_states_whose_gradients_come_one_after_the_other() -> None:
+def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
     def core(x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c, count = states
         return c * 1.0, x * 2, function_spike(a) + a, b * a, count + 1

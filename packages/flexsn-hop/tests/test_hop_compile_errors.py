@@ -97,7 +97,7 @@ def test_arity_of_a_core_made_inside() -> None:
         (errors.StateChangedError, lambda x, v: (x, v.half()), ["float32", "float16"]),
     ],
 )
-def test_what_the_core_returns(error: type[Exception], wrong: Run, words: list[str]) -> None:
+def test_wrong_results_of_the_core(error: type[Exception], wrong: Run, words: list[str]) -> None:
     refused(error, words, lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v), X, V)
 
 

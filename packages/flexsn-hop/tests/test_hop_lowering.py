@@ -214,7 +214,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
         assert backward.num_given == 3
 
 
-def test_what_is_said_to_be_zeros_still_gets_its_gradient() -> None:
+def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
     def train(scan: Run, x: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
         return scan(lambda x, v: (x * v, 0.5 * v + x), 1, 1, 1, x, v, **options)
 
@@ -233,7 +233,7 @@ def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_a_state_that_is_said_to_be_zeros_and_is_not(final: bool) -> None:
+def test_a_state_declared_as_zeros_that_is_not_zero(final: bool) -> None:
     scan: Run = flex_sn_scan_final_state if final else flex_sn_scan
     with pytest.raises(errors.NonzeroStateError, match="state 1 is not zeros") as caught:
         from_zero(scan, torch.randn(3, 4), torch.randn(4), zero_states=(True, True))
@@ -284,7 +284,7 @@ def test_the_first_that_can_takes_the_scan() -> None:
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
 
 
-def test_when_none_can_each_reason_is_told() -> None:
+def test_the_error_names_the_reason_of_each_lowering() -> None:
     register_scan_lowering(Unrolled(why="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
@@ -326,7 +326,7 @@ def test_the_order_is_not_that_of_imports() -> None:
         (object(), "a object is not a lowering: it has no name, no version, no checkpoint_interval"),
     ],
 )
-def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> None:
+def test_objects_that_are_no_lowering_are_not_registered(lowering: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         register_scan_lowering(lowering)
     assert scan_lowerings() == {}

@@ -127,7 +127,7 @@ class State:
 register_dataclass(State)
 
 
-def test_structures_come_back_as_they_were() -> None:
+def test_structures_are_returned_unchanged() -> None:
     def fall(state: State, _: tuple[()]) -> tuple[State, tuple[Tensor, None]]:
         return State(state.position + state.speed, state.speed - 1), (state.position, None)
 
@@ -180,7 +180,7 @@ def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
 
 
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_that_check_what_they_are_made_of(kind: Any) -> None:
+def test_containers_that_check_their_elements(kind: Any) -> None:
     for name, step, init, xs in containers(kind):
         results = scan(step, init, xs)
         torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
