@@ -1,4 +1,4 @@
-"""Kernels launched again, on the shortest path."""
+"""Repeated launches of kernels, on the fastest path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton import _launcher, launcher, prepare_compiler
 
 
 class Compiled:
-    """Stands in for a compiled kernel of Triton, and records its launches."""
+    """Replaces a compiled Triton kernel, and records its launches."""
 
     function, packed_metadata = "function", "metadata"
 
@@ -78,7 +78,7 @@ def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
 
 @pytest.mark.gpu
 def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
-    """Triton compiles for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
+    """Triton specializes binaries for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
     calls = []
 
     @pointwise

@@ -22,7 +22,7 @@ class ExampleError(TypeError):
 
 
 class CoreArityError(TraceError):
-    """The step function takes or returns a number of values that differs from the announced one."""
+    """The step function takes or returns another number of values than the call states."""
 
 
 class CoreReturnError(TraceError):
@@ -38,7 +38,7 @@ class RequiresGradError(TraceError):
 
 
 class GraphArityError(ValueError):
-    """A graph has a number of arguments or results that differs from the announced one."""
+    """A graph has another number of arguments or results than the call states."""
 
 
 class UnsupportedOpError(NotImplementedError):
