@@ -1,8 +1,8 @@
-"""Step functions that read a value from a place where it can change between two calls.
+"""Step functions that read a value that can change between two calls, stored in different places.
 
-`PLACES` has a function for each kind of place. The function takes the first value, and returns the step function and a
-function that assigns another value. Values are numbers, tensors or functions; places in `NUMBERS_ONLY` hold numbers
-alone.
+`PLACES` has a function for each kind of place. The function takes the first value. It returns the step function, and a
+function that assigns another value. Values are numbers, tensors or functions. Places in `NUMBERS_ONLY` hold only
+numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def step(x: Tensor, v: Tensor, value: Any) -> tuple[Tensor, Tensor]:
 
 
 class Holder:
-    """A place for an attribute."""
+    """An object whose attributes hold values."""
 
     value: Any
 

@@ -1,4 +1,4 @@
-"""Acts that differentiate graphs of earlier calls, and that train."""
+"""Acts that differentiate the graphs of earlier calls, and acts that train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lives.hooks import negate
 from lives.life import LAYOUTS, Graph, Life
 from lives.networks import to_grid
 
-# The bits select the results in the loss.
+# Bit mask that selects the results that the loss uses.
 some = st.integers(1, 63)
 
 
@@ -34,7 +34,7 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss of some results of a kept graph. If `keep`, the graph stays for another one."""
+    """Runs the backward of a loss over some results of a kept graph. If `keep`, the graph can be used again."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:
@@ -49,7 +49,7 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """Calls `torch.autograd.grad` for the inputs alone, and keeps the graph."""
+    """Calls `torch.autograd.grad` for only the inputs, and keeps the graph."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
@@ -60,7 +60,7 @@ def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, An
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
-    """Computes the gradient of a gradient's square."""
+    """Computes the gradient of the square of a gradient."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
@@ -75,7 +75,7 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Adds a hook that negates the gradient of a result, if its backward has not run yet."""
+    """Adds a hook that negates the gradient of a result. Does nothing if the backward of the graph has already run."""
     graph = _graph(life, which)
     if graph is not None:
         found = [value for value in graph.results.values() if value.requires_grad]
@@ -86,9 +86,10 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
-    """Calls `retain_grad` on all results of a graph, except on outputs of neurons that count them.
+    """Calls `retain_grad` on all results of a graph, except on the outputs of neurons that count their spikes.
 
-    In the loop, counts are sums of outputs, so outputs get a part of the counts' gradient. Kernels count separately.
+    In the loop, counts are sums of outputs, so the gradient of the counts also flows through the outputs. Kernels count
+    separately.
     """
     graph = _graph(life, which)
     if graph is not None:
@@ -115,7 +116,7 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """Runs one step of an optimizer, which the first call makes. Weights stay on their grid."""
+    """Makes one step of an optimizer, which the first call creates. Weights are rounded to their grid afterwards."""
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
@@ -138,7 +139,9 @@ def _graph(life: Life, which: int) -> Graph | None:
 
 
 def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """Makes a weighted sum of some of the results, or of all results if none of these has a gradient."""
+    """Makes a weighted sum of some of the results. If none of these has a gradient, makes a weighted sum of all
+    results.
+    """
     able = [value for value in graph.results.values() if value.requires_grad]
     chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
     if not chosen:

@@ -1,4 +1,4 @@
-"""One life of a network: the network, and everything that its user keeps."""
+"""One life of a network: the network, and everything that its user has kept."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ class Life:
 
     @property
     def backend(self) -> str:
-        """Backend of this twin's neurons."""
+        """Backend of the neurons of this twin."""
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Gives neurons the backend of this life, but `"auto"` in step mode `"s"`, where `"triton"` is refused."""
+        """Sets the backend of all neurons to that of this life. In step mode `"s"`, sets `"auto"`, because neurons
+        refuse `"triton"` there.
+        """
         for module in net.modules():
             if isinstance(module, FlexSN):
                 refused = self.backend == "triton" and module.step_mode == "s"
@@ -70,18 +72,18 @@ class Life:
 
     @property
     def neurons(self) -> list[FlexSN]:
-        """All neurons, except those inside of another neuron's step."""
+        """All neurons, except neurons inside the step of another neuron."""
         from flexsn_nn.functional import neurons
 
         return [neuron for _, neuron in neurons(self.net)]
 
     def neuron(self, which: int) -> FlexSN | None:
-        """Returns one of the neurons; `None` in a network without neurons."""
+        """Returns one of the neurons, or `None` if the network has no neurons."""
         found = self.neurons
         return found[which % len(found)] if found else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """Returns the module, the name and the value of a parameter."""
+        """Returns the module, the name and the value of one of the parameters."""
         found = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
         return found[which % len(found)] if found else None
 

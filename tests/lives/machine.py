@@ -1,4 +1,4 @@
-"""State machine of Hypothesis for random lives, and its runs."""
+"""A Hypothesis state machine for random lives, and functions that run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Layers and acts of a short run: each kind of state and captured tensor, with few kernels to compile.
+# Layers and acts of a short run. They cover each kind of state and captured tensor, and need few compiled kernels.
 FEW_LAYERS = ("lif learned", "two outputs", "delays", "sliding", "dropout", "linear", "norm", "conv norm")
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
@@ -52,8 +52,8 @@ def machine(
 
     Args:
         backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
-        layers: names of the layers that networks are made of.
-        without: names of acts that are left out.
+        layers: names of the layers that networks may contain.
+        without: names of acts that are not performed.
     """
 
     class RandomLives(RuleBasedStateMachine):
@@ -85,7 +85,7 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
-    """Runs lives of at most `rules` acts.
+    """Runs random lives of at most `rules` acts each.
 
     Args:
         seed: seed of the lives; `None` if lives are equal in each run.
@@ -111,7 +111,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # not Phase.shrink: `shortest` shrinks programs in bounded time
+            phases=[Phase.generate],  # without Phase.shrink, since `shortest` shrinks programs in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),

@@ -27,7 +27,9 @@ def requires_grad(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(which=which, factor=factor, new_shape=yes_or_no)
 def replace(life: Life, which: int, factor: float, new_shape: bool) -> dict[str, Any]:
-    """Assigns a new parameter. If `new_shape`, a single number gets another shape that broadcasts equally."""
+    """Assigns a new parameter. If `new_shape`, a parameter with one element gets another shape that broadcasts in the
+    same way.
+    """
     found = life.parameter(which)
     if found is None:
         return {}
@@ -58,8 +60,8 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
         else:
             parameter.data = parameter.data * factor
     if "data" in how:
-        # Autograd does not see this change, so the values that a graph saves decide whether a gradient uses the old
-        # one.
+        # Autograd does not see this change. Whether a gradient uses the old or the new value would depend on the values
+        # that a graph saves.
         life.drop_graphs()
         detach_net(life.net)
     return {}
@@ -84,7 +86,7 @@ def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
 
 @act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["prune", "remove"]))
 def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
-    """Prunes half of a matrix, which may be pruned already, or makes the pruning permanent."""
+    """Prunes half of a matrix, which may already be pruned, or makes the pruning permanent."""
     module = life.matrix(which)
     if module is None or parametrize.is_parametrized(module):
         return {}
