@@ -1,4 +1,4 @@
-"""Networks compiled ahead of time: torch's own loader and a C++ program run them without this project."""
+"""Networks compiled ahead of time. torch's own loader and a C++ program run them without this project."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from flexsn_nn.surrogate import ATan
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # from torch 2.11 itself
+    # torch 2.11 itself raises this warning
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
 STEPS, BATCH, MOST = 7, 3, 4
-# Precompiled headers save time only from the second program on, and these tests have one program.
+# Precompiled headers save time only from the second program on, but each of these tests compiles one program.
 ONCE = {"aot_inductor.precompile_headers": False}
 QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
-    """A network from `[T, B, 1, 4, 4]` and states to `[T, B, 2]` and later states.
+    """A network that maps a sequence `[T, B, 1, 4, 4]` and states to outputs `[T, B, 2]` and new states.
 
-    Its weights are on a grid, in one layer by a parametrization, in the other without it, so that sums are exact.
+    The weights are on a grid, so that sums are exact. One of the two layers keeps them on the grid by a
+    parametrization.
     """
 
     def __init__(self, step_mode: str = "m") -> None:
@@ -65,7 +67,7 @@ def inputs(num_steps: int) -> Tensor:
 
 
 def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
-    """Compiles a program for the CPU to a file; if `dynamic`, it accepts any number of steps."""
+    """Compiles a program for the CPU into a file. If `dynamic`, the program accepts any number of steps."""
     shapes = None
     if dynamic:
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
@@ -112,7 +114,9 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 @pytest.fixture(scope="module")
 def results(package: Path) -> Path:
-    """Returns a folder with results of a process without this project, on sequences and frame by frame."""
+    """Returns a folder with the results of a process without this project. The process ran whole sequences, and single
+    frames.
+    """
     folder = package.parent
     torch.save([inputs(11), *initial()], folder / "sequence.pt")
     frames = inputs(5)
@@ -124,13 +128,17 @@ def results(package: Path) -> Path:
 
 
 def test_by_torchs_own_loader(results: Path) -> None:
-    """Tests two successive pieces with one state. They have other numbers of steps than at compilation."""
+    """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
+    at compilation.
+    """
     for got, want in zip(torch.load(results / "of_sequence.pt"), wanted(11), strict=True):
         assert torch.equal(got, want)
 
 
 def test_frame_by_frame(results: Path) -> None:
-    """Checks that a step consists of torch's operators, so that the program needs neither kernels nor this project."""
+    """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
+    project.
+    """
     for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
         assert torch.equal(got, want)
 
@@ -152,7 +160,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
 def test_recurrent_layers_by_torchs_own_scan(compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that the exported program has torch's scan instead of the Python operator of a step with products."""
+    """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
     network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)

@@ -1,4 +1,4 @@
-"""Tensors that a backward cannot read are refused with a clear error; zeros need no memory."""
+"""Gradients whose memory a backward cannot read raise a clear error. Gradients of zeros without memory are accepted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(params=NEURONS)
 def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Returns the output of a repeated training step, and the tensors whose gradients it computes."""
+    """Returns the output of a repeated training step, and the tensors whose gradients the step computes."""
     torch.manual_seed(0)
     neuron = NEURONS[request.param]()
     x = (3 * torch.rand(SHAPE)).requires_grad_()
@@ -59,7 +59,7 @@ def test_freed_gradient(spikes: tuple[Tensor, list[Tensor]]) -> None:
 
 
 def test_freed_between_forward_and_backward(spikes: tuple[Tensor, list[Tensor]]) -> None:
-    """Frees the last parameter's memory, which the backward reads, as sharding does."""
+    """Frees the memory of the last parameter, which the backward reads, as sharding does."""
     output, learned = spikes
     learned[-1].detach().untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match=r"(argument|captured tensor) \d of a backward is a tensor whose memory was"):

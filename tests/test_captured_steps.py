@@ -1,4 +1,6 @@
-"""Captured steps on a GPU, which are bitwise equal to steps without a graph, and steps that cannot be captured."""
+"""Captured steps on a GPU: they are bitwise equal to steps without a graph. Steps that cannot be captured run as
+usual.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def assert_equal_training(
     batches: list[tuple[Tensor, Tensor]],
     after: Callable[[CapturedStep], object] = lambda step: None,
 ) -> None:
-    """Trains both steps, one after the other, from equal random states."""
+    """Trains with both steps, one after the other, from equal random states."""
     found = []
     for trained in (captured, plain):
         torch.manual_seed(3)
@@ -80,7 +82,7 @@ def assert_equal_training(
             losses.append(captured(x, y) if trained is captured else plain.step.run(x, (y,)))
             after(trained)
         found.append(torch.stack(losses))
-        found.append(torch.rand(3, device="cuda"))  # both generators end at equal positions
+        found.append(torch.rand(3, device="cuda"))  # both generators have to end at the same position
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     for a, b in zip(
@@ -104,7 +106,7 @@ def test_a_hundred_steps(make: Callable[[], nn.Module], optimizer: Any, states: 
         make().cuda(), lambda n: graphs.capture(n, loss_of, optimizer(n), states=states, max_norm=1.0)
     )
     assert_equal_training(captured, plain, [data(i) for i in range(100)])
-    # With "carry", only the first call begins without states, so it is not captured.
+    # With "carry", only the first call starts without states, and it is not captured.
     assert graphs_of(captured) == 1
     if states == "carry":
         for (_, a), (_, b) in zip(neurons(captured.step.net), neurons(plain.step.net), strict=True):
@@ -151,7 +153,7 @@ def test_graphs_share_memory() -> None:
         captured(*data(0, 4000))
     torch.cuda.synchronize()
     assert graphs_of(captured) == 2
-    # The second graph shares the first one's memory for activations; it allocates inputs and gradients alone.
+    # The second graph shares the memory for activations with the first one. It only allocates inputs and gradients.
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 
@@ -190,14 +192,14 @@ def test_validation_between_steps() -> None:
 
 
 class Reading(nn.Module):
-    """A layer that waits for the device."""
+    """A layer that waits for the GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.amax().item()
 
 
 class Synchronizing(nn.Module):
-    """A layer that waits for the device in a way that a rehearsal does not detect."""
+    """A layer that waits for the GPU in a way that a rehearsal does not detect."""
 
     def forward(self, x: Tensor) -> Tensor:
         torch.cuda.synchronize()
@@ -224,7 +226,7 @@ def test_what_cannot_be_captured_runs_by_python(module: Callable[[], nn.Module],
     with pytest.warns(CaptureWarning, match=words):
         assert_equal_training(captured, plain, [data(i) for i in range(8)])
     assert graphs_of(captured) == 0
-    # A failed capture has no effects: another capture works, and draws from the generator.
+    # A failed capture has no lasting effects: the next capture works, and the generator can be used.
     torch.manual_seed(0)
     captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, sgd(n)))
     assert_equal_training(captured, plain, [data(i) for i in range(8)])

@@ -1,4 +1,6 @@
-"""A class name has one owner, so that a search for it finds one idea. Exceptions are listed with reasons."""
+"""Each class name belongs to one class, so that a search for the name finds one concept. Exceptions are listed with
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the classes that are defined in several places, by name."""
+    """Returns the classes that are defined in several places: for each name, the places."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):

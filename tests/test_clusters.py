@@ -1,4 +1,6 @@
-"""Recurrent steps in thread-block clusters: their source compiles, and on a GPU, they equal the plain loop."""
+"""Recurrent steps in thread-block clusters: the generated source compiles, and on a GPU, the results equal the plain
+loop.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ gpu = pytest.mark.gpu
 HOPPER = (9, 0)
 CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 3, held=0, stored=1, compact=True))
 
-# Divisions with one or several warps for a sum; with matrices in registers, in shared memory, in neither, and in both;
-# with one or two slots for sent values.
+# Divisions of a loop among the blocks of a cluster: with one or several warps for a sum; with matrices in registers, in
+# shared memory, in neither, or in both; with one or two slots for the values that blocks send.
 DIVISIONS = (
     Cluster(2, 1, 1),
     Cluster(4, 2, 2),
@@ -78,7 +80,9 @@ def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memo
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records each loop's kernel for an H100: ``"forward"``, ``"backward"``, or the reason why there is none."""
+    """Records, for each loop compiled for an H100, ``"forward"``, ``"backward"``, or the reason why it has no
+    kernel.
+    """
     if why_no_nvrtc() is not None:
         pytest.skip("NVRTC is not there: a build of torch without CUDA")
     found: list[str] = []
@@ -122,7 +126,9 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
 
 
 def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks that the first division has the fewest turns, then the fewest rows and blocks, and two warps for a sum."""
+    """Checks the preferred division. It has the fewest passes, then the fewest rows and blocks, and two warps for a
+    sum.
+    """
     found: dict[tuple[str, int], Cluster | None] = {}
 
     def kernel(
@@ -149,7 +155,7 @@ def test_division_that_is_tried_first(monkeypatch: pytest.MonkeyPatch, interpret
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records descriptions of how loops ran. Loops that fit into one program run in clusters, too."""
+    """Records descriptions of how loops ran. Loops that fit into one program run in clusters as well."""
     found: list[str] = []
     original = _one_launch.InClusters.run
 
@@ -160,7 +166,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: LaunchedClusters, *given: Any) -> None:  # repeated calls launch, too
+    def launched(self: LaunchedClusters, *given: Any) -> None:  # repeated calls launch through this method as well
         launch(self, *given)
         found.append(directions[self])
 
@@ -177,7 +183,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_it_is_the_loop(
     batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype != torch.float32:  # in other dtypes, exchange through global memory is faster
+    if dtype != torch.float32:  # in other dtypes, blocks exchange faster through global memory
         divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
         monkeypatch.setattr(_one_launch, "clusters_for", lambda *_, **__: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
@@ -200,7 +206,7 @@ def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.Monkey
 def test_divisions_of_cells(
     cell: type[Cell], cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, partly in shared memory or outside of it, and one slot for one sent value."""
+    """Tests several matrices, some of them in shared memory or in global memory, with one slot for one sent value."""
 
     def division(loop: Loop, *_: Any, **__: Any) -> Any:
         one = cluster.stored is not None and len(loop.exchanges) == 1
@@ -214,7 +220,9 @@ def test_divisions_of_cells(
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells(cell: type[Cell], told: list[str]) -> None:
-    """Compares bits with the loop, in sums of one term. Cells that do not fit a cluster run in kernels without them."""
+    """Compares the bits with those of the loop, in sums with only one term. Cells that do not fit into a cluster run in
+    other kernels.
+    """
     check_equal(cell, "triton")
 
 
@@ -239,7 +247,7 @@ def test_gates_in_half_precision(cell: type[Cell], told: list[str]) -> None:
 
 
 def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
-    """Compares results with dense matrices with float64, within the rounding of float32."""
+    """Compares the results for dense matrices with float64, within the rounding of float32."""
     core = made(cell, size, Dense(), dtype)
     tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
     got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
@@ -256,13 +264,13 @@ def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32,
 @gpu
 def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
-    assert set(told) == {"forward"}  # repeated calls run as they were recorded
+    assert set(told) == {"forward"}  # repeated calls run in the way that was recorded first
 
 
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
 def test_two_processes_on_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests processes that alternate on one GPU: no block may wait for a block that does not run."""
+    """Runs two processes that alternate on one GPU. A block must not wait for a block that is not running."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:

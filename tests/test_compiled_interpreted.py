@@ -1,4 +1,4 @@
-"""Launches of a compiled scan in Triton's interpreter: the kernels of a step's graph equal the operator's loops."""
+"""Launches of a compiled scan in Triton's interpreter: kernels from the graph of a step equal the operator's loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERVAL = 4
 
 
 class Here(KernelLowering):
-    """Lowering to the interpreter, which Inductor does not support, with checkpoints as in kernels."""
+    """A lowering to the interpreter, which Inductor does not support, with checkpoints as for kernels."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")
@@ -50,7 +50,7 @@ class Here(KernelLowering):
 
 
 def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-    """Replaces the states in `args` that are zeros by NaN, because kernels must not read these."""
+    """Replaces initial states of zeros by NaN, because kernels must not read them."""
     values = list(args)
     for position in layout.zero_positions:
         values[position] = torch.full_like(values[position], torch.nan)
@@ -59,7 +59,7 @@ def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
-    """Runs kernels instead of the operator's loops, and records their layouts."""
+    """Runs kernels instead of the operator's loops, and records the layouts of the kernels."""
     lowering: ScanLowering = Here()
     seen: list[ScanLayout | BackwardLayout] = []
 
@@ -144,7 +144,7 @@ def test_layers_that_are_alike_are_traced_once(
         assert len(made) == traced
 
     leaves = [*first.leaves, *second.states, *second.parameters]
-    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, for both weights
+    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, which both weights share
 
     def slower(x: Tensor, v: Tensor) -> Any:
         return first.core(0.5 * x, v)

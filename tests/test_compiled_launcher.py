@@ -1,4 +1,4 @@
-"""Training steps of the compiled launcher, which equal those of Python in results, gradients and refusals."""
+"""Training steps in the compiled launcher: they have the results, gradients and errors of steps launched by Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class TwoInTwoOut(nn.Module):
-    """A step with two inputs, two outputs, one of which has no gradient, and a captured tensor for each channel."""
+    """A step with two inputs, two outputs (one of them without a gradient), and a captured tensor with a value per
+    channel.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
 
 @pytest.fixture
 def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
-    """Returns a neuron whose calls the compiled launcher makes, and an input for these calls."""
+    """Returns a neuron that the compiled launcher already runs, and an input for it."""
     neuron, x = _lif(), _data(5, 3, 19)
     for _ in range(3):
         neuron.reset()
@@ -220,9 +222,9 @@ def test_gradients_in_other_layouts(
         (found,) = torch.autograd.grad(neuron(x), x, gradient)
         torch.testing.assert_close(found, _gradient(x, gradient))
     assert len(native_runs) == 6
-    assert python_gradients  # Python runs backwards with gradients in other layouts
+    assert python_gradients  # Python runs backwards whose gradients have other layouts
     python_gradients.clear()
-    for _ in range(2):  # from the second call on, the kernel is launched by address
+    for _ in range(2):  # from the second call on, the kernel is launched by its address
         neuron.reset()
         torch.autograd.grad(neuron(x), x, several[1])
     neuron.reset()
@@ -242,7 +244,7 @@ def test_gradients_of_states_alone(ready: tuple[LIF, Tensor]) -> None:
 
 
 class Rectangle(torch.autograd.Function):
-    """A spike whose backward reads the width of its derivative."""
+    """A spike whose backward reads the width of its derivative from a variable."""
 
     width = 1.0
 
@@ -264,7 +266,7 @@ def _rectangular(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
-    """Returns a neuron of `_rectangular` steps, and outputs that the compiled launcher has computed."""
+    """Returns a neuron with `_rectangular` as its step, and outputs that the compiled launcher has computed."""
     x, neuron = _data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
     for _ in range(3):
         neuron.reset()
@@ -287,7 +289,7 @@ def test_backward_asks_whether_what_was_read_is_there(
     monkeypatch.setattr(Rectangle, "width", 2.0)
     with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
         y.sum().backward()
-    del neuron  # the neuron has to exist until the backward ends
+    del neuron  # the neuron must exist until the backward ends
 
 
 def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
@@ -400,7 +402,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
     neuron.reset()
     y = neuron(x)
     gone = weakref.ref(neuron)
-    del neuron  # until here, its state holds the graph
+    del neuron  # until now, its state keeps the graph alive
     native_runs.clear()
     gc.collect()
     assert gone() is None
@@ -437,7 +439,7 @@ def test_layouts_that_take_turns_are_all_told(
 
 
 class _Counting(TorchDispatchMode):
-    """A mode that records the operations in it."""
+    """A mode that records the operations that run under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -551,7 +553,7 @@ def test_profilers_of_launches_see_them(
 
 
 def test_a_tensor_that_is_given_twice_is_another_one_the_next_time(native_runs: list[NativeScan]) -> None:
-    """Tests inputs and gradients of outputs that are one tensor in one call and two tensors in the next."""
+    """Tests inputs, and gradients of outputs, that are one tensor in one call and two tensors in the next call."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
     tensors = [_data(4, 33) for _ in range(2)]

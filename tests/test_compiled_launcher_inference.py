@@ -1,4 +1,4 @@
-"""Calls without gradients in the compiled launcher: they equal the loop, and are launched without Python."""
+"""Calls without gradients in the compiled launcher: they equal the loop, and launch kernels without Python code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def data(seed: int, device: str) -> Tensor:
 
 
 def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
-    """Makes a neuron with kernels, and an equal neuron with the loop."""
+    """Makes a neuron that runs kernels, and an equal neuron that runs the loop."""
     found = []
     for backend in ("triton" if device == "cuda" else "cpp", "torch"):
         neuron = NEURONS[name]("auto").to(device)
@@ -70,7 +70,7 @@ def test_equals_the_loop_and_enters_no_python(
     with torch.no_grad():
         for seed in range(4):
             assert_equal(neuron, loop, given(seed))
-        monkeypatch.setattr(Plan, "run", None)  # the executor in Python
+        monkeypatch.setattr(Plan, "run", None)  # the executor in Python is not called
         for seed in range(4, 7):
             assert_equal(neuron, loop, given(seed))
 

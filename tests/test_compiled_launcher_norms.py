@@ -1,4 +1,4 @@
-"""Norms in a neuron's step: launches without Python, and gradients that a kernel completes after the backward."""
+"""Norms in the step of a neuron: launches without Python, and gradients that a kernel completes after the backward."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_gradients_of_some(
         _step(layer, x, weight)
     python_gradients.clear()
     _step(layer, x, weights[3], of(layer, x))
-    assert len(python_gradients) == 1  # Python runs one backward, and then passes backwards to the launcher
+    assert len(python_gradients) == 1  # Python runs the first backward, and the launcher runs later ones
     assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
     assert len(python_gradients) == 1
     assert native_runs
@@ -209,7 +209,7 @@ def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
     learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
     for weight, wanted in zip(weights, _by_python(layer, x, weights, learned), strict=True):
         assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), wanted))
-    assert native_runs  # the launcher runs the scan alone
+    assert native_runs  # the launcher runs only the scan
 
 
 def test_batches_of_several_sizes_take_turns(

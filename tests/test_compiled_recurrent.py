@@ -1,4 +1,6 @@
-"""Steps with matrix products in compiled graphs: one node in each direction, with the launches of eager mode."""
+"""Steps with matrix products in compiled graphs: one node for the forward and one for the backward, with the same
+launches as in eager mode.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def problem(cell: type[Cell], num_steps: int, *, batch: int = BATCH) -> tuple[Cell, list[Tensor]]:
-    """Makes a core, and `[*input_seqs, *init_states]`."""
+    """Makes a core, and tensors `[*input_seqs, *init_states]`."""
     core = cell(SIZE, normal).to(DEVICE)
     shapes = [(num_steps, batch, SIZE), *[(batch, SIZE)] * core.num_states]
     return core, [normal(*shape).requires_grad_() for shape in shapes]
@@ -82,11 +84,11 @@ def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.Monkey
     )
     results, gradients = with_gradients(run(*tensors), wanted)
     expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
-    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs are spikes
+    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # the outputs of this cell are spikes
         assert_equal_bits(results[0], expected[0])
-    # In one graph, the product adds the bias; in the other graph, a later operation adds it.
+    # In one of the graphs, the product adds the bias. In the other graph, a later operation adds it.
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
-    # Autograd and the graph of the step's gradient sum the terms of a gradient in different orders.
+    # Autograd and the gradient graph of the step add the terms of a gradient in different orders.
     torch.testing.assert_close(gradients, of_eager, rtol=1e-5, atol=1e-5)
 
 
@@ -138,7 +140,7 @@ def test_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(
     run: Callable[[Tensor], Tensor], layer: Recurrent, num_steps: int, batch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns spikes from a fresh state, and gradients."""
+    """Returns the spikes of a call that starts without a state, and the gradients."""
     x = (3 * normal(num_steps, batch, SIZE)).requires_grad_()
     layer.reset()
     return with_gradients([run(x)], [x, *layer.parameters()])
@@ -179,7 +181,7 @@ def test_the_code_is_as_long_for_any_number_of_steps() -> None:
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("padded", [False, True])
 def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Inductor pads products if that is faster, including products in a step.
+    # Inductor pads products, including products in a step, if that is faster.
     monkeypatch.setattr(torch._inductor.config, "shape_padding", padded)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", padded)
     layer = Recurrent(LIF(), 64).cuda()
@@ -195,7 +197,7 @@ def test_in_a_cuda_graph(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, mode="reduce-overhead")
     expected = run(layer)
     assert expected[0][0].any()
-    for _ in range(4):  # warm up, record, replay
+    for _ in range(4):  # a warm-up, a recording, and replays
         actual = run(compiled)
         assert_equal_bits(actual[0], expected[0])
         torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Results of a step that are one value, and losses of some of the results: Inductor equals the loop."""
+"""Steps that return one value several times, and losses of some results: compiled by Inductor, they equal the loop."""
 
 from __future__ import annotations
 

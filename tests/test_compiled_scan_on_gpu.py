@@ -1,4 +1,4 @@
-"""The compiled operator on a GPU: kernels launched from Inductor's own code equal the eager scan."""
+"""The compiled operator on a GPU: kernels launched from Inductor's code equal the eager scan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = [
     pytest.mark.gpu,
-    # Warnings about Dynamo's and Inductor's own code.
+    # Warnings about the code of Dynamo and Inductor.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
@@ -40,7 +40,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Returns results, and the gradients of all leaves, including parameters that the core captures."""
+    """Returns the results, and the gradients of all leaves, including parameters that the core captures."""
     results = run(*p.inputs, *p.states)
     generator = torch.Generator("cuda").manual_seed(1)
     weights = [torch.randn(r.shape, generator=generator, device="cuda", dtype=r.dtype) for r in results]
@@ -79,7 +79,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
     for steps, batch in ((9, 5), (4, 7), (64, 2), (17, 300)):
         p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         if any(parameter.shape[:1] == (5,) for parameter in first.parameters):
-            batch = 5  # the batch size of the captured parameter
+            batch = 5  # the captured parameter has this batch size
             p = problem(case, steps, (batch, 40), device="cuda", seed=steps)
         p = Problem(first.core, p.counts, p.inputs, p.states, first.parameters)
         assert_same(compiled, partial(eager_scan_final_state, p.core, *p.counts), p)
@@ -89,7 +89,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
 def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
-    """Tests an option of torch that launches kernels without Triton's C code."""
+    """Tests an option of torch under which kernels are launched without Triton's C code."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -114,7 +114,7 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # the header of every module has the name without the parenthesis
+        assert "reinterpret_tensor(" not in code  # the header of each module contains the name without the parenthesis
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
@@ -160,7 +160,7 @@ def test_a_module_in_one_graph(backend: str, layout: torch.memory_format) -> Non
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         result, found = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
         expected, wanted = gradients(eager, x, list(eager.parameters()))
-    # The convolution's last bits differ, and so do a few spikes.
+    # The last bits of the convolution differ, and so a few spikes differ.
     assert (result != expected).float().mean() < 1e-3
     for gradient, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
@@ -202,7 +202,7 @@ def test_a_core_that_no_kernel_can_be_made_of() -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
 def test_the_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks of steps."""
+    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks per step."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

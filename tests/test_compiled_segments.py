@@ -1,4 +1,4 @@
-"""Compiled graphs of long sequences: scans run in segments of time, chosen at run time, as in eager mode."""
+"""Compiled graphs of long sequences: scans run in segments of time, which are chosen at run time, as in eager mode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """Records the steps of operators that ran."""
+    """Records the steps of operators that have run."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
     return made
@@ -51,7 +51,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """Language of the kernels, which replace the operator's loops as Inductor would."""
+    """Language of the kernels. The kernels replace the operator's loops, as Inductor would do."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     found: TargetName = request.param
     lowering = KernelLowering(on_cpu=found)
@@ -105,7 +105,9 @@ def test_results_equal_the_serial_ones(
 def test_checkpoints_that_another_lowering_wants_farther_apart(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests distances that exceed those of kernels, or leave no checkpoint, with inputs in another memory order."""
+    """Tests checkpoint distances larger than those of kernels, or so large that there is no checkpoint, with inputs in
+    another memory order.
+    """
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -146,7 +148,7 @@ def test_a_warm_up_is_learned_from_call_to_call(language: TargetName, steps: Rec
 def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that its forward walks segments for any warm-up, and that its backward is serial."""
+    """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_graph_step, "_made", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
@@ -163,7 +165,7 @@ def test_a_program_that_is_compiled_ahead_of_time_needs_no_operator(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """Tests lengths, which are a mask in compiled graphs: all guesses after the end of a sequence would be wrong."""
+    """Tests lengths, which are a mask in compiled graphs. All guesses after the end of a sequence would be wrong."""
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
@@ -197,7 +199,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
 
     counter = CompileCounterWithBackend("inductor")
     run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
-    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # including short ones
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # lengths include short sequences
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
@@ -211,7 +213,7 @@ def test_inductor_calls_one_operator_each_way(dynamic: bool, steps: Recent[Graph
         assert torch.equal(found[0][0], wanted[0][0])
         torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6)
     assert kernels_of(steps).count("_forward_guess") == 2
-    assert kernels_of(steps).count("_backward_maps") == 1  # no gradient flows to the first result
+    assert kernels_of(steps).count("_backward_maps") == 1  # the loss does not depend on the first result
     with using_segments(RULE), torch.no_grad():
         assert torch.equal(run(x), wanted[0][0])
 
@@ -251,7 +253,9 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[Any] | None, str]:
-    """Runs the package in a process without this project. Returns results, or `None`, and the output of the process."""
+    """Runs the package in a process without this project. Returns the results, or `None`, and the output of the
+    process.
+    """
     torch.save(sequences, folder / "sequences.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", ALONE]
@@ -262,11 +266,14 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning")
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # from torch 2.11 itself
+# torch 2.11 itself raises this warning
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Tests segments in a program that runs without this project; with a dynamic T, their number is dynamic."""
+    """Tests segments in a program that runs without this project. If T is dynamic, the number of segments is
+    dynamic.
+    """
     if device == "cpu":
         request.getfixturevalue("compiler")
     network = InOnePass().to(device)
@@ -298,7 +305,7 @@ def test_a_package(device: str, dynamic: bool, request: pytest.FixtureRequest, t
 
 
 class InOnePass(nn.Module):
-    """A network from `[T, B, N]` and an initial state to spikes and the final state."""
+    """A network that maps a sequence `[T, B, N]` and an initial state to spikes and the final state."""
 
     def __init__(self) -> None:
         super().__init__()

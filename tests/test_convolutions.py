@@ -1,4 +1,4 @@
-"""Cores with convolutions: kernels and library convolutions, step by step, against the loop."""
+"""Cores with convolutions: kernels and library convolutions, run step by step and compared with the loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Results = tuple[list[Tensor], list[Tensor | None]]
 
 
 class Core(nn.Module):
-    """A core whose state is convolved.
+    """A core that convolves its state.
 
     Args:
         channels: number of channels of the step.
         make: function that makes a convolution.
-        soft: True for a smooth function instead of the spikes.
+        soft: True to replace spikes by a smooth function.
     """
 
     num_states = 2
@@ -53,7 +53,7 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates from two convolutions, one of which depends on inputs alone."""
+    """Gates computed from two convolutions, one of which depends only on inputs."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.of_input = make(channels, 4 * channels, 3, padding=1)
@@ -67,7 +67,7 @@ class ConvLSTM(Core):
 
 
 class OfInputToo(Core):
-    """A convolution of inputs and states, joined along the channels."""
+    """A convolution of inputs and states that are concatenated along the channels."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv = make(2 * channels, channels, 3, padding=1)
@@ -79,7 +79,7 @@ class OfInputToo(Core):
 
 
 class Twice(Core):
-    """Two successive convolutions, and a weight with two uses."""
+    """Two successive convolutions, and a weight that is used twice."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
@@ -91,7 +91,7 @@ class Twice(Core):
 
 
 class Masked(Core):
-    """A weight that the step masks."""
+    """A weight that the step multiplies by a mask."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
@@ -109,7 +109,7 @@ class Masked(Core):
 
 
 class Outside(Core):
-    """Convolutions of an input and of a readout, both outside of the loop over time."""
+    """A convolution of an input, and a convolution for a readout. Both are outside of the loop over time."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
@@ -130,7 +130,7 @@ def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch
 
 
 def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs the loop, or kernels and convolutions."""
+    """Runs either the loop, or kernels and library convolutions."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -174,7 +174,7 @@ def test_it_is_the_loop(core: type[Core], target: TargetName) -> None:
 
 
 def test_forward_bits() -> None:
-    """Checks bits of the forward: the convolution of a state is the same call as in the loop."""
+    """Checks the bits of the forward: the convolution of a state is the same call as in the loop."""
     torch.manual_seed(0)
     made = Spiking(5).to(DEVICE)
     tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
@@ -199,7 +199,7 @@ def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_results_in_place() -> None:
-    """Checks that cuDNN writes results into an existing tensor, with the bits of PyTorch's convolution."""
+    """Checks that cuDNN writes its results into an existing tensor, with the same bits as PyTorch's convolution."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -214,7 +214,7 @@ def test_results_in_place() -> None:
 
 
 class Strided(Core):
-    """Two convolutions with strides, down and up. The first one skips rows and columns at the end."""
+    """Two convolutions with strides, one down and one up. The first one skips rows and columns at the border."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
@@ -227,7 +227,7 @@ class Strided(Core):
 
 
 def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes a convolution with these settings, and ignores other settings of a core."""
+    """Makes a convolution with these settings, and ignores the settings that a core passes."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 
@@ -263,7 +263,7 @@ def test_strides(state_seqs: bool) -> None:
 @pytest.mark.parametrize("target", TARGETS[-1:])
 @pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
 def test_channels_last(core: type[Core], target: TargetName) -> None:
-    """Compares values and strides of results for inputs in channels-last format."""
+    """Compares the values and strides of results for inputs in channels-last format."""
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     x, *states = sequences(made, 4, 2, 3, 7, 6)
@@ -298,7 +298,7 @@ def layer(core: Core, backend: str = "auto") -> FlexSN:
 
 
 def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns outputs, and gradients of the input and the weights."""
+    """Returns the outputs, and the gradients of the input and the weights."""
     module.reset()
     leaf = x.clone().requires_grad_()
     y = call(leaf)
@@ -374,7 +374,8 @@ def test_in_a_cuda_graph(core: type[Core]) -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        expected = [one.detach().clone() for one in trained(module, module, x)]  # keeps no graph of this stream
+        # results without a graph of this stream
+        expected = [one.detach().clone() for one in trained(module, module, x)]
         trained(module, module, x)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()

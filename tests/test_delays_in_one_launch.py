@@ -1,4 +1,4 @@
-"""States that equal other states some steps earlier, and share their memory: in one launch and step by step."""
+"""States that equal other states some steps earlier, and share memory with them: in one launch, and step by step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list
         layer.reset()
         output = layer(x)
         found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
-    # Sums of products have another order.
+    # Sums in products have another order.
     assert (found[0][0] != found[1][0]).float().mean() < 0.01
     for a, b in zip(found[0][1:], found[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
@@ -95,7 +95,9 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     count: int,
     launched: list[str],  # noqa: F811
 ) -> None:
-    """Tests sums over products of later steps, which replace carried gradients unless initial outputs need them."""
+    """Tests sums over products of later steps. These sums replace carried gradients, unless gradients of initial
+    outputs need carried gradients.
+    """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 2.5}
     delay = Delay(5 * torch.rand(20), max_delay=count, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
@@ -126,7 +128,9 @@ def test_gradients_of_delayed_outputs_are_not_carried(
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
 def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
-    """Checks that spikes equal the loop's, since sums are exact, and gradients equal to the rounding of float32."""
+    """Checks that spikes equal those of the loop, because their sums are exact, and that gradients equal the loop
+    within the rounding of float32.
+    """
     width = {} if interpolation == "linear" else {"width": 4.0}
     torch.manual_seed(0)
     times = torch.randint(1, 8 * 9, shape[-1:]) / 8
@@ -154,7 +158,9 @@ def test_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
 def test_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
-    """Tests sums over time, for which alone the loop would not read the states. The backward exceeds the registers."""
+    """Tests sums over time for which the loop would otherwise not read the states. The backward needs more registers
+    than there are.
+    """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}
     delay = Delay(

@@ -1,4 +1,6 @@
-"""The digits demo as a newcomer runs it: it learns, draws, and reports mistakes in one line."""
+"""The digits demo as a newcomer runs it: the network learns, a figure is drawn, and mistakes are reported in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # Tests turn the interpreter on; for a newcomer, it is off.
+    # The tests turn the interpreter on, but for a newcomer, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would not work from another folder
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in another folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
@@ -42,7 +44,7 @@ def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
     assert accuracy(done.stdout) >= 95.0
     without = "torch: compiled kernels cannot run: there is no C"
     assert done.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {without}"))
-    assert done.stdout.count("held-out accuracy") == 26  # one line per epoch, and a last line
+    assert done.stdout.count("held-out accuracy") == 26  # one line after each epoch, and a last line
     assert "epoch  1/25" in done.stderr  # the progress bar
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,4 +1,4 @@
-"""The drawing of the neurons, which shows all of them, and equals the drawing that the script makes."""
+"""The figure of the neurons: it shows all neurons, and equals the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_what_is_drawn_shows_something() -> None:
-    """Checks that each drawn neuron fires in some steps and not in others. After a failure, choose other `SHOWN`."""
+    """Checks that each drawn neuron fires in some steps and is silent in others. After a failure, choose other values
+    in `SHOWN`.
+    """
     script = load("docs/plot_neurons.py")
     for kind in script.neurons():
         _, membrane, output = script.response(kind)

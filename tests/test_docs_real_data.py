@@ -1,4 +1,4 @@
-"""The README's table of accuracies equals that of the kept results."""
+"""The README's table of accuracies: it equals the stored results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {
 
 
 def cells(path: str, start: str) -> list[str]:
-    """Returns the cells of the row that begins with `start`."""
+    """Returns the cells of the table row that begins with `start`."""
     row = re.search(rf"^\s*\| {start}.*\|$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
     assert row is not None
     return [cell.strip() for cell in row[0].strip().strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""The page on several GPUs agrees with the kept table of scaling."""
+"""The page on several GPUs: it agrees with the stored table of scaling."""
 
 from __future__ import annotations
 

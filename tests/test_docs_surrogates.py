@@ -1,4 +1,4 @@
-"""The drawing of the surrogates, which shows all of them, and equals the drawing that the script makes."""
+"""The figure of the surrogates: it shows all surrogates, and equals the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
 
 
 def names_of_surrogates() -> set[str]:
-    """Returns the classes that can be instantiated, under their own names; aliases do not count."""
+    """Returns the names of the classes that can be instantiated, without aliases."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 

@@ -1,4 +1,6 @@
-"""`examples/datasets/`: from files to accuracy; torchvision and tonic read the files that the examples write."""
+"""`examples/datasets/`: the examples get from files to an accuracy. torchvision and tonic can read the files that the
+examples write.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# By example: the reader of its files, epochs, and an accuracy that it exceeds; guesses reach 10, 9 and 5 %.
+# For each example: the reader of its files, the number of epochs, and an accuracy that it exceeds. Guesses would reach
+# 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
@@ -31,7 +34,7 @@ def example(name: str) -> ModuleType:
 
 
 def small(name: str, folder: Path) -> None:
-    """Reduces the number of files, to make a test short."""
+    """Reduces the number of files, so that a test is short."""
     module = example(name)
     if name == "images":
         generator = torch.Generator().manual_seed(0)
@@ -52,7 +55,7 @@ def small(name: str, folder: Path) -> None:
 def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
-    # The example runs as for a user: without settings of the tests, and in an empty folder.
+    # The example runs as for a user: without the settings of the tests, and in an empty folder.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
@@ -63,7 +66,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no --data: ")  # the output reports that the real data are missing
+    assert done.stdout.startswith("no --data: ")  # the output says that the real data are missing
     reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
     assert reached is not None, done.stdout
     assert float(reached[1]) > beyond
@@ -100,7 +103,7 @@ def test_whoever_resumes_ends_where_one_run_does(
     for key, weights in straight["network"].items():
         assert torch.equal(broken["network"][key], weights)
     assert any(not torch.equal(stopped["network"][key], weights) for key, weights in straight["network"].items())
-    # All epochs are already in the checkpoint.
+    # The checkpoint already contains all epochs.
     done = run(2, "broken")
     assert "epoch 2/2" not in done
     assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
@@ -166,7 +169,7 @@ def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
         assert set(found["p"]) == {False, True}
         frames, _ = framed[number]
         assert frames.shape[1:] == (2, events.SIDE, events.SIDE)
-        # Each event is in one frame, at its pixel on the smaller sensor; no event is lost.
+        # Each event is in exactly one frame, at its pixel on the smaller sensor.
         counted = np.zeros(frames.shape, dtype=int)
         begun = found["t"] - found["t"][0]
         places = (begun // events.WINDOW, found["p"].astype(int), found["y"] // 4, found["x"] // 4)
@@ -201,7 +204,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
 def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the mean rate of a batch with the mean of the rates of its separate samples."""
+    """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
     module = example(name)
     drawn: list[dict[str, float]] = []
     real = plot.firing_rates

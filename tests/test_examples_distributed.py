@@ -1,4 +1,4 @@
-"""`examples/distributed.py`: two processes train, and one process continues from their checkpoint."""
+"""`examples/distributed.py`: two processes train a network, and one process continues from their checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_two(*options: str, folder: Path) -> str:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment that torchrun would set for this process, as the only one."""
+    """Sets the environment that torchrun would set if this were the only process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""examples/evidence.py: learned time constants grow towards the task's time scale, which solves the task."""
+"""examples/evidence.py: learned time constants grow towards the time scale of the task, and then solve the task."""
 
 from __future__ import annotations
 

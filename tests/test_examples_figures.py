@@ -1,4 +1,4 @@
-"""Figures of the examples in the documents. They equal those of the kept table, and every example has one."""
+"""Figures of the examples in the documents: they equal those in the stored table, and every example has a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/long_sequence.py: the network learns, and segments of time change its results by rounding alone."""
+"""examples/long_sequence.py: the network learns, and segments of time change its results only by rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_it_tells_tones_apart() -> None:
     network = example.Network(data.classes)
     result = example.train(network, data, epochs=8, seed=0)
     assert sum(result.losses[-3:]) < 0.8 * sum(result.losses[:3])
-    assert result.accuracy > 0.5  # chance is 0.25
+    assert result.accuracy > 0.5  # guesses would reach 0.25
 
 
 def test_the_data_are_what_they_say() -> None:

@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the chosen precision, and a slow membrane shows its effect."""
+"""examples/mixed_precision.py: the state has the chosen precision, and a membrane with slow decay shows the effect."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_neuron_answers_most_to_its_own_period() -> None:
 @one_thread()
 def test_it_learns_to_tell_rhythms_apart() -> None:
     result = resonator.train(steps=80, updates=40, seed=0, device=CPU)
-    assert result.accuracy > 0.6  # four classes: chance is 0.25
+    assert result.accuracy > 0.6  # there are four classes, so guesses would reach 0.25
     assert result.losses[-1] < 0.5 * result.losses[0]
-    assert result.moved > 0.001  # omega is learned, too
+    assert result.moved > 0.001  # training also changes omega
     assert math.isfinite(result.moved)

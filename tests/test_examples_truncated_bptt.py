@@ -1,4 +1,6 @@
-"""examples/truncated_bptt.py: memory of one chunk, the gradient within it, which equals that of all, and learning."""
+"""examples/truncated_bptt.py: a chunk bounds the memory, the gradient inside a chunk is exact, and the network
+learns.
+"""
 
 from __future__ import annotations
 

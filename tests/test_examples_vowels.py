@@ -1,4 +1,4 @@
-"""examples/vowels.py: streams with resets reach the scores of padded recordings, and delays are learned."""
+"""examples/vowels.py: streams with resets give the same scores as padded recordings, and delays are learned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_streams_give_the_scores_of_padded_recordings(backend: str, interpreted:
 def test_it_learns_what_comes_first(epochs: int) -> None:
     torch.manual_seed(0)
     result = vowels.train(vowels.made(), epochs=epochs)
-    assert result.accuracy > 0.7  # four classes: chance is 0.25
+    assert result.accuracy > 0.7  # there are four classes, so guesses would reach 0.25
     assert result.losses[-1] < 0.5 * result.losses[0]
     assert result.moved > 0.05
     assert result.difference < 1e-4

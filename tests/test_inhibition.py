@@ -1,4 +1,4 @@
-"""Reductions over the neurons of a row in a step: kernels and library reductions, against the loop."""
+"""Reductions over the neurons of a row inside a step: kernels and library reductions, compared with the loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: T
 @pytest.mark.parametrize("cell", [Divided, Winner], ids=lambda cell: cell.__name__)
 def test_steps_of_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
     if cell is Divided and step[-1] == 1:
-        step = (4, 2)  # a sum of one element is not a sum
+        step = (4, 2)  # a reduction over one element is not traced as a sum
     core = made(cell, step[-1], Dense(), torch.float64, soft=True)
     check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
 
@@ -52,14 +52,16 @@ def test_gradcheck(cell: type[Cell]) -> None:
     generator = torch.Generator().manual_seed(3)
     shapes = [(3, 2, 4), (2, 4), (2, 4)]
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
-    if cell is Winner:  # the choice of a winner has no gradient; the maximum has one
+    if cell is Winner:  # the choice of a winner has no gradient, but the maximum has one
         core.forward = lambda x, s, v: ((x + v).amax(-1, keepdim=True) * s, x + s / 2, v - x.amin(-1, keepdim=True))
     assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
 def test_ties_are_those_of_torch(cell: type[Cell]) -> None:
-    """Tests equal maxima: they share the gradient, or the first one has it if the position is taken, too."""
+    """Tests equal maxima. They share the gradient, unless the position of the maximum is also used; then the first
+    maximum has the gradient.
+    """
     core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
     with torch.no_grad():
@@ -111,7 +113,7 @@ ONE = ("one launch for all steps", "one launch for all steps")
 
 
 def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
-    """Checks results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
+    """Checks the results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
@@ -133,7 +135,7 @@ def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
 
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_one_launch_where_programs_share_rows_that_are_reduced(cell: type[Cell]) -> None:
-    """Tests matrices that do not fit into one program."""
+    """Tests matrices that are too large for one program."""
     core = made(cell, 210, Dense(), soft=True)
     told = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
     assert tuple(how.split(",")[0] for how in told) == ONE

@@ -1,4 +1,4 @@
-"""Lengths and resets of recurrent layers whose steps run in one launch, against the loop."""
+"""Lengths and resets of recurrent layers whose steps run in one launch, compared with the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each loop, records `"one launch"` or the obstacle."""
+    """Records, for each loop, `"one launch"` or the obstacle to it."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -52,7 +52,7 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     torch.manual_seed(0)
     neuron = make().to(DEVICE)
     with torch.no_grad():
-        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # sums are equal in any order
+        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # integers, whose sums are equal in any order
     x = (3 * torch.rand(5, 17, 20)).to(DEVICE)
     lengths = torch.randint(0, 6, (17,))
     resets = (torch.rand(5, 17) > 0.7).to(DEVICE)

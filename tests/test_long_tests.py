@@ -1,4 +1,4 @@
-"""The mark `long`: such tests need `--long`, except for the parameters of `all_but`."""
+"""The mark `long`: marked tests need `--long`, except for the parameters in `all_but`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_keeps_none(name): ...
 """
 
 
-# Two collections in one process, because the imports of conftest.py take most of the time.
+# Two collections run in one process, because the imports of conftest.py take most of the time.
 COLLECTS = """
 import json, sys
 import pytest
@@ -44,7 +44,7 @@ for options in json.loads(sys.argv[1]):
 
 
 def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
-    """For the options of each run, returns the collected tests and the whole output of pytest."""
+    """Returns, for the options of each run, the collected tests and the whole output of pytest."""
     done = subprocess.run(
         [sys.executable, "-c", COLLECTS, json.dumps(runs)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Memory formats on every backend: strides equal those of elementwise operations, values those of the loop."""
+"""Memory formats on every backend: the strides equal those of elementwise operations, and the values equal the loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """Returns the strides that matter: those of dimensions with several elements; none in a tensor without elements."""
+    """Returns the strides that matter: those of dimensions with several elements. A tensor without elements has
+    none.
+    """
     if not tensor.numel():
         return []
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -124,7 +126,7 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_do_not_depend_on_the_format(device: str) -> None:
-    """Checks bitwise equality, except for captured tensors, whose sums over elements have another order."""
+    """Checks bitwise equality, except for captured tensors, whose gradients are sums over elements in another order."""
     weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
     reference = None
     for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):
@@ -145,7 +147,7 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
 @pytest.mark.parametrize("pairs", [5, 12])
 @BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
-    """Tests two inputs and a state. The format is the one that `TensorIterator` chooses for all three."""
+    """Tests two inputs and a state. The results have the format that `TensorIterator` chooses for all three."""
 
     def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x * y
@@ -197,7 +199,7 @@ def test_gradients_in_another_format_than_the_output(backend: str, device: str) 
         found.append(torch.autograd.grad(output, x, arriving.copy_(dense))[0])
         assert found[-1].stride() == x.stride()
     assert all(torch.equal(gradient, found[0]) for gradient in found)
-    # In three dimensions, steps of this gradient have the strides of images with channels last.
+    # The steps of this three-dimensional gradient have the strides of images in channels-last format.
     flat = values(4, 3, 4, 5).to(device).requires_grad_()
     output = FlexSN(lambda x, v: (x * x + v, x + v), 1, 1, 1, backend=backend)(flat)
     assert isinstance(output, Tensor)
@@ -216,7 +218,7 @@ def test_a_kernel_object() -> None:
 
 
 def test_one_kernel_for_all_orders() -> None:
-    """Checks that permuted dimensions share one kernel, since kernels count elements in memory order."""
+    """Checks that permuted dimensions share one kernel, because kernels count elements in memory order."""
     neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="triton")
     program = neuron._get_program()
     for name in ("contiguous", "channels_last_frames", "permuted"):
@@ -242,7 +244,7 @@ def test_single_steps() -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["channels_last_frames", "permuted", "batch_first"])
 def test_traced_graphs(name: str, dynamic: bool, final: bool) -> None:
-    """Checks that fake tensors have the strides of the results, forward and backward."""
+    """Checks that fake tensors have the strides of the real results, in the forward and in the backward."""
     weight = weight_of(torch.empty(()))
     scan: Any = flex_sn_scan_final_state if final else flex_sn_scan
     seen: list[list[list[int]]] = []

@@ -1,4 +1,4 @@
-"""Recurrent steps in one launch, against the plain loop: bitwise equal where every sum has one term."""
+"""Recurrent steps in one launch, compared with the plain loop: bitwise equal if every sum has only one term."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each loop over several steps, records ``"one launch"`` or the obstacle."""
+    """Records, for each loop over several steps, ``"one launch"`` or the obstacle to it."""
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -69,7 +69,9 @@ Choose = Callable[[bool], None]
 
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Returns a function that chooses: programs exchange values of shared rows, or have all columns that fit."""
+    """Returns a function that makes a choice: either programs exchange the values of shared rows, or each program has
+    all columns that fit.
+    """
 
     def choose(yes: bool) -> None:
         monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
@@ -93,7 +95,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
         assert a is not None
         assert b is not None
-        # The last bits of such small float32 numbers are in parts below the smallest bfloat16.
+        # The last bits of such small float32 numbers lie in parts below the smallest bfloat16 number.
         tiny = b.abs() < 1e-30
         assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
         assert ((a - b).abs().double() < 1e-36).all()
@@ -150,7 +152,7 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     ids=lambda cell: cell.__name__,
 )
 def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
-    """Compares gates, pieces of a value and products of products, in sums of one term."""
+    """Compares cells with gates, with pieces of a value, and with products of products, in sums with only one term."""
     found = []
     for yes in (True, False):
         exchanged(yes)
@@ -166,7 +168,7 @@ def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
 @pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
 def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
     class Ratio(Cell):
-        """A step that computes 0 / 0 in the padding, which is zeros."""
+        """A step that computes 0 / 0 in the padding, which contains zeros."""
 
         num_states = 1
 
@@ -198,7 +200,7 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
 def test_matrices_that_fit_into_registers_are_held(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests rows and warps on a device of two processors."""
+    """Tests the division into rows and warps on a device with two multiprocessors."""
     found: list[Tiles | None] = []
 
     def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -241,7 +243,7 @@ def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell]
 
 
 def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
-    """Checks products of absent gradients: zeros instead would be multiplied by an infinite state."""
+    """Checks products of absent gradients. If they were zeros, they would be multiplied by an infinite state."""
 
     class Late(Cell):
         num_states = 1
@@ -257,10 +259,10 @@ def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> N
 
 
 def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> list[tuple[Tensor, ...]]:
-    """Returns the gradients of a loss on the outputs alone, in the loop and in kernels.
+    """Returns the gradients of a loss of only the outputs, in the loop and in kernels.
 
     Args:
-        last: number that is added to the input of the second to last step.
+        last: number that is added to the input of the last step but one.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
@@ -274,7 +276,9 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
 
 
 def test_float32_is_float32(launched: list[str]) -> None:
-    """Tests operands and matrices of 24 bits and other magnitudes: errors are as small as of a library's product."""
+    """Tests operands and matrices with 24 significant bits and different magnitudes. The errors must be as small as
+    those of a library's product.
+    """
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
@@ -294,7 +298,7 @@ def test_float32_has_the_bits_of_the_setting(precision: str, bits: int, launched
 
 
 def check_bits(size: int, precision: str, bits: int) -> None:
-    """Checks that products have `bits` bits of the float64 result, but not seven more."""
+    """Checks that products agree with the float64 result in `bits` bits, but not in seven more."""
     core = made(GRU, size, Dense())
     tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()
@@ -328,7 +332,7 @@ def test_where_programs_have_no_room_the_next_tiles_are_tried(
             yield tried[-1]
 
     class Crowded(CooperativeKernel):
-        """A kernel without room for the first tiles."""
+        """A kernel without space for the first tiles."""
 
         def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
             return int(tried[-1].chunk == 16)
@@ -350,7 +354,7 @@ def test_infinity_and_nan_come_through(launched: list[str]) -> None:
 
 
 def test_the_largest_numbers_are_no_infinity() -> None:
-    """Checks that a float32 is cut into parts without rounding up, which would overflow to infinity."""
+    """Checks that splitting a float32 number into parts does not round up, because this would overflow to infinity."""
 
     class Kept(Cell):
         num_states = 1
@@ -417,7 +421,7 @@ def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
     core = made(RLIF, size, Powers(), dtype)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
-    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # traced on the current stream
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # the step is traced on the current stream
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     differing = torch.zeros(2, device="cuda")
@@ -456,7 +460,7 @@ def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
 
 @gpu
 def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
-    """Tests a launch without some of its programs: the results are NaN, and the next call raises."""
+    """Runs a launch in which one program is missing. The results are NaN, and the next call raises an error."""
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch

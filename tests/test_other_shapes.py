@@ -1,4 +1,6 @@
-"""States with other shapes than the step: kernels, in each language and way to run, against the loop."""
+"""States whose shapes differ from that of the step: kernels, in each language and way to run, compared with the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, bat
 
 
 def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns results, and gradients of tensors and parameters for a loss with different weights."""
+    """Returns the results, and the gradients of tensors and parameters for a loss that weights the results
+    differently.
+    """
     results = list(call(*tensors))
     loss = torch.zeros((), dtype=torch.float64)
     for i, result in enumerate(results):
@@ -53,7 +57,9 @@ def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> 
 
 
 def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
-    """Returns a call of a layer from given or initial states. It returns outputs, final states and state sequences."""
+    """Returns a function that calls a layer with given or initial states. It returns outputs, final states and state
+    sequences.
+    """
 
     def call(x: Tensor, *states: Tensor) -> list[Tensor]:
         layer.reset()
@@ -128,7 +134,7 @@ def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
 
 
 class Exact(Core):
-    """A core of whole numbers."""
+    """A core that computes with whole numbers."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
@@ -183,7 +189,7 @@ def test_more_random_cores(seed: int, interpreted: None) -> None:
 
 
 class Network(nn.Module):
-    """A layer that begins each call at its initial state, and also returns its final state."""
+    """A layer that starts each call from its initial state, and also returns its final state."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -197,7 +203,7 @@ class Network(nn.Module):
 @pytest.mark.long(all_but=["Apart", "Populations"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
-    """Checks that a graph launches kernels: a loop would be logged."""
+    """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
     core = made(make)
     x = sequence(core)
     wanted = trained(Network(Layer(core)), core, [x])
@@ -219,7 +225,7 @@ def test_exported_programs(make: type[Core]) -> None:
 
 
 class Best(Core):
-    """A core in which the largest branch wins, or the first one of several equal branches."""
+    """A core in which the largest branch wins. If several branches are equal, the first of them wins."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
@@ -249,7 +255,7 @@ class Noisy(Core):
 
 
 def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Checks that one draw for all branches has the numbers of separate draws."""
+    """Checks that one draw for all branches gives the same numbers as separate draws."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     found = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
@@ -264,7 +270,7 @@ def test_random_numbers_of_branches(interpreted: None) -> None:
 
 
 class NoisyPopulations(Populations):
-    """Populations with noise in the input and in a population of fewer neurons."""
+    """Populations with noise in the input, and with noise in the smaller population."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x + normal_like(x), s, v, inhibitory, u + uniform_like(u))
@@ -281,7 +287,7 @@ def test_random_numbers_of_a_smaller_population(interpreted: None) -> None:
 
 
 class NoisySoma(InTheMiddle):
-    """A soma with noise, whose input has branches."""
+    """A soma with noise. Its input has branches."""
 
     def forward(self, x: Tensor, branches: Tensor, soma: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x, branches, soma + normal_like(soma))
@@ -311,7 +317,7 @@ def test_parameters_that_are_assigned_are_read() -> None:
 
 
 def test_steps_of_one_shape_are_refused_whatever_their_size() -> None:
-    """Checks a refusal that does not depend on sizes: the last dimension is neurons, and their number may change."""
+    """Checks a refusal that must not depend on sizes: the last dimension holds neurons, and their number may change."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
             ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)

@@ -1,7 +1,7 @@
-"""Packages declare everything that they import, because a sibling may require fewer packages in the future.
+"""Packages declare all packages that they import, because a sibling may require fewer packages in the future.
 
-Isolated wheels cannot show a missing declaration, because their siblings are installed, too. Tests of a package import
-no helpers but those of the package, because its sdist has no others.
+Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed as
+well. Tests of a package import only the helpers of the same package, because its sdist contains no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def declared_by(package: Path) -> set[str]:
 
 
 def imported_by(source: str) -> set[str]:
-    """Returns the top-level modules that `source` imports anywhere, including inside functions."""
+    """Returns the top-level modules that `source` imports anywhere, including imports inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -71,13 +71,13 @@ def test_an_undeclared_import_is_seen() -> None:
     assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
 
 
-# Folders whose modules can be imported by name in the repository, but not from the installed wheel.
+# Folders with modules that can be imported by name in the repository, but not from the installed wheel.
 FOLDERS = ("release", "tests", "examples/datasets", "packages/*/tests")
 HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")}
 
 
 def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Returns the modules that tests of `distribution` can import in the repository, but not after installation."""
+    """Returns those of `modules` that exist in the repository but not next to the installed `distribution`."""
     own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
     strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
     return modules & ((HELPERS - own) | strangers)

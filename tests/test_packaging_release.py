@@ -1,4 +1,4 @@
-"""Requirements of a release: equal files in each distribution, one place for open decisions, matching tags."""
+"""Requirements of a release: the same files in each distribution, one place for undecided facts, and matching tags."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ def test_ready_means_a_day_and_nothing_undecided(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """Checks actions by commit, since their owners can move tags. `hatch run release:lint` checks more."""
+    """Checks that actions are named by a commit, because their owners can move tags. `hatch run release:lint` checks
+    more.
+    """
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
     assert used
@@ -117,7 +119,7 @@ def test_actions_are_pinned_to_a_commit() -> None:
 
 
 def test_workflows_run_what_is_there() -> None:
-    """Checks that each `hatch run ENVIRONMENT:SCRIPT` and each script in a workflow or in CI exists."""
+    """Checks that each `hatch run ENVIRONMENT:SCRIPT`, and each script that a workflow or the CI runs, exists."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
     called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
@@ -129,7 +131,9 @@ def test_workflows_run_what_is_there() -> None:
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares commands in documents with the arguments of the script: one wheel by name, after an option, or all."""
+    """Compares the commands in documents with the arguments of the script: one wheel by its name, one wheel after an
+    option, or all wheels.
+    """
     asked: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:

@@ -1,4 +1,4 @@
-"""Phrases that the rules of prose exclude: their counts do not grow."""
+"""Phrases that the style rules forbid: their counts do not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API of each package, against its snapshot."""
+"""The public API of each package, compared with its snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_api_is_as_written_down(module: str) -> None:
 
 
 def test_a_change_is_seen() -> None:
-    """Checks that another default, method, name or base changes the description."""
+    """Checks that a changed default, method, name or base class changes the description."""
 
     def module(source: str) -> ModuleType:
         made = ModuleType("made")

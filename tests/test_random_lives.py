@@ -1,4 +1,4 @@
-"""A network that lives twice, as a loop and compiled: after each act of its user, both twins have equal results."""
+"""Random lives: a network and its compiled twin have equal results after each act of a user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers that need no compilation, because loop and compiled twin share most code; faults are found quickly.
+# Layers that need no compilation, because the loop and the compiled twin share most code. So faults are found quickly.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
@@ -88,7 +88,9 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests faults that are planted in neurons of the operator, which is a loop outside of compilers."""
+    """Plants a fault in neurons that run the operator `scan`, which is a loop outside of compilers, and checks that it
+    is found.
+    """
     forward = FlexSN.forward
     spoil, text = FAULTS[fault]
 
@@ -97,7 +99,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
     monkeypatch.setattr(FlexSN, "forward", spoiled)
-    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # images alone have a layout to lose
+    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have a layout that can be lost
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
     assert len(caught.value.program) <= 4
@@ -109,7 +111,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
-# Programs with which the machine has found faults.
+# Programs with which the state machine has found faults.
 FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
     "a road that forgot sequences": (
         Plan("vector", ("lif",), "cpp"),
@@ -173,7 +175,9 @@ def test_what_a_short_run_leaves_out_exists() -> None:
 
 
 def test_lives_go_on_after_a_refusal(compiler: None) -> None:
-    """Checks both twins after a refusal. torch cannot copy a pruned network after a call, so both begin again."""
+    """Checks that both twins continue after a refusal. torch cannot copy a pruned network after a call, so both start
+    again.
+    """
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})
     differentiate = ("differentiate_twice", {"which": -1, "some": 1, "seed": 0})

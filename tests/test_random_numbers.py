@@ -1,4 +1,4 @@
-"""Random numbers in a step: they are equal on every backend and in every order of computation."""
+"""Random numbers in a step: they are the same on every backend and in every order of computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _int32(*values: int) -> list[Tensor]:
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Draws each kind of number, and returns a state too."""
+    """Draws each kind of random number, and also returns a state."""
     return normal_like(v), uniform_like(v), bernoulli_like(v, 0.8), normal_like(v), v + x
 
 
@@ -83,7 +83,9 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
 def test_philox_gives_the_published_words(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Compares with published answers of the authors' library, Random123: 4x32 with 10 rounds, 2x32 with 7."""
+    """Compares with the published test vectors of the authors' library, Random123: 4x32 with 10 rounds, and 2x32 with 7
+    rounds.
+    """
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
     found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
     assert [int(word) for word in found] == list(expected)
@@ -96,7 +98,7 @@ def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("over", ["steps", "columns"])
 def test_statistics(over: str) -> None:
-    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, at 5 standard deviations."""
+    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, within 5 standard deviations."""
     n = 1 << 20
     if over == "columns":
         words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
@@ -116,7 +118,7 @@ def test_statistics(over: str) -> None:
     assert (u.mean() - 0.5).abs() < 5 * (1 / 12 / n) ** 0.5
     for values in (u.flatten(), torch.special.ndtr(z.flatten())):
         distances = (values.sort().values - torch.arange(n) / n).abs().max()
-        assert distances < 2.2 / n**0.5  # test of Kolmogorov and Smirnov, at 1e-4
+        assert distances < 2.2 / n**0.5  # Kolmogorov-Smirnov test at level 1e-4
     assert u.min() >= 0
     assert u.max() < 1
 
@@ -129,7 +131,7 @@ def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
     radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()
     angle = b * (2.0 * math.pi * 2.0**-32)
     exact = radius * (angle.sin() if step % 2 else angle.cos())
-    assert (z - exact).abs().max() < 2e-5  # at small radii, the logarithm's argument is rounded
+    assert (z - exact).abs().max() < 2e-5  # at small radii, the rounding of the logarithm's argument matters
     usual = radius > 0.1
     assert ((z - exact).abs() / radius)[usual].max() < 1e-5
 
@@ -187,7 +189,9 @@ def trained(
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
 def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: dict[str, Any]) -> None:
-    """Checks that the backward repeats a step with its numbers, and that time continues with a carried state."""
+    """Checks that the backward draws the same numbers as the forward, and that the step count continues with a carried
+    state.
+    """
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
     x = torch.rand(13, 5, 37, generator=torch.Generator().manual_seed(0)) * 1.5
@@ -263,7 +267,9 @@ def test_a_reset_draws_another_key(backend: str) -> None:
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
-    """Checks that numbers depend on the index of a row: `first_row=3` is for a process with the rows from 3 on."""
+    """Checks that the numbers depend on the index of a row. `first_row=3` is for a process that has the rows from 3
+    on.
+    """
     x = torch.rand(4, 7, 11)
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)
     configure(neuron, seed=0)

@@ -1,4 +1,4 @@
-"""Random numbers of a step together with lengths, resets, transforms, random cores and GPUs."""
+"""Random numbers of a step, combined with lengths, resets, transforms, random cores and GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sequences(*shape: int) -> Tensor:
 
 
 def run(neuron: FlexSN, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Returns the output, and the gradient of the input, with the random numbers of a seed."""
+    """Returns the output and the gradient of the input, for the random numbers of one seed."""
     configure(neuron, seed=3)
     neuron.reset()
     given = x.clone().requires_grad_()
@@ -50,7 +50,7 @@ def assert_alike(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 
 
 class NoisyInput(Transform):
-    """Noise before the first input."""
+    """A transform that adds noise to the first input."""
 
     def step(self, core: Core, inputs: tuple[Tensor, ...], states: tuple[Tensor, ...], own: Own) -> Changed:
         return Changed(*core((inputs[0] + 0.2 * normal_like(inputs[0]), *inputs[1:]), states))
@@ -67,7 +67,7 @@ class NoisyInput(Transform):
     ids=["step", "neuron"],
 )
 def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None:
-    """Checks that numbers continue through a reset, and that a short sequence has the numbers of a separate call."""
+    """Checks that the numbers continue after a reset, and that a short sequence has the numbers of a separate call."""
     x = sequences(11, 5, 19)
     lengths = torch.tensor([11, 0, 7, 3, 10])
     resets = torch.rand(11, 5, generator=torch.Generator().manual_seed(1)) < 0.2
@@ -85,7 +85,7 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_transform_may_draw(backend: str) -> None:
-    """Tests a core without random numbers, and one with them."""
+    """Tests a core without random numbers, and a core that draws them."""
     x = sequences(9, 4, 21)
 
     def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def test_a_transform_may_draw(backend: str) -> None:
         plain = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         assert not torch.equal(expected[0], plain[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # later calls repeat the first one
+        for _ in range(3):  # later calls repeat the first call
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
         assert_alike(run(neuron, x), plain)
 
@@ -142,7 +142,7 @@ _OPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 def random_core(seed: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     generator = random.Random(seed)
     lines = [(generator.randrange(len(_OPS)), generator.random(), generator.random()) for _ in range(6)]
-    lines[generator.randrange(3)] = (generator.randrange(5), 0.0, 0.9)  # a line that draws
+    lines[generator.randrange(3)] = (generator.randrange(5), 0.0, 0.9)  # one line draws random numbers
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         values = [x, v]
@@ -173,7 +173,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_second_derivatives() -> None:
-    """Checks the loop's second derivatives, which kernels refuse."""
+    """Checks second derivatives of the loop, because kernels refuse them."""
     x = sequences(4, 2, 3).double().requires_grad_()
     neuron = FlexSN(smooth, 1, 1, 1, backend="torch")
     configure(neuron, seed=1)
@@ -185,7 +185,7 @@ def test_second_derivatives() -> None:
 
 
 def test_vmap_draws_as_torch_does() -> None:
-    """Checks that all samples share one key, and that a call without a seed is an error."""
+    """Checks that all samples share one key, and that a call without a seed raises an error."""
     x = sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
     with pytest.raises(RuntimeError, match="random"):
@@ -197,7 +197,7 @@ def test_vmap_draws_as_torch_does() -> None:
 
 
 def test_clusters_refuse_draws() -> None:
-    """Checks a refusal: the CUDA C++ of clusters has no random numbers, so other kernels run such a layer."""
+    """Checks a refusal: the CUDA C++ code of clusters has no random numbers, so other kernels run such a layer."""
     graph = torch.fx.Graph()
     words = [graph.placeholder(name) for name in ("first", "second", "third", "step")]
     number = graph.call_function(NORMAL_NUMBER, tuple(words), {"stream": 0})
@@ -275,7 +275,7 @@ def test_a_recurrent_layer_on_a_gpu_is_that_of_the_loop() -> None:
 
 @pytest.mark.gpu
 def test_a_captured_step_draws_other_numbers_in_each_replay() -> None:
-    """Compares with steps without graphs at equal seeds. Within a step, the states of a neuron continue."""
+    """Compares with steps without graphs, for equal seeds. The states of a neuron continue from step to step."""
 
     def losses(capture: bool) -> list[float]:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))

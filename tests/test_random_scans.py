@@ -1,4 +1,4 @@
-"""Random steps in `scan`: each lowering equals a plain loop, call after call."""
+"""Random steps in `scan`: each lowering equals a plain loop in each of several calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds whose loops shared one constant among calls, when graphs were traced from their source.
+# Seeds for which the loops of all calls shared one constant, when graphs were traced from their source.
 SHARED = (13, 26, 27)
-# Seeds whose kernels failed, or were wrong: a gradient written into zeros, a copy of a broadcast value.
+# Seeds whose kernels once failed or were wrong, because of a gradient written into zeros, or a copy of a broadcast
+# value.
 MENDED = (160, 208)
 
 
@@ -66,7 +67,9 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["softmax", "var"])
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests dimensions 0 and -1, which PyTorch accepts. Seed 39 of the random programs found this case in kernels."""
+    """Tests the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Seed 39 of the random programs found this
+    case in kernels.
+    """
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()
     reduce = REDUCED[name]

@@ -1,4 +1,4 @@
-"""Cores that mix neurons through matrices: kernels and products, step by step, against the loop."""
+"""Cores that mix neurons through matrices: kernels and products, run step by step and compared with the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("tr
 BOTH: tuple[TargetName | None, ...] = (None, "triton")
 Results = tuple[list[Tensor], list[Tensor | None]]
 
-# The other cells are of the same kinds.
+# The remaining cells are of the same kinds.
 _FIRST = (Adaptive, GatedGRU, Heads, Hidden, LSTM, LearnedDecay, LowRank, Masked, OfInputToo, Readout, Sliced)
 cells = pytest.mark.parametrize(
     "cell",
@@ -62,7 +62,7 @@ def made(
 def sequences(
     core: Cell, num_steps: int, *step: int, dtype: torch.dtype = torch.float32, bits: int = 3
 ) -> list[Tensor]:
-    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers of few bits."""
+    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers that have few significant bits."""
     generator = torch.Generator().manual_seed(7)
     scale = 2.0**bits
     shapes = [(num_steps, *step), *[step] * core.num_states]
@@ -73,7 +73,7 @@ def sequences(
 
 
 def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs the loop, or kernels and products."""
+    """Runs either the loop, or kernels and products."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -86,7 +86,9 @@ def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, sta
 def differentiated(
     core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True
 ) -> Results:
-    """Returns results, and gradients of tensors and parameters for a loss with different weights of few bits."""
+    """Returns the results, and the gradients of a loss for tensors and parameters. The weights in the loss differ and
+    have few bits.
+    """
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
     for i, result in enumerate(results):
@@ -98,8 +100,9 @@ def differentiated(
 
 # Cells with functions whose last bits differ in eager mode on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
-# Cells with a state that is also an output and is read twice: autograd adds three terms in another order.
-_GATED = _ROUNDED  # a state's gradient sums one term per gate, in any order
+# Cells with a state that is also an output and that is read twice. Autograd adds the three terms of its gradient in
+# another order.
+_GATED = _ROUNDED  # the gradient of a state sums one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
@@ -126,7 +129,7 @@ def test_nothing_differs_in_cpp_of_any_cell(cell: type[Cell]) -> None:
 def check_equal(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Powers())
     tensors = sequences(core, 5, 61, 9)
-    # Without state sequences, whose gradients would be further terms.
+    # Without state sequences, because their gradients would be additional terms.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
     got, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
@@ -147,7 +150,7 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
-    """Checks that spikes and states equal the loop's, since all sums are exact in any order."""
+    """Checks that spikes and states equal those of the loop, because all sums are exact in any order."""
     core = made(cell, 37, Dense(bits=3))
     tensors = sequences(core, 5, 17, 37)
     with torch.no_grad():
@@ -158,7 +161,9 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
 @pytest.mark.long(all_but=["*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
-    """Checks gradients of inputs, initial states and captured tensors with dense matrices: within 1e-10 of the loop."""
+    """Checks the gradients of inputs, initial states and captured tensors for dense matrices. They are within 1e-10 of
+    the loop.
+    """
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
     expected, expected_gradients = differentiated(core, tensors, None)
@@ -269,7 +274,7 @@ def test_few_steps(num_steps: int) -> None:
             assert torch.equal(outputs[2], v)
             (grad,) = torch.autograd.grad(outputs[2].sum(), [v])
             assert torch.equal(grad, torch.ones_like(v))
-    step, arguments = prepare(program, (x,))  # states of zero
+    step, arguments = prepare(program, (x,))  # the initial states are zero
     zero = torch.zeros(4, 9, device=DEVICE)
     if num_steps:
         expected = eager_scan(core, 1, 2, 1, x, zero, zero)
@@ -305,7 +310,7 @@ def test_sizes_compile_nothing_again() -> None:
         step, arguments = prepare(program, (x,))
         scan(step, arguments, state_seqs=False)[0].sum().backward()
         names |= set(step.kernel_names)
-    assert len(names) == 2  # of the forward and the backward
+    assert len(names) == 2  # the names of the forward and of the backward
 
 
 def test_matrices_are_read_anew() -> None:
@@ -323,7 +328,9 @@ def test_matrices_are_read_anew() -> None:
 @pytest.mark.long(all_but=["RLIF", "Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
-    """Tests replaced parameters, as by `load_state_dict(assign=True)`: gradients flow to the new parameters."""
+    """Replaces parameters, as `load_state_dict(assign=True)` does, and checks that gradients flow to the new
+    parameters.
+    """
     core = made(cell, 6, Powers(), soft=True)
     program = ScanProgram(core, 1, core.num_states, 1)
     tensors = sequences(core, 3, 4, 6)
@@ -345,7 +352,7 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
 
 
 def test_results_are_nobody_elses() -> None:
-    """Checks that in-place changes of results do not affect the backward."""
+    """Checks that in-place changes of the results do not affect the backward."""
     core = made(RLIF, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
     found = []
@@ -361,7 +368,9 @@ def test_results_are_nobody_elses() -> None:
 
 
 def test_no_gradient_comes_to_the_last_state() -> None:
-    """Checks that no gradient is passed: a zero would be multiplied by the infinite derivative of a root at zero."""
+    """Checks that no gradient is passed to the last state. A zero would be multiplied by the infinite derivative of a
+    root at zero.
+    """
 
     class Root(Cell):
         num_states = 1

@@ -1,4 +1,4 @@
-"""The first backward of a recurrent step is compiled together with its first forward."""
+"""Compilation of the first backward of a recurrent step: it runs together with the first forward."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compi
 
 
 class Compiled(list[tuple[str, threading.Thread]]):
-    """Names of compiled kernels, each with its thread."""
+    """Names of compiled kernels, each with the thread that compiled it."""
 
-    fails = False  # True: compilation fails in other threads
+    fails = False  # if True, compilation fails in other threads
 
     def note(self, name: str) -> None:
         thread = threading.current_thread()
@@ -40,7 +40,7 @@ class Compiled(list[tuple[str, threading.Thread]]):
 
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
-    """Counts each kernel as compiled, although the interpreter compiles none."""
+    """Counts each kernel as compiled, although the interpreter compiles nothing."""
     found = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
-        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels of earlier tests are shared
+        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels would be shared with earlier tests
     ):
         yield found
 
@@ -78,7 +78,7 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
 def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
-    """Tests a step in one launch, stages that run step by step, and stages for all steps at once."""
+    """Tests a step in one launch, stages that run step by step, and stages that run for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
     assert 0 < len(compiled.elsewhere) < count
@@ -89,7 +89,7 @@ def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Comp
 
 
 def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
-    """Tests the expanded gradient of a sum."""
+    """Tests the gradient of a sum, which is an expanded tensor."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
     torch.autograd.grad(output.sum(), leaves)

@@ -1,4 +1,4 @@
-"""PyTorch's two interfaces for the precision of float32 products, as recurrent steps and exact products read them."""
+"""PyTorch's two interfaces for the precision of float32 products: recurrent steps and exact products read both."""
 
 from __future__ import annotations
 

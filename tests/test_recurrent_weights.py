@@ -1,4 +1,4 @@
-"""Gradients of recurrent matrices as products in parts, where the operand consists of spikes."""
+"""Gradients of recurrent matrices, computed as products in parts if an operand consists of spikes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Exact = list[tuple[bool, bool]]
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
-    """Records the exact factors of each sum over time, and chooses products in parts even if they are slower."""
+    """Records which factors of each sum over time are exact, and chooses products in parts even if they are slower."""
     found: Exact = []
     original = _weights.summed_product
 

@@ -1,4 +1,4 @@
-"""Calls of recurrent steps in one launch: the second call is recorded, and later calls repeat it."""
+"""Repeated calls of recurrent steps in one launch: the second call is recorded, and later calls replay it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collects the recording of each call, or the reason why there is none."""
+    """Collects the recording of each call, or the reason why the call was not recorded."""
     found: list[Any] = []
 
     def noted(call: Callable[[Any], Sequence[Any]], given: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
@@ -71,7 +71,9 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records launches of the compiled launcher, with addresses of functions that run the interpreter's kernels."""
+    """Records launches of the compiled launcher. Its function addresses belong to functions that run the interpreter's
+    kernels.
+    """
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
     run = CooperativeLaunch.__call__
@@ -104,7 +106,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """Tests other data, with and without a state. Each call checks all other conditions."""
+    """Tests changed data, with and without a state. Each call checks all other conditions."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -128,14 +130,14 @@ def test_the_compiled_launcher_makes_repeated_calls(name: str, by_address: list[
             with torch.no_grad():
                 compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert launches == [0, 0, 2, 2, 0, 0, 2]
-    assert len(by_address) == 6 + 4  # inference: all calls but the first two and the one step by step
+    assert len(by_address) == 6 + 4  # in inference: all calls except the first two and the one that runs step by step
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
-    """Tests calls with other data, matrices and gradients, with and without a state."""
+    """Tests calls with changed data, matrices and gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -160,7 +162,7 @@ def test_repeated_calls_are_the_loop(name: str, repeats: list[Any]) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests changes of the environment, of autocast, and of strides of gradients."""
+    """Changes the environment, autocast, and the strides of gradients between calls."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -194,14 +196,16 @@ def test_what_else_decides_is_asked_in_each_call(repeats: list[Any], monkeypatch
 
 @pytest.mark.usefixtures("interpreted")
 def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -> None:
-    """Checks that autograd graphs are freed: a CUDA graph would wait for the stream of an old graph's nodes."""
+    """Checks that autograd graphs are freed. Otherwise, a CUDA graph would wait for the stream of the nodes of an old
+    graph.
+    """
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
     gc.collect()
     gc.disable()
     try:
         alive = []
-        for _ in range(3):  # the calls are traced, recorded, repeated
+        for _ in range(3):  # the calls are traced, recorded and replayed, in this order
             layer.reset()
             y: Tensor = layer(x)
             torch.autograd.grad(y, [x, *layer.parameters()], weight)
@@ -216,7 +220,8 @@ def test_no_call_leaves_its_graph_to_the_garbage_collector(repeats: list[Any]) -
 
 
 def test_a_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)  # the interpreter enters many
+    # the interpreter calls many Python functions
+    monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *given: None)
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
     def training() -> object:

@@ -1,4 +1,4 @@
-"""Results that depend on no tensor with a gradient: they require no gradient, compiled as in the loop."""
+"""Results that depend on no tensor with a gradient: compiled, they require no gradient, as in the loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ WEIGHT = 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes two independent neurons."""
+    """Computes two neurons that do not depend on each other."""
     v, w = 0.5 * v + x, 0.5 * w + torch.tanh(y)
     return v * v, w * w, v, w
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes a state that affects the other state at the next step."""
+    """Computes a state that affects the other state in the next step."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
 def swapped(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Swaps the states, and returns an output without a gradient."""
+    """Swaps the states, and returns an output that has no gradient."""
     return v + w.detach() + x.detach(), torch.ones_like(x), w * 0.5, v + 0.1
 
 

@@ -1,4 +1,4 @@
-"""A backend that is defined outside of the packages: it runs scans, their gradients and compiled graphs."""
+"""A backend that is defined outside of the packages and runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# Functions by name, because a compiled graph can hold only the name of a kernel.
+# Functions by name, because a compiled graph can only hold the name of a kernel.
 _functions: dict[str, Callable[..., None]] = {}
 
 
@@ -59,7 +59,7 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """A call of a function with arrays; `called` runs it, now or in a graph."""
+    """A call of a function with arrays. `called` runs the function now, or records it into a graph."""
 
     is_compiled = True
 
@@ -169,7 +169,7 @@ def test_a_compiled_graph_launches_it() -> None:
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A graph from the cache of another process names a function that does not exist in this one.
+        # A cached graph of another process names a function that does not exist in this process.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
             found = torch.compile(run_scan, fullgraph=True)(*given.inputs, *given.states)

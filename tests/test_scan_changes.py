@@ -1,4 +1,6 @@
-"""Values that a step function reads, and that change between two calls: compiled neurons equal the loop in both."""
+"""Values that a step function reads and that change between two calls: compiled neurons equal the loop in both
+calls.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Removes global hooks and names at the end."""
+    """Removes global hooks and global variables when the test ends."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -65,7 +67,7 @@ def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tens
     return expected
 
 
-# Places where a number is read as in another tested place.
+# Places from which a number is read in the same way as from another tested place.
 ALIKE = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",
@@ -111,7 +113,9 @@ OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor
 
 
 def family() -> list[Any]:
-    """Returns a changed number for each place, and one other kind of change; most of the latter need `--long`."""
+    """Returns two changes for each place: from number to number, and one change of another kind. Most of the latter
+    need `--long`.
+    """
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
     found = {(name, "number"): name not in ALIKE for name in PLACES}
@@ -123,7 +127,7 @@ def family() -> list[Any]:
     return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in found.items()]
 
 
-# Places that a backward reads. On a GPU, it runs in a thread of autograd.
+# Places that a backward reads. On a GPU, the backward runs in a thread of autograd.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 

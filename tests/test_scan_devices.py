@@ -1,4 +1,4 @@
-"""Conditions of a launch besides shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
+"""Conditions of a launch other than shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(seed: int = 0, device: str = "cuda", *, steps: int = STEPS, step: Seque
 
 
 def train(neuron: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Returns spikes, and the gradients of the input and the parameters."""
+    """Returns the spikes, and the gradients of the input and the parameters."""
     x = x.detach().requires_grad_()
     neuron.reset()  # type: ignore[operator]
     spikes = neuron(x)
@@ -57,8 +57,8 @@ def per_channel(device: str = "cuda") -> FlexSN:
 def warmed_up(run: Callable[[], object]) -> None:
     """Runs a function once on a side stream, as torch's documentation of CUDA graphs requires.
 
-    The autograd node of a leaf belongs to the stream on which it is created, and exists as long as a graph with it,
-    such as that of a state. A node of the default stream cannot be part of a capture.
+    The autograd node of a leaf belongs to the stream on which it was created. It exists as long as a graph that
+    contains it, such as the graph of a state. A node of the default stream cannot be part of a capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -102,10 +102,10 @@ def test_captured_inference_with_a_state_that_goes_on() -> None:
     assert torch.equal(torch.cat(found), whole)
 
 
-# torch keeps the outputs of its warm-up, on another stream, alive during the capture.
+# During the capture, torch keeps the outputs of its warm-up on another stream alive.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_graphed_callables() -> None:
-    """Tests `torch.cuda.make_graphed_callables`, which records forward and backward separately."""
+    """Tests `torch.cuda.make_graphed_callables`, which records the forward and the backward separately."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -134,7 +134,7 @@ def test_graphed_callables() -> None:
 
 
 def test_each_stream_launches_on_its_own() -> None:
-    """Checks that a scan waits for earlier work of its own stream alone."""
+    """Checks that a scan only waits for earlier work on its own stream."""
     neuron = per_channel()
     expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
     torch.cuda.synchronize()
@@ -188,7 +188,7 @@ def test_threads_with_streams_of_their_own() -> None:
 
 @several_devices
 def test_devices_by_turns() -> None:
-    """Tests one program on two devices, each of which may be the current one."""
+    """Tests one program on two devices. Each of them is the current device once."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
         for device in ("cuda:0", "cuda:1", "cuda:0"):
@@ -216,7 +216,7 @@ def test_a_module_that_moves_to_another_device() -> None:
 
 
 def shifted(tensor: Tensor) -> Tensor:
-    """Returns a copy whose memory begins one element after a multiple of 16 bytes."""
+    """Returns a copy whose memory starts one element after a multiple of 16 bytes."""
     memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     view = memory[1:].view(tensor.shape)
     view.copy_(tensor)
@@ -226,7 +226,7 @@ def shifted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
 def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
-    """Checks that a repeated launch of kernels for aligned pointers never gets misaligned ones."""
+    """Checks that kernels for aligned pointers are not launched again with misaligned pointers."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
     v = v[0]
@@ -249,7 +249,7 @@ def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
 
 
 def test_a_misaligned_parameter() -> None:
-    case = CASES[7]  # a parameter per neuron
+    case = CASES[7]  # a case with one parameter per neuron
     p = problem(case, 6, (64, 64), device="cuda")
     (w,) = p.parameters
     holder = [w]
@@ -271,7 +271,7 @@ def test_a_misaligned_parameter() -> None:
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """Tests changes of required and incoming gradients from call to call."""
+    """Tests calls in which the required gradients and the incoming gradients change."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (
@@ -296,7 +296,9 @@ def test_other_gradients_of_the_same_shapes() -> None:
 
 
 def test_autocast_reaches_inside_of_the_core() -> None:
-    """Tests `exp` of half values before, during and after autocast, under which it is float32 on a GPU."""
+    """Tests `exp` of half-precision values before, during and after autocast. Under autocast, `exp` is computed in
+    float32 on a GPU.
+    """
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         grown = torch.exp(x - 1.0)

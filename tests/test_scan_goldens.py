@@ -1,6 +1,7 @@
-"""Complete kernels of the step functions in `scan_cores`, which equal the kept files in `golden/` to the byte.
+"""Golden files: the complete kernels of the step functions in `scan_cores` equal the files in `golden/` byte for byte.
 
-Each file holds the kernels of one step in one dtype: for inference, and forward and backward for training.
+Each file holds the kernels of one step in one dtype: the kernel for inference, and the forward and backward for
+training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests; set before the import of Triton
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests; must be set before Triton is imported
 
 import pytest
 import torch
@@ -36,9 +37,10 @@ class Golden:
     """One file with the kernels of a step.
 
     Attributes:
-        steps: number of steps. Up to eight are one chunk; more are whole chunks and a rest, with checkpoints.
-        strided: True if the dimensions of inputs have another order than in memory.
-        rows: True if steps are large enough for programs that walk rows.
+        steps: number of steps. Up to eight steps are one chunk. More steps are several chunks, the last one partial,
+            with checkpoints.
+        strided: True if the dimensions of inputs are in another order than in memory.
+        rows: True if steps are so large that each program processes several rows.
         options: options of the program.
     """
 
@@ -63,7 +65,8 @@ class Golden:
     def _sources(self) -> Iterator[str]:
         yield from self._run(_infer, states=False)
         yield from self._run(_infer, state_seqs=True)
-        # The backward of outputs alone is compiled with the forward, the backward of all results in its first call.
+        # The backward for gradients of only the outputs is compiled with the forward. The backward for all results is
+        # compiled in its first call.
         yield from self._run(_train, residuals="recompute")
         yield from self._run(_train, residuals="save")
         yield from self._run(_train, residuals="recompute", state_seqs=True)
@@ -83,7 +86,7 @@ class Golden:
 
 
 def _functions(source: str) -> list[str]:
-    """Returns the imports and the functions of a source, without the line numbers of citations."""
+    """Returns the imports and functions of a source, without the line numbers in its references to user code."""
     plain = re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
     return [f"{part.rstrip()}\n\n\n" for part in re.split(r"^(?=@triton\.jit)", plain, flags=re.MULTILINE)]
 
@@ -99,7 +102,9 @@ def _train(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[T
 
 
 def _without_lines(source: str) -> str:
-    """Removes line numbers from citations of the step's code, because changes above the step move them."""
+    """Removes the line numbers from references to the code of the step, because edits above the step would change
+    them.
+    """
     return re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
 
 

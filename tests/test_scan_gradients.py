@@ -1,4 +1,5 @@
-"""Gradients of a core's computations with captured tensors: in place, in custom functions, frozen and trained.
+"""Gradients of a core that computes with captured tensors: in place, in custom functions, with frozen and trained
+tensors.
 
 Each compiled core is compared with the loop in values, dtypes and gradients. Cores that cannot be compiled are refused
 by name.
@@ -15,7 +16,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# `w0` has the shape of a row, `w1` of two rows, `w2` of the step; `x0` is the input, `v0` the state.
+# `w0` has the shape of one row, `w1` of two rows, and `w2` of the step. `x0` is the input, and `v0` the state.
 IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
@@ -89,7 +90,7 @@ def test_values_and_gradients_are_the_loops(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Cores whose loop fails with an error of autograd if a gradient is required.
+# Cores for which the loop fails with an autograd error if a gradient is required.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",
@@ -98,7 +99,7 @@ NO_GRADIENT = {
 }
 
 # `d0` is the value of the expression, computed before the call. The core captures `d0` and the tensors of the
-# expression, and each has a gradient.
+# expression. Each of them has a gradient.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
     "with tensors that autograd keeps": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
@@ -119,7 +120,7 @@ HISTORIES = {
 def test_refused_by_name(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert len(outcome.refused) + outcome.no_core == 1
-    # `out=` fails in the loop, too, with an error of torch.
+    # `out=` also fails in the loop, with an error of torch.
     if outcome.no_core == 0:
         assert "<core" in outcome.refused[0] or "gradient_cores.py" in outcome.refused[0]
 
@@ -186,8 +187,8 @@ def test_numbers_in_a_core(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Half of the random cores read a value that changes between the calls.
-# The last core replaces the memory of a tensor: the next tensor may get the old address.
+# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so the
+# next tensor may get the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
 def test_random_cores_and_calls(seed: int) -> None:
@@ -202,7 +203,7 @@ def test_random_cores_read_values_in_many_places() -> None:
     assert changed > 50
 
 
-# Steps with a state outside of the loss. The last step's derivative is infinite where the state is 0.
+# Steps with a state that the loss does not use. The derivative of the last step is infinite where the state is 0.
 ABSENT = {
     "a root": "return x0 + v0, torch.sqrt(v0.abs())",
     "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",

@@ -1,4 +1,6 @@
-"""Kernels of compiled scans, which flexsn-runtime provides; without it, a clear message names what is missing."""
+"""Kernels of compiled scans, which flexsn-runtime provides. If it is not installed, a message names the missing
+package.
+"""
 
 from __future__ import annotations
 

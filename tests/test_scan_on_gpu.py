@@ -1,4 +1,4 @@
-"""Properties that only a GPU shows: sizes beyond 2^31, and numbers of compilations."""
+"""Properties that only a GPU can show: sizes beyond 2^31, and numbers of compilations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def unseen() -> ScanProgram:
-    """Returns LIF with a unique constant, because a process compiles equal sources only once."""
+    """Returns a LIF program with a unique constant, because a process compiles equal sources only once."""
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -39,7 +39,7 @@ def unseen() -> ScanProgram:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """Yields a list that grows by one for each kernel that Triton compiles or reads from its disk cache."""
+    """Yields a list that gets one entry for each kernel that Triton compiles or reads from its disk cache."""
     import triton
 
     seen: list[object] = []
@@ -50,7 +50,8 @@ def compilations() -> Iterator[list[object]]:
 
 def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> None:
     program = unseen()
-    # Two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, long ones segments.
+    # A length has two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, and long
+    # sequences have kernels for segments.
     for steps, count in ((9, 2), (500, 2), (33, 2), (8, 4), (4, 6), (9, 6), (8, 6), (4, 6)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -60,9 +61,10 @@ def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> 
 def test_segments_of_time_have_kernels_of_their_own_for_every_t(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # without a warm-up from an earlier process
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # no warm-up from an earlier process is found
     program = unseen()
-    # The forward has a guess and a repair; the backward has maps, gradients that enter segments, and all gradients.
+    # The forward has kernels for guesses and for repairs. The backward has kernels for maps, for gradients that enter
+    # segments, and for all gradients.
     for steps, count in ((9, 2), (1024, 7), (1280, 7), (2049, 7), (9, 7)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -91,7 +93,7 @@ def test_the_backward_is_compiled_beside_the_forward(compilations: list[object])
     assert len(compilations) == 2
     spikes.sum().backward(retain_graph=True)
     assert len(compilations) == 2
-    (spikes.sum() + v.sum()).backward()  # with other incoming gradients
+    (spikes.sum() + v.sum()).backward()  # the incoming gradients differ
     assert len(compilations) == 3
 
 
@@ -112,7 +114,7 @@ def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Checks the last elements, whose indices exceed 32 bits; eager mode computes these elements alone."""
+    """Checks the last elements, whose indices exceed 32 bits. Eager mode computes only these elements."""
     steps, elements, tail = 5, 2**29 + 3, 1000
     program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
     x = torch.empty(steps, elements, device="cuda").uniform_(0.0, 3.0).requires_grad_()
@@ -129,7 +131,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
-    """Compares gradients with saved and with recomputed values, in every class of sizes."""
+    """Compares gradients with saved and with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         found = []
         for residuals in ("save", "recompute"):
@@ -142,7 +144,7 @@ def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
         for a, b in zip(found[0][0], found[1][0], strict=True):
             assert torch.equal(a, b)
         for a, b in zip(found[0][1], found[1][1], strict=True):
-            # Recomputed divisions may have errors of 2 ulp.
+            # Recomputed divisions may have errors of up to 2 ulp.
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
 
 
@@ -175,4 +177,4 @@ def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() 
             assert torch.equal(a, b)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(found[0], expected[0])  # otherwise, the option has no effect
+    assert not torch.equal(found[0], expected[0])  # otherwise, the option would have no effect

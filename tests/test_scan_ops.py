@@ -125,7 +125,9 @@ def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() ->
 
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
-    """Registers an op of another project: its implementation, its gradient, a row of facts, and a rule for Triton."""
+    """Registers an op of another project: its implementation, its gradient, an entry in the op table, and a rule for
+    Triton.
+    """
     from flexsn_codegen import TRITON
     from flexsn_graph.ir._ops import _FACTS
 
@@ -182,7 +184,8 @@ def test_an_op_from_outside_is_one_row_of_facts_and_one_for_the_target(triangle:
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # The gradient of a number is a sum over the elements, so `slope` has to be linear in the incoming gradient.
+        # The gradient of a single number is a sum over all elements, so `slope` has to be linear in the incoming
+        # gradient.
         found[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
     for ours, eagers in zip(found["triton"], found["torch"], strict=True):
         torch.testing.assert_close(ours, eagers)

@@ -1,4 +1,6 @@
-"""Scans whose segments of time run in parallel, against serial kernels: values to the bit, gradients to rounding."""
+"""Scans whose segments of time run in parallel, compared with serial kernels: values are bitwise equal, and gradients
+equal up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.segments._kernels import InSegments
 
-# Two blocks in the interpreter, the last one partial; segments of different lengths, and a partial chunk.
+# Two blocks in the interpreter, the last one partial. Segments have different lengths, and one chunk is partial.
 STEPS, STEP = 75, (3, 200)
 RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -29,7 +31,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest) -> TargetName:
-    """Returns the language of kernels on the CPU."""
+    """Returns the language of the kernels on the CPU."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     found: TargetName = request.param
     return found
@@ -44,7 +46,7 @@ def run(
     state_seqs: bool = False,
     residuals: str = "recompute",
 ) -> tuple[list[Tensor], list[Tensor | None], Specialization]:
-    """Returns results of a scan, their gradients, and its step."""
+    """Returns the results of a scan, their gradients, and the step of the scan."""
     program = PointwiseProgram(p.core, *p.counts, residuals=residuals, on_cpu=on_cpu)
     with using_segments(rule):
         step, arguments = prepare(program, (*p.inputs, *p.states))
@@ -64,7 +66,7 @@ def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns weights for spikes, and none for final states."""
+    """Returns weights for the spikes, and `None` for the final states."""
     return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
 
 
@@ -78,7 +80,7 @@ def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def in_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)  # a number without dimensions cannot be viewed as bytes
+    return tensor.reshape(-1).view(torch.uint8)  # a 0-d tensor cannot be viewed as bytes
 
 
 def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
@@ -149,7 +151,9 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
 def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
-    """Tests a warm-up of 4 steps, too short for all segments. For one core, a longer one is enough, for one, none."""
+    """Tests a warm-up of 4 steps, which is too short for all segments. One core needs a longer warm-up; for the other,
+    no warm-up is long enough.
+    """
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
     program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
@@ -164,7 +168,7 @@ def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language:
             (speculation,) = step.speculations.values()
             told.append((speculation.last, speculation.meets))
     first = told[0][0]
-    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
+    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks was repaired
     if core is forgetting:
         assert told[-1][1]
         assert told[-1][0].elements == 0
@@ -181,7 +185,7 @@ def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None
         return h, h
 
     x = torch.rand(STEPS, *STEP)
-    x[20:24] = -1.0  # forgets the earlier state, so the next segment's guess is right
+    x[20:24] = -1.0  # the core forgets the earlier state here, so the guess of the next segment is right
     x[STEPS // 2 - 8 :, 0, :7] = -1.0
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
     wanted, _, _ = run(p, None, on_cpu=language)
@@ -198,7 +202,9 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["cpp"])
 def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
-    """Tests one element that holds its state over a seam of 8 segments, for longer than the longest warm-up."""
+    """Tests an element that holds its state across one of the boundaries of 8 segments, for longer than the longest
+    warm-up.
+    """
     x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
     hold[22:46, 1, 7] = 1.0
     program = PointwiseProgram(holding, 2, 1, 1, on_cpu=language)
@@ -219,7 +225,7 @@ def test_a_few_repairs_are_left_to_each_call(language: TargetName) -> None:
 def test_short_sequences_are_in_segments_where_python_does_not_launch_them(
     language: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests CUDA graphs and first calls, which choose the warm-up: both have segments. Other calls are serial."""
+    """Tests CUDA graphs, and first calls, which choose the warm-up. Both run in segments. Other calls are serial."""
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
@@ -253,7 +259,7 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
         return h + x, h * 0.5
 
     x = torch.zeros(STEPS, *STEP)
-    x[60:64, 1] = 1.0  # elements of the first and of the second block
+    x[60:64, 1] = 1.0  # elements in the first and in the second block
     x.requires_grad_()
     p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
 
@@ -271,7 +277,7 @@ def test_derivatives_that_overflow(language: TargetName) -> None:
 
 
 class Clipped(torch.autograd.Function):
-    """The identity with a clipped gradient, which is not a linear function of the incoming gradient."""
+    """The identity with a clipped gradient. The clipped gradient is not a linear function of the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:
@@ -299,7 +305,7 @@ def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotates by 0.1, keeps 0.999 of the length, and adds 1 in each step."""
+    """Rotates the state by 0.1, multiplies its length by 0.999, and adds 1 in each step."""
     new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
     return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
 
@@ -339,7 +345,7 @@ def ending(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays after the end of its sequence, and has outputs there."""
+    """Decays after the end of its sequence, and has outputs even there."""
     h = 0.0625 * v + torch.where(left > 0, torch.sin(x), 0.0)
     return h, h
 
@@ -409,7 +415,8 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # Sequences that end within a segment, in its first chunk, at a seam, at their start, after the last whole chunk.
+    # Sequences that end within a segment, in its first chunk, at a boundary of segments, at their own start, or after
+    # the last whole chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
@@ -421,7 +428,9 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("keeps_states", [False, True])
 def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
-    """Checks that segments after an end are right for any guess, and that a reset makes trajectories meet."""
+    """Checks that segments after the end of a sequence are right for any guess, and that trajectories meet after a
+    reset.
+    """
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = TRANSFORMED[name]
     data[torch.arange(STEPS)[:, None] >= given.get("lengths", torch.tensor([STEPS] * 3))] = torch.nan
@@ -449,7 +458,7 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
 def test_no_segment_after_an_end_is_repaired(warm_up: int, language: TargetName) -> None:
-    """Tests guesses that begin after the end of a sequence: they are wrong, but have no effect."""
+    """Tests guesses for segments after the end of a sequence. The guesses are wrong, but have no effect."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
     results = []
@@ -484,7 +493,9 @@ def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
 )
 def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
-    """Tests 8192 elements: their input and output saturate an H100's memory in float32, but not in bfloat16."""
+    """Tests 8192 elements. Their input and output saturate the memory bandwidth of an H100 in float32, but not in
+    bfloat16.
+    """
     program = PointwiseProgram(forgetting, 1, 1, 1)
     for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
         x = torch.zeros((), dtype=dtype).expand(1024, elements)
@@ -494,7 +505,7 @@ def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int,
 
 def test_every_sequence_counts_among_the_bytes(interpreted: None) -> None:
     program = PointwiseProgram(adding, 2, 1, 1)
-    for elements, runs_in_segments in ((5461, True), (5462, False)):  # times 12 bytes
+    for elements, runs_in_segments in ((5461, True), (5462, False)):  # number of elements, each with 12 bytes
         x = torch.zeros(()).expand(1024, elements)
         with using_segments(ON_GPU):
             assert (choose_segments(*prepare(program, (x, x))) is not None) == runs_in_segments

@@ -1,4 +1,4 @@
-"""A scan and its gradient for a target that is defined outside of the package."""
+"""A scan and its gradient on a target that is defined outside of the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
-# Examples in docstrings do not match.
+# Examples in docstrings do not match this pattern.
 _TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
@@ -63,7 +63,7 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) ->
     assert trace.lifted == tuple(given.parameters)
     wanted = (True,) * (len(examples) + len(given.parameters))
     vjp = trace.vjp(trace.differentiable, wanted)
-    # A parameter is one number for the step, or one number per channel: `off // 1 % C * 1`.
+    # A parameter is a single number, or one number per channel: `off // 1 % C * 1`.
     layouts = tuple(0 if p.dim() == 0 else 1 for p in given.parameters)
     sizes = {"T": STEPS, "NCL": 15}
     for i in range(len(given.parameters)):

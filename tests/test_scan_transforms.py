@@ -31,11 +31,11 @@ from flexsn_runtime import (
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-STEPS, BATCH, FEATURES = 5, 7, 90  # a block of 512 elements in the interpreter, and a part
+STEPS, BATCH, FEATURES = 5, 7, 90  # one block of 512 elements in the interpreter, and a partial block
 
 
 class Leaky(nn.Module):
-    """A step function with a parameter per feature."""
+    """A step function with one parameter per feature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Leaky(nn.Module):
 
 
 def neurons() -> tuple[FlexSN, FlexSN]:
-    """Returns a neuron with kernels, and its twin with the loop."""
+    """Returns a neuron that runs kernels, and its twin that runs the loop."""
     core = Leaky()
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
@@ -118,7 +118,7 @@ def test_function_transforms_are_refused_and_the_way_out_works(
     transform: Callable[[FlexSN], tuple[Tensor, ...]],
 ) -> None:
     neuron = without_parameters()
-    for _ in range(2):  # the second call is already prepared
+    for _ in range(2):  # the second call finds a prepared launch
         with pytest.raises(TransformError, match=r"(?s)inside of .*torch.*backend='torch' there, or backend='hop'"):
             transform(neuron)
         neuron(data())
@@ -131,7 +131,7 @@ def test_function_transforms_are_refused_and_the_way_out_works(
 
 
 def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
-    """Tests transforms that wrap captured tensors, but no inputs."""
+    """Tests transforms that wrap captured tensors but no inputs."""
     compiled, _ = neurons()
     names = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
@@ -149,7 +149,7 @@ def run_stand_ins(run: Run) -> object:
         return run(mode.from_tensor(data()))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of pointers of stand-ins
+@pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize(
     ("name", "trace"),
     [
@@ -167,7 +167,7 @@ def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Calla
         assert isinstance(output, Tensor)
         return output
 
-    for _ in range(2):  # the second call is already prepared
+    for _ in range(2):  # the second call finds a prepared launch
         with pytest.raises(TransformError, match=f"inside of {name}"):
             trace(run)
         run(data())
@@ -176,7 +176,7 @@ def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Calla
 
 
 class Wrapped(Tensor):
-    """A tensor without memory that stands for another one, which it holds, as in distributed packages."""
+    """A tensor without memory that wraps another tensor, as tensors of distributed packages do."""
 
     held: Tensor
 
@@ -193,7 +193,7 @@ class Wrapped(Tensor):
         return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.held, args), **(kwargs or {}))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of pointers of stand-ins
+@pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize("stand_in", [Wrapped, FakeTensorMode().from_tensor])
 def test_tensors_without_memory_are_refused(stand_in: Callable[[Tensor], Tensor]) -> None:
     compiled, _ = neurons()
@@ -223,7 +223,7 @@ def test_checkpointing(reentrant: bool) -> None:
         parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
         for p in parameters:
             p.grad = None
-        # Reentrant checkpointing supports `backward`, but not `autograd.grad`.
+        # Reentrant checkpointing supports `backward` but not `autograd.grad`.
         result.square().sum().backward()
         return result, *(p.grad for p in parameters if p.grad is not None)
 
@@ -242,7 +242,9 @@ def test_checkpointing(reentrant: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
 def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
-    """Checks that a neuron after a layer in half precision also runs in half precision, with parameters in float32."""
+    """Checks that a neuron after a layer in half precision also runs in half precision, while its parameters are
+    float32.
+    """
     torch.manual_seed(0)
     linear = nn.Linear(FEATURES, FEATURES)
     neuron = make()
@@ -264,7 +266,7 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
     assert torch.equal(spikes, expected)
     for got, other in zip(gradients, wanted, strict=True):
         assert got.dtype == other.dtype == torch.float32
-        # The loop rounds each step's gradient of a parameter to half precision; the kernel rounds their sum alone.
+        # The loop rounds the gradient of a parameter to half precision in each step. The kernel rounds only their sum.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(got, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
@@ -302,7 +304,9 @@ def test_backward_after_the_module_died() -> None:
 
 
 def test_a_dead_module_leaves_nothing_behind() -> None:
-    """Checks that a module's kernels are freed, and also tensors that are saved for a backward that is never called."""
+    """Checks that the kernels of a deleted module are freed, and also the tensors saved for a backward that never
+    runs.
+    """
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)
@@ -325,7 +329,7 @@ def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Returns the handle of `Leaky`, for the operators."""
+    """Returns the handle of a `Leaky` core, which the operators take."""
     decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
     examples = (torch.zeros(BATCH, FEATURES),) * 2
     forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)

@@ -1,4 +1,4 @@
-"""Traces and kernels that instances, copies and programs share if their cores have equal code."""
+"""Traces and kernels are shared by instances, copies and programs whose cores have equal code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sequence(batch: int = 5) -> Tensor:
 
 
 def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns outputs, and the gradients of the input and of the parameters."""
+    """Returns the outputs, and the gradients of the input and of the parameters."""
     neuron.reset()
     x = x.clone().requires_grad_()
     out = neuron(x)
@@ -153,7 +153,7 @@ def test_the_first_instance_is_not_kept() -> None:
     check(second, sequence())
     gone = weakref.ref(first.recurrent.weight)
     del first
-    for _ in range(3):  # a finalizer may delay a cycle to the next collection
+    for _ in range(3):  # a finalizer may delay the release of a cycle until the next collection
         gc.collect()
     assert gone() is None
     check(second, sequence())

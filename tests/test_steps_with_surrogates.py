@@ -1,7 +1,8 @@
-"""Step functions of every kind with all surrogates in four dtypes: kernels against the eager loop and its autograd.
+"""Step functions of every kind, with all surrogates, in four dtypes: kernels are compared with the eager loop and its
+autograd.
 
-These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype.
-`python benchmarks/steps_by_surrogate.py` runs all combinations, and keeps a table.
+These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype. `python
+benchmarks/steps_by_surrogate.py` runs all combinations, and writes a table.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None)
     assert check(combination, compare(*combination, on_cpu="cpp"), "cpp") == ""
 
 
-# Every second combination, with each step function and each surrogate in two or three dtypes. The table has all.
+# Every second combination. Each step function and each surrogate occurs in two or three dtypes. The table has all
+# combinations.
 @pytest.mark.gpu
 @pytest.mark.parametrize("combination", covering()[::2], ids=label)
 def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:
@@ -58,7 +60,9 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
     dtype: torch.dtype, device: str, request: pytest.FixtureRequest
 ) -> None:
-    """Tests 0.3, which is not a bfloat16 number: eager mode compares with 0.30078125, which is not above itself."""
+    """Tests 0.3, which bfloat16 cannot represent. Eager mode compares with the rounded number 0.30078125, which is not
+    greater than itself.
+    """
     if device == "cpu":
         request.getfixturevalue("interpreted")
     x = torch.linspace(0.25, 0.35, 512, dtype=torch.float64).to(device, dtype)[None]
@@ -92,7 +96,7 @@ def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.Monkey
 
 
 def test_a_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a loop whose results are larger by an eps or two."""
+    """Tests a loop whose results are one or two eps larger."""
 
     def off(*arguments: Any) -> tuple[Tensor, ...]:
         results = eager_scan(*arguments)

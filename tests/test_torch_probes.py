@@ -1,4 +1,6 @@
-"""Private names of torch and Triton: missing ones are reported once, at import; modules without probes use none."""
+"""Private names of torch and Triton: a missing name is reported once, at import. Modules without probes use no private
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_priva
 
 
 def ended(code: str, *options: str) -> tuple[str, str]:
-    """Returns output and warnings of a process that runs `code`, without earlier imports."""
+    """Returns the output and the warnings of a new process that runs `code`."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *options, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -61,7 +63,7 @@ def test_the_copies_are_equal() -> None:
 
 
 def private_uses(source: str) -> list[str]:
-    """Returns names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
+    """Returns the names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -86,7 +88,8 @@ def test_a_private_use_is_found(source: str) -> None:
     assert private_uses(source) != []
 
 
-# The name to delete before the import (torch itself works without it), words of the warning, the outcome of a call.
+# Each case: a name that is deleted before the import (torch itself works without it), words of the warning, and the
+# outcome of a call.
 CALL = "LIF(backend='triton')(torch.ones(4, 3))"
 COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
 VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
@@ -122,7 +125,8 @@ except Exception as error:
     printed, warned = ended(code)
     library = module.partition(".")[0]
     said = re.findall(rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned)
-    said = [line for line in said if consequence in line]  # two places may need one name, each with a consequence
+    # two modules may need one name, each with its own consequence
+    said = [line for line in said if consequence in line]
     assert len(said) == 1, warned
     assert TESTED[library][-1] in said[0]
     assert printed.startswith(outcome), printed

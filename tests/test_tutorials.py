@@ -29,7 +29,7 @@ assert a == 1
 """
 
 
-# Each build of the site runs all of them.
+# Each build of the site runs all tutorials.
 @pytest.mark.long(all_but=["own_neuron"])
 @one_thread()
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

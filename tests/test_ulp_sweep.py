@@ -1,4 +1,6 @@
-"""`benchmarks/ulp_sweep.py`: it covers every rule, and finds wrong results; its kept numbers come from a GPU."""
+"""`benchmarks/ulp_sweep.py`: it covers every rule and finds wrong results, and its stored numbers were measured on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from flexsn_codegen import pointwise, supported_ops
 Function = Callable[..., Any]
 
 CPU = torch.device("cpu")
-# The rules at import, before other tests add their own.
+# The rules at import time, before other tests add rules.
 RULES = supported_ops()
 FOUND, UNCOVERED = ulp_cases.cases()
 
 
 def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
-    # test_random_numbers.py compares the bits of random numbers; test_codegen_random.py tests views as another dtype.
+    # test_random_numbers.py compares the bits of random numbers. test_codegen_random.py tests views as another dtype.
     elsewhere = ("flexsn_graph", "aten.view.dtype")
     assert all("polynomial" in op or op.startswith(elsewhere) for op in UNCOVERED), UNCOVERED
     alike: dict[tuple[torch.dtype, int], list[Function]] = {}
@@ -38,7 +40,7 @@ def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
     used = set()
     for (dtype, arity), functions in alike.items():
         arguments = [torch.empty(3, dtype=dtype, device="meta")] * arity
-        for begin in range(0, len(functions), 8):  # a trace of eight functions takes about as long as a trace of one
+        for begin in range(0, len(functions), 8):  # tracing eight functions at once takes about as long as tracing one
             step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
             used |= {str(node.target) for node in step.graph.nodes}
     # The remaining op leaves no trace in a graph of real numbers.

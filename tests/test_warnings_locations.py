@@ -1,4 +1,4 @@
-"""Warnings name the user's line: in eager mode, through modules, in threads, and in compiled code."""
+"""Warnings name the line of the user's code: in eager mode, through modules, in threads, and in compiled code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flexsn_graph.callers import warn
 from flexsn_nn import FlexSN
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files of warnings about the installation, at import.
+# Files that warn about the installation at import.
 OF_IMPORTS = {"versions.py", "_triton_private.py", "callers.py"}
 
 
 def files(call: Callable[[], object]) -> list[str]:
-    """Returns the files of this project's warnings in a call."""
+    """Returns the files to which the warnings of this project during a call point."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -83,7 +83,7 @@ def test_where_no_user_is_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
     for n in range(32):
         fused(torch.ones(3), float(n))
-    # The first frame of the thread is that of the kernel, so the warning names the line of the function.
+    # The first frame of the thread belongs to the kernel, so the warning names the line of the function.
     assert files(in_a_thread_of_its_own(fused)) == [__file__]
 
 
