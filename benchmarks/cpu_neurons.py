@@ -1,11 +1,12 @@
-"""Neurons on the CPU: kernels in C++ against a copy of equally many bytes, the loop, compiled chunks of it, and peers.
+"""Neurons on the CPU: kernels in C++, compared with a copy of the same number of bytes, the loop, compiled chunks of
+the loop, and other libraries.
 
     python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
 
-Inference reads the inputs and writes the outputs: the floor is a copy of equal size (two streams). A training step of a
-neuron has at least five streams: the input, the output, the input again, the output's gradient, the input's gradient.
-The target of a copy already exists, as in `copy_`. All compared runs alternate, round by round; a figure is the median
-of its rounds.
+Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
+training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
+output, and the gradient of the input. The target of a copy already exists, as for `copy_`. All compared runs alternate
+round by round, and a figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
 
 
 def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`; it trains if there is a weight."""
+    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`. If `weight` is given, the loop also
+    runs the backward.
+    """
 
     def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
@@ -139,7 +142,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
 
 def _version(name: str) -> str:
-    """Returns the version of a row's library."""
+    """Returns the version of the library in a row."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -151,7 +154,7 @@ def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
     """Returns the median milliseconds of each run. The runs alternate, for about `seconds` each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
-        run()  # compiles
+        run()  # compiles the function
     while any(sum(spent) < seconds and len(spent) < 200 for spent in times.values()):
         for name, run in runs.items():
             if len(times[name]) >= 3 and sum(times[name]) >= seconds:
@@ -176,7 +179,7 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         "loop trains": training(loop, x, weight),
     }
     if name == "LIF":
-        torch._dynamo.reset()  # each size is compiled separately
+        torch._dynamo.reset()  # compiles each size separately
         runs["chunks"] = chunks_compiled(loop, x, None)
         runs["chunks train"] = chunks_compiled(loop, x, weight)
     ms = medians(runs, seconds)

@@ -1,13 +1,13 @@
-"""The first training step from a cold cache, split into its parts, on a GPU; then other T and other sizes.
+"""Parts of the first training step with empty caches, on a GPU, followed by steps with another T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
 
 Each T is measured in a separate process with empty caches. `import` is the import of this project and Triton, after
-that of torch. `Dynamo` is the import of torch's compiler, which torch's first fake tensor causes, by default in the
-first step. The following columns split the first training step of LIF, in seconds: its trace, the source of the
-kernels, their compilation (the backward kernel is compiled at the same time as the forward kernel), and the rest:
-allocation, Triton's first launch, autograd. After it, the module is called with another T and with other sizes of the
-step; the table shows the number of kernels that each of these calls compiles.
+torch has been imported. `Dynamo` is the import of torch's compiler. torch's first fake tensor triggers it, by default
+in the first step. The following columns split the first training step of LIF, in seconds: its trace, the source code of
+the kernels, their compilation (forward and backward kernel are compiled at the same time), and the rest (allocation,
+Triton's first launch, autograd). Afterwards, the module is called with another T and with other step sizes. The table
+shows the number of kernels that each of these calls compiles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from measure import publish, synchronize, table, where
 
 LIMIT = 2.5
 NCL = 100_000
-LARGEST = 2**30  # elements of a sequence
+LARGEST = 2**30  # elements in a sequence
 HEADER = ["T", "import", "Dynamo", "trace", "write", "compile", "rest", "first step", "at most", "kernels"]
 
 
@@ -64,7 +64,7 @@ class Clock:
 
 
 def watch() -> Clock:
-    """Puts a clock around the public functions of each part, before other modules import them."""
+    """Measures the public functions of each part with a clock. This has to happen before other modules import them."""
     import triton.compiler
 
     import flexsn_codegen
@@ -84,7 +84,7 @@ def watch() -> Clock:
 
 
 def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
-    """Runs in a separate process: the first step at `steps`, then others."""
+    """Runs in a separate process: first a step at `steps`, and then the other calls."""
     torch.zeros(1, device=device)
     begun = time.perf_counter()
     clock = watch()

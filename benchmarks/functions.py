@@ -1,10 +1,10 @@
-"""Functions as users write them, in `pointwise`, against eager mode: results and gradients in three dtypes. A table.
+"""Table of functions as users write them, in `pointwise` and in eager mode: results and gradients in three dtypes.
 
     TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
 
-The functions come from `function_catalog.py`. The script runs on a GPU if there is one. It ends with status 1 if an
-answer is wrong, an error has no name, or fewer than 97 % of the functions work. `tests/test_functions.py` runs some of
-them.
+The functions come from `function_catalog.py`. The script runs on a GPU if there is one. Its exit status is 1 if a
+result is wrong, if an error does not name the refused function, or if fewer than 97 % of the functions work.
+`tests/test_functions.py` runs some of the functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -46,7 +46,8 @@ class Outcome:
     """Outcome of a function in a dtype.
 
     Attributes:
-        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``; ``"–"``: eager mode has none.
+        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``, or ``"–"`` if eager mode has no
+            result.
     """
 
     verdict: str
@@ -58,7 +59,7 @@ class Outcome:
 
 
 def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Returns tensors of a call: its results, or the arguments that it wrote to."""
+    """Returns the tensors to compare after a call: its results, or the arguments that it wrote to."""
     given = arguments(row, dtype, wide=wide)
     results = call(*given)
     written = [given[i] for i in row.writes]
@@ -66,7 +67,7 @@ def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool
 
 
 def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
-    """Returns the results of a call, and the gradients of a weighted sum of the differentiable ones."""
+    """Returns the results of a call, and the gradients of a weighted sum of its differentiable results."""
     given = arguments(row, dtype, wide=wide)
     asked = []
     for value, made in zip(given, row.arguments, strict=True):
@@ -82,7 +83,7 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Returns arguments of a call; each call of this function returns equal numbers."""
+    """Returns the arguments of a call. Each call of this function returns the same numbers."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -93,7 +94,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 
 
 def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) -> Outcome:
-    """Checks one function in one dtype: `compute` is `values` or `gradients`."""
+    """Checks one function in one dtype. `compute` is either `values` or `gradients`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -117,7 +118,9 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
-    """Describes an error; empty without one. An element may be as far from `exact`, eager float64, as `expected` is."""
+    """Describes an error; returns an empty text if there is none. An element may be as far from `exact`, which is eager
+    mode in float64, as `expected` is.
+    """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
     if not expected.is_floating_point() or expected.dtype not in TOLERANCE:

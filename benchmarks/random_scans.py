@@ -1,11 +1,11 @@
-"""Random steps of `flexsn_hop.scan`, called three times in each lowering, against a plain loop. A table.
+"""Table of random steps in `flexsn_hop.scan`: three calls in each lowering are compared with a plain loop.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs come from `tests/random_steps.py`, and run on the CPU. The script ends with status 1 if anything is
-different or fails. The outcome of each seed is immediately written to the journal, if one is named; a run that is
-started again continues with the missing seeds.
+The programs come from `tests/random_steps.py`, and run on the CPU. The exit status is 1 if anything is different or
+fails. With `--journal`, the outcome of each seed is immediately written to the journal, and a restarted run continues
+with the missing seeds.
 """
 
 from __future__ import annotations

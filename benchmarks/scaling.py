@@ -1,10 +1,10 @@
-"""Training on 1, 2, 4, … GPUs of one machine: images and sequences per second, data parallel and fully sharded.
+"""Training on 1, 2, 4, … GPUs of one machine: images or sequences per second, with data parallelism and full sharding.
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
 Each process has its own batch (weak scaling). A step is a forward, cross entropy of the mean over time, a backward, and
-SGD; its time is the median of `--repeat` steps of the slowest process. Efficiency is the throughput per GPU over that
-of one GPU in the same run. Each number of processes starts its own group.
+SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the throughput per GPU divided by
+the throughput of one GPU in the same run. A new process group is started for each number of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flexsn_nn.functional import reset_net
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network and its input on one process."""
+    """A network, and the input of one process."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -58,7 +58,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
-    """Returns the network on all processes."""
+    """Returns the network, distributed over all processes."""
     if strategy == "ddp":
         return DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     for layer in net.children():
@@ -100,7 +100,7 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
 
 
 def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
-    """Runs one of `count` processes: each measures every case, and the first one writes the results."""
+    """Runs one of `count` processes. Each process measures every case, and the first one writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
     if kind == "cuda":

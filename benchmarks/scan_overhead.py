@@ -2,13 +2,13 @@
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is wall time per call, over many calls and one synchronisation at the end: the shortest of several runs. The runs
-of all rows alternate. `issue` is the CPU's part of it, without waiting. `graph` is the time of a replay of the same
-call in a CUDA graph. `of 20` is the time of a call in a graph of 20 calls, like the layers of a network in one graph.
-`kernels` is the time of a call's kernels alone, from the profiler. A single replay takes at least as long as the CPU
-needs to launch a graph with any content. `one thread` rows run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`), which saves the switch to autograd's thread and back. The compiled
-launcher launches training steps, except in rows marked for Python.
+`call` is the wall time per call, over many calls with one synchronisation at the end, as the shortest of several runs.
+The runs of all rows alternate. `issue` is the CPU time of a call, without waiting for the GPU. `graph` is the time of
+replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, which is like the layers
+of a network in one graph. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
+least as long as the CPU needs to launch any graph. Rows with `one thread` run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`), which avoids switching to autograd's thread and back. The compiled
+launcher launches training steps, except in rows marked `by Python`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ Call = Callable[[], object]
 
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns wall time per call and the CPU's part of it, each the minimum of several runs."""
+    """Returns the wall time per call and the CPU time for issuing it, each as the minimum of several runs."""
     return in_turns([function], calls, device)[0]
 
 
 def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
-    """Returns times of several functions, whose runs alternate, so that slow periods of a host affect all of them."""
+    """Returns the times of several functions. Their runs alternate, so that slow periods of a host affect all of
+    them.
+    """
     best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
         for i, function in enumerate(functions):
@@ -72,7 +74,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
         with torch.no_grad():
             return torch.relu(x)
 
-    # A repeated call moves to the chosen launcher.
+    # After some calls, a repeated call moves to the chosen launcher.
     for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
         for call in begin * 3:
@@ -120,9 +122,9 @@ def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: in
 
 
 def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
-    """Returns the parts of the forward's Python time.
+    """Returns the parts of the Python time of the forward.
 
-    The profiler itself slows the call down, and does not cover autograd's thread.
+    The profiler itself slows down the call, and does not cover autograd's thread.
     """
     profile = cProfile.Profile()
     profile.enable()

@@ -1,11 +1,12 @@
-"""Neurons against the copy floor, in inference and training, called eagerly and under a CUDA graph, on a GPU.
+"""Neurons on a GPU compared with the copy floor, in inference and training, called eagerly and in a CUDA graph.
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor read or written once. `copy` moves the bytes of the streams that the work needs at
-least. For inference, these are inputs and outputs; for training, also the outputs' gradients, the inputs again, and
-their gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call,
-captured. Gradients of two runs have to agree to the last bit; otherwise, the script stops.
+A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy that moves as many bytes as
+the work has to move at least. Inference moves the inputs and the outputs. Training also moves the gradients of the
+outputs, the inputs again, and the gradients of the inputs. `call` is a whole call of the module, through autograd.
+`graph` is a replay of the same call, captured in a CUDA graph. The gradients of two runs have to agree to the last bit;
+otherwise, the script stops.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 
 def compile_one(case: Case) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache."""
+    """Compiles the kernels into Triton's cache. Runs in a separate process."""
     work = work_of(case, torch.device("cuda"))
     work.infer()
     work.train()
@@ -78,7 +79,7 @@ def graph_time(function: Callable[[], object], device: torch.device) -> tuple[fl
 
 
 def measure(case: Case, device: torch.device) -> tuple[list[list[str]], list[str]]:
-    """Returns rows of the table for inference and training, and the reason of a failed capture."""
+    """Returns the rows of the table for inference and training, and the reasons for failed captures."""
     model, shape, dtype = case
     work = work_of(case, device)
     elements = work.inputs[0].numel()

@@ -1,9 +1,9 @@
-"""Step functions of every kind with all surrogates in four dtypes, each against the eager loop: a table.
+"""Table of step functions of every kind, with all surrogates, in four dtypes, each compared with the eager loop.
 
     python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
 
-The script runs on the GPU, or without one in Triton's interpreter. tests/step_zoo.py defines the comparisons. `--quick`
-runs the part that the tests run. The script ends with status 1 if one of the combinations does not pass.
+The script runs on the GPU, or in Triton's interpreter if there is no GPU. tests/step_zoo.py defines the comparisons.
+`--quick` runs only the combinations that the tests run. The exit status is 1 if a combination does not pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    # This has to precede the import of triton.
+    # This variable must be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
@@ -42,7 +42,7 @@ from step_zoo import (  # noqa: E402
     label,
 )
 
-# An outcome, or the text of an error instead.
+# An outcome, or the text of an error.
 Result = Outcome | str
 
 
@@ -60,7 +60,7 @@ def measure(index: int) -> Result:
 
 def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
     end = time.monotonic() + limit
-    # The pool ends with `terminate`, so that a process that hangs does not block this one.
+    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this one.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (i,)) for i in indices]
         return [_result(p, end) for p in pending]
